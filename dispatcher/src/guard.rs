@@ -1,0 +1,369 @@
+//! Where we may send. Judged when a URL is saved and again when the socket is made: a name that pointed outside
+//! yesterday may point inside today.
+//! Invariant: an address is connected to only after `Guard::allows` said yes to that very address.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use postrider_proto::limits::URL_BYTES_MAX;
+use url::{Host, Url};
+
+/// The operator's word on networks and schemes. Tenants can't change it.
+#[derive(Debug, Clone, Default)]
+pub struct Guard {
+    pub allow_networks: Vec<IpNet>,
+    pub deny_networks: Vec<IpNet>,
+    /// `None` is the default list.
+    pub deny_ports: Option<Vec<u16>>,
+    pub allow_http: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("the URL is not valid: {0}")]
+    NotAUrl(String),
+    #[error("the URL is too long: at most {URL_BYTES_MAX} bytes")]
+    TooLong,
+    #[error("the scheme must be https{}", if *.http_too { " or http" } else { "" })]
+    Scheme { http_too: bool },
+    #[error("a URL with a user name or password is not taken: use a custom header")]
+    Userinfo,
+    #[error("a URL with a fragment (#…) is not taken: it is never sent")]
+    Fragment,
+    #[error("`{0}` is not a host name that can be called from here")]
+    HostName(String),
+    #[error("port {0} may not be used")]
+    Port(u16),
+    #[error("the address {0} is not on the public internet")]
+    Address(IpAddr),
+}
+
+impl Guard {
+    /// What is refused when an endpoint is saved. The name itself is resolved only when something is sent.
+    pub fn check_url(&self, text: &str) -> Result<Url, Refusal> {
+        if text.len() > URL_BYTES_MAX {
+            return Err(Refusal::TooLong);
+        }
+        // The parser drops tabs and line ends silently and trims spaces: what is stored must be what was read.
+        if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(Refusal::NotAUrl(
+                "it has white space or control characters".to_owned(),
+            ));
+        }
+        let url = Url::parse(text).map_err(|e| Refusal::NotAUrl(e.to_string()))?;
+        // The scheme first: for others the parser does not normalise the host.
+        match url.scheme() {
+            "https" => {}
+            "http" if self.allow_http => {}
+            _ => {
+                return Err(Refusal::Scheme {
+                    http_too: self.allow_http,
+                });
+            }
+        }
+        if !text
+            .to_ascii_lowercase()
+            .starts_with(&format!("{}://", url.scheme()))
+        {
+            return Err(Refusal::NotAUrl(
+                "write it out in full: https://host/path".to_owned(),
+            ));
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(Refusal::Userinfo);
+        }
+        if url.fragment().is_some() {
+            return Err(Refusal::Fragment);
+        }
+        let port = url.port_or_known_default().unwrap_or(0);
+        match url.host() {
+            None => return Err(Refusal::NotAUrl("it has no host".to_owned())),
+            Some(Host::Domain(name)) => {
+                if !is_public_name(name) {
+                    return Err(Refusal::HostName(name.to_owned()));
+                }
+                self.check_port(port, None)?;
+            }
+            Some(Host::Ipv4(ip)) => self.check(ip.into(), port)?,
+            Some(Host::Ipv6(ip)) => self.check(ip.into(), port)?,
+        }
+        Ok(url)
+    }
+
+    /// Both gates for an address that is about to be connected to.
+    pub fn check(&self, ip: IpAddr, port: u16) -> Result<(), Refusal> {
+        if !self.allows(ip) {
+            return Err(Refusal::Address(ip));
+        }
+        self.check_port(port, Some(ip))
+    }
+
+    pub fn allows(&self, ip: IpAddr) -> bool {
+        // `::ffff:10.0.0.1` reaches 10.0.0.1: judge what is reached.
+        let ip = ip.to_canonical();
+        if self.deny_networks.iter().any(|net| net.contains(&ip)) {
+            return false;
+        }
+        is_public(ip) || self.is_opened(ip)
+    }
+
+    fn is_opened(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        self.allow_networks.iter().any(|net| net.contains(&ip))
+    }
+
+    fn check_port(&self, port: u16, ip: Option<IpAddr>) -> Result<(), Refusal> {
+        if port != 0 && ip.is_some_and(|ip| self.is_opened(ip)) {
+            return Ok(());
+        }
+        let denied = match &self.deny_ports {
+            Some(ports) => ports.contains(&port),
+            None => DENIED_PORTS.contains(&port),
+        };
+        if port == 0 || denied {
+            Err(Refusal::Port(port))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// A name with a dot that the public DNS could know.
+fn is_public_name(name: &str) -> bool {
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let labels_fit = name.split('.').all(|label| {
+        !label.is_empty()
+            && label.len() <= 63
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    });
+    let last = name.rsplit('.').next().unwrap_or_default();
+    const PRIVATE: [&str; 8] = [
+        "localhost",
+        "local",
+        "internal",
+        "lan",
+        "home",
+        "corp",
+        "intranet",
+        "localdomain",
+    ];
+    labels_fit
+        && name.len() <= 253
+        && name.contains('.')
+        && !PRIVATE.contains(&last)
+        && !name.ends_with("home.arpa")
+}
+
+/// Whether an address lies on the public internet. The lists are IANA's special-purpose registries.
+pub fn is_public(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => is_public_v4(ip),
+        IpAddr::V6(ip) => is_public_v6(ip),
+    }
+}
+
+fn is_public_v4(ip: Ipv4Addr) -> bool {
+    let [a, b, c, _] = ip.octets();
+    let special = match a {
+        0 | 10 | 127 => true,
+        100 => (64..128).contains(&b),
+        // Azure's host agent answers on an address of a public range.
+        168 => ip == Ipv4Addr::new(168, 63, 129, 16),
+        169 => b == 254,
+        172 => (16..32).contains(&b),
+        192 => matches!(
+            (b, c),
+            (0, 0) | (0, 2) | (88, 99) | (168, _) | (31, 196) | (52, 193) | (175, 48)
+        ),
+        198 => matches!((b, c), (18 | 19, _) | (51, 100)),
+        203 => (b, c) == (0, 113),
+        224.. => true,
+        _ => false,
+    };
+    !special
+}
+
+fn is_public_v6(ip: Ipv6Addr) -> bool {
+    let s = ip.segments();
+    // NAT64 reaches the IPv4 address in its last 32 bits.
+    if s[..6] == [0x64, 0xff9b, 0, 0, 0, 0] {
+        let [.., a, b, c, d] = ip.octets();
+        return is_public_v4(Ipv4Addr::new(a, b, c, d));
+    }
+    // Only 2000::/3 is given out for the public internet; the rest of the list is cut out of it.
+    let global = (0x2000..0x4000).contains(&s[0]);
+    let special = matches!(
+        (s[0], s[1]),
+        (0x2001, 0x0000..=0x01ff)     // protocol assignments, Teredo, ORCHID, benchmarking
+            | (0x2001, 0x0db8)        // documentation
+            | (0x2002, _)             // 6to4 holds an IPv4 address
+            | (0x2620, 0x004f)        // AS112
+            | (0x3fff, 0x0000..=0x0fff) // documentation
+    );
+    global && !special
+}
+
+/// The Fetch standard's bad ports and the usual database ports.
+const DENIED_PORTS: &[u16] = &[
+    1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104,
+    109, 110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427, 465, 512, 513, 514, 515,
+    526, 530, 531, 532, 540, 548, 554, 556, 563, 587, 601, 636, 989, 990, 993, 995, 1433, 1521, 1719, 1720,
+    1723, 2049, 2379, 2380, 3306, 3659, 4045, 4190, 5060, 5061, 5432, 5984, 6000, 6379, 6432, 6566, 6665,
+    6666, 6667, 6668, 6669, 6679, 6697, 7000, 7001, 9042, 9200, 9300, 10080, 11211, 27017, 27018, 28017,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open() -> Guard {
+        Guard {
+            allow_http: true,
+            ..Guard::default()
+        }
+    }
+
+    #[test]
+    fn public_urls_are_taken() {
+        for good in [
+            "https://example.com/hook",
+            "http://example.com:8080/a?b=c",
+            "https://93.184.216.34/",
+            "https://[2606:2800:220:1:248:1893:25c8:1946]/",
+            "https://xn--bcher-kva.example.com/",
+        ] {
+            assert!(open().check_url(good).is_ok(), "{good}");
+        }
+    }
+
+    /// Rows A1 to A41 of the threat list, as they are refused when an endpoint is saved.
+    #[test]
+    fn addresses_that_are_not_public_are_refused_however_they_are_spelled() {
+        for bad in [
+            "http://127.0.0.1/",
+            "http://127.8.8.8:8080/",
+            "http://2130706433/",
+            "http://0x7f000001/",
+            "http://0177.0.0.1/",
+            "http://017700000001/",
+            "http://127.1/",
+            "http://0x7f.1/",
+            "http://127.0.0.1./",
+            "http://１２７.０.０.１/",
+            "http://①②⑦.⓪.⓪.①/",
+            "http://127。0。0。1/",
+            "http://%31%32%37.0.0.1/",
+            "http://0/",
+            "http://0.0.0.0/",
+            "http://[::ffff:0.0.0.0]/",
+            "https:127.0.0.1/",
+            "https:\\\\127.0.0.1\\",
+            "ht\ttp://127.0.\n0.1/",
+            "http://LOCALHOST/",
+            "http://ⓛocalhost/",
+            "http://loc\u{ad}alhost/",
+            "http://x.localhost/",
+            "http://x.internal./",
+            "http://[::1]/",
+            "http://[::]/",
+            "http://[[::1]]/",
+            "http://[fe80::1%25eth0]/",
+            "http://[::ffff:127.0.0.1]/",
+            "http://[::127.0.0.1]/",
+            "http://[::a9fe:a9fe]/",
+            "http://[::ffff:0:127.0.0.1]/",
+            "http://[64:ff9b::a9fe:a9fe]/",
+            "http://[64:ff9b:1::a9fe:a9fe]/",
+            "http://[2002:7f00:1::]/",
+            "http://[2001:0:4136:e378:8000:63bf:3fff:fdd2]/",
+            "http://[fec0::1]/",
+            "http://[fe80::1]/",
+            "http://[fd00:ec2::254]/",
+            "http://[ff02::1]/",
+            "http://[5f00::1]/",
+            "http://[100::1]/",
+            "http://10.0.0.1/",
+            "http://172.16.0.1/",
+            "http://192.168.0.1/",
+            "http://169.254.169.254/",
+            "http://169.254.43518/",
+            "http://169.254.170.2/",
+            "http://100.64.0.1/",
+            "http://100.100.100.200/",
+            "http://192.0.0.192/",
+            "http://198.18.0.1/",
+            "http://192.88.99.1/",
+            "http://203.0.113.1/",
+            "http://224.0.0.1/",
+            "http://240.0.0.1/",
+            "http://255.255.255.255/",
+            "http://168.63.129.16/",
+            "http://metadata.google.internal/",
+            "http://printer.local/",
+            "https://good.com@10.0.0.1/",
+            "https://u:p@example.com/",
+            "http://127.0.0.1\\@evil.com/",
+            "http://evil.com#@127.0.0.1/",
+            "file:///etc/passwd",
+            "ftp://example.com/",
+            "gopher://127.0.0.1/",
+            "data:text/plain,x",
+            "javascript:alert(1)",
+            "http+unix://x/",
+            "FTP://example.com/",
+            "http://example.com:22/",
+            "http://example.com:25/",
+            "http://example.com:5432/",
+            "http://example.com:6379/",
+            "http://example.com:0/",
+            "http://example.com:65536/",
+            "http://xn--example-.org/",
+            "http://./",
+            "http://a..b.com/",
+            "http://intranet/",
+            "",
+            "example.com",
+            " https://example.com/",
+        ] {
+            assert!(open().check_url(bad).is_err(), "{bad}");
+        }
+        assert!(
+            open()
+                .check_url(&format!("http://{}.com/", "a".repeat(64)))
+                .is_err()
+        );
+        assert_eq!(
+            open().check_url(&format!("http://example.com/{}", "a".repeat(100_000))),
+            Err(Refusal::TooLong)
+        );
+    }
+
+    #[test]
+    fn plain_http_needs_the_operators_word() {
+        let strict = Guard::default();
+        assert_eq!(
+            strict.check_url("http://example.com/"),
+            Err(Refusal::Scheme { http_too: false })
+        );
+        assert!(strict.check_url("https://example.com/").is_ok());
+    }
+
+    #[test]
+    fn opened_networks_are_allowed_with_any_port_and_denied_ones_never() {
+        let mut guard = open();
+        guard.allow_networks = vec!["127.0.0.0/8".parse().expect("a network")];
+        assert!(guard.check_url("http://127.0.0.1:5432/").is_ok());
+        assert!(guard.check_url("http://[::ffff:127.0.0.1]/").is_ok());
+        assert!(guard.check_url("http://10.0.0.1/").is_err());
+        guard.deny_networks = vec!["127.0.0.2/32".parse().expect("a network")];
+        assert!(guard.check_url("http://127.0.0.2/").is_err());
+        guard
+            .deny_networks
+            .push("93.184.216.0/24".parse().expect("a network"));
+        assert!(guard.check_url("https://93.184.216.34/").is_err());
+    }
+}

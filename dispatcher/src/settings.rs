@@ -1,0 +1,33 @@
+//! What a dispatcher is told at its start, read and checked by the root, never changed afterwards.
+
+use std::time::Duration;
+
+use crate::retry::{Jitter, Schedule};
+
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Wait before each attempt; endpoints may have their own.
+    pub schedule: Schedule,
+    pub jitter: Jitter,
+    /// One attempt, connect to last needed byte; endpoints may have their own.
+    pub timeout: Duration,
+    /// Bulkhead of an endpoint that has none of its own.
+    pub concurrency: u16,
+    /// Attempts on the wire in this process.
+    pub max_in_flight: usize,
+    /// What other dispatchers and the dashboard call this one.
+    pub name: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            schedule: Schedule::default(),
+            jitter: Jitter::default(),
+            timeout: Duration::from_secs(10),
+            concurrency: 16,
+            max_in_flight: 4096,
+            name: "dispatcher".to_owned(),
+        }
+    }
+}

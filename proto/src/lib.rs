@@ -1,0 +1,15 @@
+//! The words every part of Postrider shares: ids, states, outcomes, limits, signatures.
+//! Invariant: no I/O and no clock. What this crate says depends on its arguments alone.
+//!
+//! Receivers need only [`signature::verify`].
+
+pub mod ids;
+pub mod limits;
+pub mod outcome;
+pub mod routing;
+pub mod signature;
+pub mod state;
+
+pub use ids::{DeliveryId, EndpointId, Epoch, EventId, Shard, TenantId, TypeId};
+pub use outcome::{Answer, Outcome, OutcomeKind};
+pub use state::{DeadReason, DeliveryState, EndpointState, FinalState};

@@ -1,0 +1,22 @@
+//! The bounds that the outside meets. Each has one name, used by the code, the messages and the API document.
+
+pub const EVENT_DATA_BYTES_MAX: usize = 256 * 1024;
+pub const EVENT_ID_CHARS_MAX: usize = 128;
+pub const EVENT_TYPE_BYTES_MAX: usize = 128;
+pub const ORDERING_KEY_BYTES_MAX: usize = 255;
+pub const JSON_DEPTH_MAX: usize = 128;
+pub const BATCH_EVENTS_MAX: usize = 1_000;
+pub const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
+pub const ENDPOINTS_PER_TENANT_MAX: i64 = 500;
+pub const TYPES_PER_ENDPOINT_MAX: usize = 100;
+pub const CUSTOM_HEADERS_MAX: usize = 20;
+pub const CUSTOM_HEADER_BYTES_MAX: usize = 1024;
+pub const URL_BYTES_MAX: usize = 2048;
+pub const DESCRIPTION_BYTES_MAX: usize = 1024;
+pub const LIST_PAGE_MAX: i64 = 1_000;
+pub const LIST_PAGE_DEFAULT: i64 = 50;
+pub const ANSWER_READ_BYTES_MAX: usize = 64 * 1024;
+pub const ANSWER_KEPT_BYTES_MAX: usize = 4 * 1024;
+pub const RETRY_AFTER_SECONDS_MAX: u64 = 24 * 60 * 60;
+pub const SCHEDULE_STEPS_MAX: usize = 50;
+pub const SHARDS: i16 = 64;

@@ -1,0 +1,106 @@
+//! What came of one attempt. A receiver that refuses is data, never an error.
+
+use std::time::Duration;
+
+/// What an endpoint answered, cut to what is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Answer {
+    pub head: String,
+    pub body: Vec<u8>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// 2xx.
+    Accepted { status: u16, answer: Answer },
+    /// Any other status. Redirects are among them: they are never followed.
+    Refused {
+        status: u16,
+        retry_after: Option<Duration>,
+        answer: Answer,
+    },
+    /// No answer: the name, the connection, TLS or the protocol failed. The words are for people.
+    Unreachable { kind: OutcomeKind, error: String },
+    /// The address is not one we may call. Nothing was sent.
+    Forbidden { error: String },
+}
+
+/// The class of an outcome, as the database keeps it. The numbers never change their meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(i16)]
+pub enum OutcomeKind {
+    Accepted = 1,
+    Refused = 2,
+    NameNotFound = 3,
+    ConnectionFailed = 4,
+    TlsFailed = 5,
+    TimedOut = 6,
+    BrokenAnswer = 7,
+    Forbidden = 8,
+}
+
+impl OutcomeKind {
+    pub const ALL: [Self; 8] = [
+        Self::Accepted,
+        Self::Refused,
+        Self::NameNotFound,
+        Self::ConnectionFailed,
+        Self::TlsFailed,
+        Self::TimedOut,
+        Self::BrokenAnswer,
+        Self::Forbidden,
+    ];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Accepted => "accepted",
+            Self::Refused => "refused",
+            Self::NameNotFound => "name_not_found",
+            Self::ConnectionFailed => "connection_failed",
+            Self::TlsFailed => "tls_failed",
+            Self::TimedOut => "timed_out",
+            Self::BrokenAnswer => "broken_answer",
+            Self::Forbidden => "forbidden_address",
+        }
+    }
+
+    pub fn from_number(number: i16) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as i16 == number)
+    }
+}
+
+impl Outcome {
+    pub fn kind(&self) -> OutcomeKind {
+        match self {
+            Self::Accepted { .. } => OutcomeKind::Accepted,
+            Self::Refused { .. } => OutcomeKind::Refused,
+            Self::Unreachable { kind, .. } => *kind,
+            Self::Forbidden { .. } => OutcomeKind::Forbidden,
+        }
+    }
+
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Accepted { status, .. } | Self::Refused { status, .. } => Some(*status),
+            Self::Unreachable { .. } | Self::Forbidden { .. } => None,
+        }
+    }
+
+    pub fn answer(&self) -> Option<&Answer> {
+        match self {
+            Self::Accepted { answer, .. } | Self::Refused { answer, .. } => Some(answer),
+            Self::Unreachable { .. } | Self::Forbidden { .. } => None,
+        }
+    }
+
+    pub fn error(&self) -> Option<&str> {
+        match self {
+            Self::Accepted { .. } | Self::Refused { .. } => None,
+            Self::Unreachable { error, .. } | Self::Forbidden { error } => Some(error),
+        }
+    }
+
+    pub fn is_success(&self) -> bool {
+        matches!(self, Self::Accepted { .. })
+    }
+}
