@@ -23,11 +23,20 @@ impl Shown {
         keep: impl FnOnce() -> anyhow::Result<Kept>,
     ) -> anyhow::Result<Self> {
         if let Some(value) = set {
-            return Ok(Self { value: value.clone(), from: From::Variable(variable) });
+            return Ok(Self {
+                value: value.clone(),
+                from: From::Variable(variable),
+            });
         }
         let kept = keep()?;
         let path = kept.path.display().to_string();
-        Ok(Self { value: kept.value, from: From::File { path, fresh: kept.fresh } })
+        Ok(Self {
+            value: kept.value,
+            from: From::File {
+                path,
+                fresh: kept.fresh,
+            },
+        })
     }
 
     fn for_people(&self) -> String {
@@ -94,7 +103,10 @@ impl Banner {
                 r#"    -c "select postrider.emit(tenant => '{tenant}', type => '{event_type}', data => '{{\"object\":\"invoice\",\"id\":\"inv_3\",\"amount\":7}}')""#
             )?;
         }
-        writeln!(out, "\nCtrl-C stops it. The next start finds everything as it was.")
+        writeln!(
+            out,
+            "\nCtrl-C stops it. The next start finds everything as it was."
+        )
     }
 }
 
@@ -113,7 +125,11 @@ mod tests {
 
     #[test]
     fn a_path_is_one_word_for_the_shell() {
-        for (path, word) in [("/a/b-c_d.e", "/a/b-c_d.e"), ("/a b", "'/a b'"), ("/it's", r"'/it'\''s'")] {
+        for (path, word) in [
+            ("/a/b-c_d.e", "/a/b-c_d.e"),
+            ("/a b", "'/a b'"),
+            ("/it's", r"'/it'\''s'"),
+        ] {
             assert_eq!(quote(path), word);
         }
     }

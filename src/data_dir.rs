@@ -27,9 +27,14 @@ pub(crate) struct Kept {
 impl DataDir {
     pub(crate) fn open(folder: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("{} can't be made", folder.display()))?;
-        let folder = fs::canonicalize(folder).with_context(|| format!("{} can't be opened", folder.display()))?;
+        let folder =
+            fs::canonicalize(folder).with_context(|| format!("{} can't be opened", folder.display()))?;
         // Root's server runs under another account, which must be able to come through, but not to look around.
-        let mode = if rustix::process::geteuid().is_root() { 0o711 } else { 0o700 };
+        let mode = if rustix::process::geteuid().is_root() {
+            0o711
+        } else {
+            0o700
+        };
         fs::set_permissions(&folder, Permissions::from_mode(mode))
             .with_context(|| format!("{} belongs to somebody else", folder.display()))?;
         let lock = OpenOptions::new()
@@ -59,11 +64,19 @@ impl DataDir {
     pub(crate) fn keep(&self, name: &str, make: impl FnOnce() -> String) -> anyhow::Result<Kept> {
         let path = self.folder.join(name);
         if let Some(value) = self.read(name)? {
-            return Ok(Kept { value, path, fresh: false });
+            return Ok(Kept {
+                value,
+                path,
+                fresh: false,
+            });
         }
         let value = make();
         self.write(name, &value)?;
-        Ok(Kept { value, path, fresh: true })
+        Ok(Kept {
+            value,
+            path,
+            fresh: true,
+        })
     }
 
     pub(crate) fn read(&self, name: &str) -> anyhow::Result<Option<String>> {

@@ -66,13 +66,22 @@ pub(crate) async fn start(
     stop: &CancellationToken,
 ) -> anyhow::Result<Receiver> {
     let secret = data_dir.keep("demo-secret", || {
-        Secret::from_random(&rand::random::<[u8; 32]>()).reveal().to_owned()
+        Secret::from_random(&rand::random::<[u8; 32]>())
+            .reveal()
+            .to_owned()
     })?;
     let listener = TcpListener::bind("127.0.0.1:0")
         .await
         .context("the demo's receiver can't listen on loopback")?;
-    let receiver = Receiver { secret: Secret::new(&secret.value), listener };
-    let api = Api { client: client()?, url: format!("{api_url}/v1"), key: api_key.to_owned() };
+    let receiver = Receiver {
+        secret: Secret::new(&secret.value),
+        listener,
+    };
+    let api = Api {
+        client: client()?,
+        url: format!("{api_url}/v1"),
+        key: api_key.to_owned(),
+    };
     let prepare = async {
         if data_dir.read(MADE)?.is_none() {
             api.make(&receiver).await?;
@@ -96,7 +105,10 @@ pub(crate) async fn start(
 
 impl Receiver {
     fn url(&self, path: &str) -> anyhow::Result<String> {
-        Ok(format!("{}{path}", connect::local_url(self.listener.local_addr()?)))
+        Ok(format!(
+            "{}{path}",
+            connect::local_url(self.listener.local_addr()?)
+        ))
     }
 
     pub(crate) async fn serve(self, stop: CancellationToken) -> anyhow::Result<()> {
@@ -111,7 +123,12 @@ impl Receiver {
 
 /// What every receiver should do: check the signature over the raw bytes before believing anything.
 async fn receive(State(secret): State<Arc<Secret>>, headers: HeaderMap, body: Bytes) -> StatusCode {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let text = |name: &str| {
+        headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+    };
     let secrets = std::slice::from_ref(secret.as_ref());
     match verify(text("webhook-signature"), &body, secrets, Utc::now().timestamp()) {
         Ok(()) => {
@@ -119,7 +136,10 @@ async fn receive(State(secret): State<Arc<Secret>>, headers: HeaderMap, body: By
             StatusCode::NO_CONTENT
         }
         Err(error) => {
-            tracing::warn!(event = text("webhook-id"), "the demo's receiver refused an event: {error}");
+            tracing::warn!(
+                event = text("webhook-id"),
+                "the demo's receiver refused an event: {error}"
+            );
             StatusCode::UNAUTHORIZED
         }
     }
@@ -134,7 +154,12 @@ struct Api {
 impl Api {
     /// Each step may have been made by a start that was killed: all of them can be done again.
     async fn make(&self, receiver: &Receiver) -> anyhow::Result<()> {
-        self.call(Method::PUT, &format!("/tenants/{TENANT}"), Some(json!({ "name": "Demo" }))).await?;
+        self.call(
+            Method::PUT,
+            &format!("/tenants/{TENANT}"),
+            Some(json!({ "name": "Demo" })),
+        )
+        .await?;
         let schema = json!({
             "type": "object",
             "required": ["object", "id", "amount"],
@@ -144,14 +169,21 @@ impl Api {
                 "amount": { "type": "integer", "description": "in cents" },
             },
         });
-        for (name, description) in [(PAID, "An invoice was paid."), (OVERDUE, "An invoice is overdue.")] {
+        for (name, description) in [
+            (PAID, "An invoice was paid."),
+            (OVERDUE, "An invoice is overdue."),
+        ] {
             let body = json!({ "description": description, "schemas": { (VERSION): schema } });
-            self.call(Method::PUT, &format!("/event-types/{name}"), Some(body)).await?;
+            self.call(Method::PUT, &format!("/event-types/{name}"), Some(body))
+                .await?;
         }
         self.point_to(receiver).await?;
         let present = self.endpoints().await?;
         for (description, event_type, path) in [(GOOD, PAID, "/ok"), (BROKEN, OVERDUE, "/broken")] {
-            if present.iter().any(|endpoint| endpoint["description"] == description) {
+            if present
+                .iter()
+                .any(|endpoint| endpoint["description"] == description)
+            {
                 continue;
             }
             let body = json!({
@@ -162,12 +194,14 @@ impl Api {
                 "retry_schedule": "0s,1s",
                 "secret": receiver.secret.reveal(),
             });
-            self.call(Method::POST, &format!("/tenants/{TENANT}/endpoints"), Some(body)).await?;
+            self.call(Method::POST, &format!("/tenants/{TENANT}/endpoints"), Some(body))
+                .await?;
         }
         for (id, event_type) in [("demo_paid_1", PAID), ("demo_overdue_1", OVERDUE)] {
             let data = json!({ "object": "invoice", "id": "inv_1", "amount": 4200 });
             let body = json!({ "id": id, "type": event_type, "data": data });
-            self.call(Method::POST, &format!("/tenants/{TENANT}/events"), Some(body)).await?;
+            self.call(Method::POST, &format!("/tenants/{TENANT}/events"), Some(body))
+                .await?;
         }
         Ok(())
     }
@@ -182,18 +216,28 @@ impl Api {
             };
             let id = endpoint["id"].as_str().context("an endpoint without an id")?;
             let body = json!({ "url": receiver.url(path)? });
-            self.call(Method::PATCH, &format!("/tenants/{TENANT}/endpoints/{id}"), Some(body)).await?;
+            self.call(
+                Method::PATCH,
+                &format!("/tenants/{TENANT}/endpoints/{id}"),
+                Some(body),
+            )
+            .await?;
         }
         Ok(())
     }
 
     async fn endpoints(&self) -> anyhow::Result<Vec<Value>> {
-        let list = self.call(Method::GET, &format!("/tenants/{TENANT}/endpoints"), None).await?;
+        let list = self
+            .call(Method::GET, &format!("/tenants/{TENANT}/endpoints"), None)
+            .await?;
         Ok(list["data"].as_array().cloned().unwrap_or_default())
     }
 
     async fn call(&self, method: Method, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
-        let mut request = self.client.request(method.clone(), format!("{}{path}", self.url)).bearer_auth(&self.key);
+        let mut request = self
+            .client
+            .request(method.clone(), format!("{}{path}", self.url))
+            .bearer_auth(&self.key);
         if let Some(body) = &body {
             request = request.json(body);
         }
@@ -209,6 +253,9 @@ impl Api {
 
 /// Never through a proxy: the API is in this very process.
 fn client() -> anyhow::Result<reqwest::Client> {
-    let client = reqwest::Client::builder().no_proxy().timeout(CALL_TIMEOUT).build();
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .timeout(CALL_TIMEOUT)
+        .build();
     client.context("the HTTP client could not be made")
 }

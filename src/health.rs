@@ -10,7 +10,11 @@ use tokio_util::sync::CancellationToken;
 /// Probes usually give up after a second or two.
 const DATABASE_WAIT: Duration = Duration::from_secs(1);
 
-pub(crate) async fn serve(listener: TcpListener, pool: PgPool, stop: CancellationToken) -> std::io::Result<()> {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    pool: PgPool,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
     let routes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))

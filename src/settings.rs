@@ -134,12 +134,18 @@ impl Settings {
         environment.refuse_what_is_not_yet_there()?;
         let database = read_database(environment)?;
         let admin_api_key = environment.secret("POSTRIDER_ADMIN_API_KEY")?;
-        if admin_api_key.as_ref().is_some_and(|key| key.len() < ADMIN_KEY_CHARS_MIN) {
+        if admin_api_key
+            .as_ref()
+            .is_some_and(|key| key.len() < ADMIN_KEY_CHARS_MIN)
+        {
             let reason = format!("an API key has at least {ADMIN_KEY_CHARS_MIN} characters");
             return Err(SettingError::unusable("POSTRIDER_ADMIN_API_KEY", reason));
         }
         let admin_password = environment.secret("POSTRIDER_ADMIN_PASSWORD")?;
-        if admin_password.as_ref().is_some_and(|word| word.chars().count() < PASSWORD_CHARS_MIN) {
+        if admin_password
+            .as_ref()
+            .is_some_and(|word| word.chars().count() < PASSWORD_CHARS_MIN)
+        {
             let reason = format!("a password has at least {PASSWORD_CHARS_MIN} characters");
             return Err(SettingError::unusable("POSTRIDER_ADMIN_PASSWORD", reason));
         }
@@ -149,13 +155,20 @@ impl Settings {
             .transpose()?;
         let defaults = postrider_dispatcher::Settings::default();
         let dispatcher = postrider_dispatcher::Settings {
-            schedule: parse("POSTRIDER_RETRY_SCHEDULE", &flags.retry_schedule, Schedule::from_str)?
-                .unwrap_or(defaults.schedule),
-            jitter: parse("POSTRIDER_RETRY_JITTER", &flags.retry_jitter, parse_jitter)?.unwrap_or(defaults.jitter),
+            schedule: parse(
+                "POSTRIDER_RETRY_SCHEDULE",
+                &flags.retry_schedule,
+                Schedule::from_str,
+            )?
+            .unwrap_or(defaults.schedule),
+            jitter: parse("POSTRIDER_RETRY_JITTER", &flags.retry_jitter, parse_jitter)?
+                .unwrap_or(defaults.jitter),
             timeout: parse("POSTRIDER_TIMEOUT", &flags.timeout, parse_timeout)?.unwrap_or(defaults.timeout),
-            concurrency: parse("POSTRIDER_ENDPOINT_CONCURRENCY", &flags.endpoint_concurrency, |text| {
-                number_between(text, 1, 1024)
-            })?
+            concurrency: parse(
+                "POSTRIDER_ENDPOINT_CONCURRENCY",
+                &flags.endpoint_concurrency,
+                |text| number_between(text, 1, 1024),
+            )?
             .unwrap_or(defaults.concurrency),
             max_in_flight: parse("POSTRIDER_MAX_IN_FLIGHT", &flags.max_in_flight, |text| {
                 number_between(text, 1, 1_000_000)
@@ -176,10 +189,12 @@ impl Settings {
             dispatcher,
             allow_networks: parse("POSTRIDER_ALLOW_NETWORKS", &flags.allow_networks, parse_networks)?,
             allow_http: parse("POSTRIDER_ALLOW_HTTP", &flags.allow_http, parse_bool)?,
-            deny_networks: parse("POSTRIDER_DENY_NETWORKS", &flags.deny_networks, parse_networks)?.unwrap_or_default(),
+            deny_networks: parse("POSTRIDER_DENY_NETWORKS", &flags.deny_networks, parse_networks)?
+                .unwrap_or_default(),
             deny_ports: parse("POSTRIDER_DENY_PORTS", &flags.deny_ports, parse_ports)?,
             log: Log {
-                filter: parse("POSTRIDER_LOG", &flags.log, parse_filter)?.unwrap_or_else(|| "info".to_owned()),
+                filter: parse("POSTRIDER_LOG", &flags.log, parse_filter)?
+                    .unwrap_or_else(|| "info,sqlx::postgres::notice=warn".to_owned()),
                 json: parse("POSTRIDER_LOG_FORMAT", &flags.log_format, parse_format)?.unwrap_or(false),
             },
             unknown: environment.unknown(),
@@ -209,12 +224,16 @@ impl Settings {
 
     /// For the commands that have no embedded database.
     pub fn require_database(&self) -> Result<&Database, SettingError> {
-        self.database.as_ref().ok_or(SettingError::Missing("POSTRIDER_DATABASE_URL"))
+        self.database
+            .as_ref()
+            .ok_or(SettingError::Missing("POSTRIDER_DATABASE_URL"))
     }
 
     /// For the commands that make no master key of their own.
     pub fn require_vault(&self) -> Result<Vault, SettingError> {
-        self.vault.clone().ok_or(SettingError::Missing("POSTRIDER_MASTER_KEY"))
+        self.vault
+            .clone()
+            .ok_or(SettingError::Missing("POSTRIDER_MASTER_KEY"))
     }
 }
 
@@ -225,7 +244,9 @@ fn read_database(environment: &Environment) -> Result<Option<Database>, SettingE
         let reason = "it is not a URL like postgresql://user:password@host:5432/database";
         url.map(|url| {
             let right_scheme = url.starts_with("postgres://") || url.starts_with("postgresql://");
-            let parsed = right_scheme.then(|| PgConnectOptions::from_str(&url).ok()).flatten();
+            let parsed = right_scheme
+                .then(|| PgConnectOptions::from_str(&url).ok())
+                .flatten();
             parsed.ok_or_else(|| SettingError::unusable(name, reason))
         })
         .transpose()
@@ -254,7 +275,9 @@ fn parse<T, E: ToString>(
     value: &Option<String>,
     read: impl Fn(&str) -> Result<T, E>,
 ) -> Result<Option<T>, SettingError> {
-    set(value).map(|text| read(text).map_err(|e| SettingError::unusable(name, e))).transpose()
+    set(value)
+        .map(|text| read(text).map_err(|e| SettingError::unusable(name, e)))
+        .transpose()
 }
 
 fn parse_address(text: &str) -> Result<SocketAddr, String> {
@@ -263,12 +286,16 @@ fn parse_address(text: &str) -> Result<SocketAddr, String> {
 }
 
 fn parse_public_url(text: &str) -> Result<String, String> {
-    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let host = text
+        .strip_prefix("https://")
+        .or_else(|| text.strip_prefix("http://"));
     match host {
         Some(host) if !host.is_empty() && !text.contains([' ', '?', '#']) => {
             Ok(text.trim_end_matches('/').to_owned())
         }
-        _ => Err(format!("`{text}` is not a base URL like https://hooks.example.com")),
+        _ => Err(format!(
+            "`{text}` is not a base URL like https://hooks.example.com"
+        )),
     }
 }
 
@@ -286,7 +313,11 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
     }
 }
 
-fn number_between<N: FromStr + PartialOrd + std::fmt::Display>(text: &str, least: N, most: N) -> Result<N, String> {
+fn number_between<N: FromStr + PartialOrd + std::fmt::Display>(
+    text: &str,
+    least: N,
+    most: N,
+) -> Result<N, String> {
     match text.parse::<N>() {
         Ok(number) if number >= least && number <= most => Ok(number),
         _ => Err(format!("`{text}` is not a whole number from {least} to {most}")),
@@ -303,7 +334,9 @@ fn parse_networks(text: &str) -> Result<Vec<IpNet>, String> {
 }
 
 fn parse_ports(text: &str) -> Result<Vec<u16>, String> {
-    text.split(',').map(|part| number_between(part.trim(), 1, u16::MAX)).collect()
+    text.split(',')
+        .map(|part| number_between(part.trim(), 1, u16::MAX))
+        .collect()
 }
 
 fn parse_bool(text: &str) -> Result<bool, String> {
@@ -317,7 +350,9 @@ fn parse_bool(text: &str) -> Result<bool, String> {
 fn parse_filter(text: &str) -> Result<String, String> {
     match EnvFilter::try_new(text) {
         Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(format!("`{text}` is not a filter like info or postrider=debug: {error}")),
+        Err(error) => Err(format!(
+            "`{text}` is not a filter like info or postrider=debug: {error}"
+        )),
     }
 }
 

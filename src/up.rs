@@ -27,8 +27,19 @@ pub(crate) async fn up(settings: Settings, stop: CancellationToken) -> anyhow::R
         return run(settings, data_dir, database, None, listener, stop).await;
     }
     let cluster = start_embedded(&data_dir).await?;
-    let database = Database { pooled: cluster.options(), direct: cluster.options() };
-    let ended = run(settings, data_dir, database, Some(cluster.clone()), listener, stop).await;
+    let database = Database {
+        pooled: cluster.options(),
+        direct: cluster.options(),
+    };
+    let ended = run(
+        settings,
+        data_dir,
+        database,
+        Some(cluster.clone()),
+        listener,
+        stop,
+    )
+    .await;
     let stopped = spawn_blocking(move || cluster.stop()).await?;
     ended.and(stopped.context("the embedded database could not be stopped"))
 }
@@ -36,7 +47,8 @@ pub(crate) async fn up(settings: Settings, stop: CancellationToken) -> anyhow::R
 async fn start_embedded(data_dir: &DataDir) -> anyhow::Result<Cluster> {
     let folder = data_dir.path().to_owned();
     tracing::info!(data_dir = %folder.display(), "starting the embedded database");
-    let cluster = spawn_blocking(move || Home::below(&folder).and_then(|home| Cluster::start(home, ""))).await??;
+    let cluster =
+        spawn_blocking(move || Home::below(&folder).and_then(|home| Cluster::start(home, ""))).await??;
     let made = async {
         cluster.make_database().await?;
         data_dir.write("database-url", &cluster.url())
@@ -65,16 +77,12 @@ async fn run(
             Vault::parse(&key.value).with_context(|| format!("{} can't be used", key.path.display()))?
         }
     };
-    let api_key = Shown::set_or_kept(
-        &settings.admin_api_key,
-        "POSTRIDER_ADMIN_API_KEY",
-        || data_dir.keep("admin-api-key", admin::new_api_key),
-    )?;
-    let password = Shown::set_or_kept(
-        &settings.admin_password,
-        "POSTRIDER_ADMIN_PASSWORD",
-        || data_dir.keep("admin-password", admin::new_password),
-    )?;
+    let api_key = Shown::set_or_kept(&settings.admin_api_key, "POSTRIDER_ADMIN_API_KEY", || {
+        data_dir.keep("admin-api-key", admin::new_api_key)
+    })?;
+    let password = Shown::set_or_kept(&settings.admin_password, "POSTRIDER_ADMIN_PASSWORD", || {
+        data_dir.keep("admin-password", admin::new_password)
+    })?;
 
     let sending_pool = connect::pool(&database.direct, "dispatcher").await?;
     roles::bring_up_to_date(&sending_pool).await?;
@@ -83,7 +91,9 @@ async fn run(
 
     let mut parts = Parts::new(stop);
     if let Some(listener) = roles::listen_for_health(&settings).await? {
-        parts.add("health", |stop| health::serve(listener, serving_pool.clone(), stop));
+        parts.add("health", |stop| {
+            health::serve(listener, serving_pool.clone(), stop)
+        });
     }
     let wake = Wake::default();
     let dispatcher = Dispatcher {
@@ -110,7 +120,13 @@ async fn run(
     roles::announce(&listener, "api")?;
     parts.add("dashboard", |stop| dashboard::serve(listener, app, stop));
 
-    let banner = Banner { public_url, api_url: api_url.clone(), api_key, password, cluster };
+    let banner = Banner {
+        public_url,
+        api_url: api_url.clone(),
+        api_key,
+        password,
+        cluster,
+    };
     parts.add("demo", |stop| async move {
         demo::wait_for_api(&api_url, &stop).await?;
         let demo = match &banner.cluster {

@@ -37,7 +37,8 @@ impl Account {
     }
 
     pub(super) fn uid(self) -> u32 {
-        self.0.map_or_else(|| rustix::process::geteuid().as_raw(), |ids| ids.uid)
+        self.0
+            .map_or_else(|| rustix::process::geteuid().as_raw(), |ids| ids.uid)
     }
 
     /// The command runs as this account, without our PG… variables and out of reach of the terminal's Ctrl-C.
@@ -48,7 +49,11 @@ impl Account {
                 command.env_remove(name);
             }
         }
-        command.current_dir(folder).env("LC_ALL", "C").process_group(0).stdin(Stdio::null());
+        command
+            .current_dir(folder)
+            .env("LC_ALL", "C")
+            .process_group(0)
+            .stdin(Stdio::null());
         if let Some(ids) = self.0 {
             command.uid(ids.uid).gid(ids.gid);
         }
@@ -60,7 +65,8 @@ impl Account {
         use std::os::unix::fs::MetadataExt;
         match fs::create_dir(folder) {
             Ok(()) => {
-                fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).map_err(EmbeddedError::at(folder))?;
+                fs::set_permissions(folder, fs::Permissions::from_mode(0o700))
+                    .map_err(EmbeddedError::at(folder))?;
                 if let Some(ids) = self.0 {
                     std::os::unix::fs::chown(folder, Some(ids.uid), Some(ids.gid))
                         .map_err(EmbeddedError::at(folder))?;
@@ -71,7 +77,11 @@ impl Account {
                 // Not followed through a link: in a shared temporary folder anybody can lay one.
                 let found = fs::symlink_metadata(folder).map_err(EmbeddedError::at(folder))?;
                 let private = found.is_dir() && found.uid() == self.uid() && found.mode() & 0o077 == 0;
-                if private { Ok(()) } else { Err(EmbeddedError::Foreign(folder.to_owned())) }
+                if private {
+                    Ok(())
+                } else {
+                    Err(EmbeddedError::Foreign(folder.to_owned()))
+                }
             }
             Err(error) => Err(EmbeddedError::at(folder)(error)),
         }
@@ -91,9 +101,14 @@ impl Account {
 }
 
 fn find(passwd: &str, login: &str) -> Option<Ids> {
-    let line = passwd.lines().find(|line| line.split(':').next() == Some(login))?;
+    let line = passwd
+        .lines()
+        .find(|line| line.split(':').next() == Some(login))?;
     let fields: Vec<&str> = line.split(':').collect();
-    let ids = Ids { uid: fields.get(2)?.parse().ok()?, gid: fields.get(3)?.parse().ok()? };
+    let ids = Ids {
+        uid: fields.get(2)?.parse().ok()?,
+        gid: fields.get(3)?.parse().ok()?,
+    };
     (ids.uid != 0).then_some(ids)
 }
 

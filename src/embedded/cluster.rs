@@ -71,7 +71,11 @@ impl Home {
             std::env::temp_dir().join(format!("postrider-{}", short_name(&folder)))
         };
         account.private_folder(&sockets)?;
-        Ok(Self { folder, sockets, account })
+        Ok(Self {
+            folder,
+            sockets,
+            account,
+        })
     }
 
     fn data(&self) -> PathBuf {
@@ -107,7 +111,10 @@ impl Cluster {
         }
         cluster.configure(extra)?;
         let wait = WAIT_SECONDS.to_string();
-        let started = cluster.pg_ctl(&["start", "-w", "-s", "-t", &wait, "-l"], Some(&cluster.home.log()));
+        let started = cluster.pg_ctl(
+            &["start", "-w", "-s", "-t", &wait, "-l"],
+            Some(&cluster.home.log()),
+        );
         if let Err(EmbeddedError::Program { program, told }) = started {
             let told = format!("{told}; its log is {}", cluster.home.log().display());
             return Err(EmbeddedError::Program { program, told });
@@ -121,8 +128,14 @@ impl Cluster {
         if new.exists() {
             fs::remove_dir_all(&new).map_err(EmbeddedError::at(&new))?;
         }
-        let mut initdb = self.home.account.command(&self.programs.path("initdb"), &self.home.folder);
-        initdb.arg("-D").arg(&new).args(["-U", SUPERUSER, "--encoding=UTF8", "--no-locale"]);
+        let mut initdb = self
+            .home
+            .account
+            .command(&self.programs.path("initdb"), &self.home.folder);
+        initdb
+            .arg("-D")
+            .arg(&new)
+            .args(["-U", SUPERUSER, "--encoding=UTF8", "--no-locale"]);
         initdb.args(["--auth-local=trust", "--auth-host=reject"]);
         run(initdb, "initdb")?;
         let main = new.join("postgresql.conf");
@@ -164,7 +177,10 @@ impl Cluster {
 
     /// Ends the server: sessions are cut off, what was committed is on disk.
     pub fn stop(&self) -> Result<(), EmbeddedError> {
-        self.pg_ctl(&["stop", "-w", "-s", "-m", "fast", "-t", &WAIT_SECONDS.to_string()], None)
+        self.pg_ctl(
+            &["stop", "-w", "-s", "-m", "fast", "-t", &WAIT_SECONDS.to_string()],
+            None,
+        )
     }
 
     /// As if the machine had failed: the next start recovers from the log.
@@ -181,7 +197,10 @@ impl Cluster {
 
     /// A server program on this cluster, as the account that runs it.
     pub fn command(&self, program: &str) -> Command {
-        let mut command = self.home.account.command(&self.programs.path(program), &self.home.folder);
+        let mut command = self
+            .home
+            .account
+            .command(&self.programs.path(program), &self.home.folder);
         command.arg("-D").arg(self.home.data());
         command
     }
@@ -226,15 +245,20 @@ impl Cluster {
             .await?;
         if !role_exists {
             let create = format!("create role {OWNER} login");
-            sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut connection).await?;
+            sqlx::raw_sql(AssertSqlSafe(create))
+                .execute(&mut connection)
+                .await?;
         }
-        let database_exists: bool = sqlx::query_scalar("select exists (select from pg_database where datname = $1)")
-            .bind(OWNER)
-            .fetch_one(&mut connection)
-            .await?;
+        let database_exists: bool =
+            sqlx::query_scalar("select exists (select from pg_database where datname = $1)")
+                .bind(OWNER)
+                .fetch_one(&mut connection)
+                .await?;
         if !database_exists {
             let create = format!("create database {OWNER} owner {OWNER}");
-            sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut connection).await?;
+            sqlx::raw_sql(AssertSqlSafe(create))
+                .execute(&mut connection)
+                .await?;
         }
         connection.close().await?;
         Ok(())
@@ -243,10 +267,15 @@ impl Cluster {
 
 fn run(mut command: Command, program: &str) -> Result<(), EmbeddedError> {
     // Output goes to a file and not through a pipe: the server would inherit the pipe and keep it open.
-    let failed = |told: String| EmbeddedError::Program { program: program.to_owned(), told };
+    let failed = |told: String| EmbeddedError::Program {
+        program: program.to_owned(),
+        told,
+    };
     let mut output = tempfile::tempfile().map_err(|e| failed(e.to_string()))?;
     let copy = |file: &fs::File| file.try_clone().map_err(|e| failed(e.to_string()));
-    command.stdout(Stdio::from(copy(&output)?)).stderr(Stdio::from(copy(&output)?));
+    command
+        .stdout(Stdio::from(copy(&output)?))
+        .stderr(Stdio::from(copy(&output)?));
     let status = command.status().map_err(|e| failed(e.to_string()))?;
     if status.success() {
         return Ok(());

@@ -33,8 +33,12 @@ impl Programs {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
         for (parent, begins, then) in VERSIONED {
-            let Ok(entries) = std::fs::read_dir(parent) else { continue };
-            let children = entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(begins));
+            let Ok(entries) = std::fs::read_dir(parent) else {
+                continue;
+            };
+            let children = entries
+                .flatten()
+                .filter(|e| e.file_name().to_string_lossy().starts_with(begins));
             folders.extend(children.map(|child| child.path().join(then)));
         }
         folders
@@ -45,11 +49,16 @@ impl Programs {
     }
 
     fn in_folder(folder: PathBuf) -> Option<Self> {
-        let complete = ["initdb", "pg_ctl", "postgres"].iter().all(|name| folder.join(name).is_file());
+        let complete = ["initdb", "pg_ctl", "postgres"]
+            .iter()
+            .all(|name| folder.join(name).is_file());
         if !complete {
             return None;
         }
-        let answer = Command::new(folder.join("postgres")).arg("--version").output().ok()?;
+        let answer = Command::new(folder.join("postgres"))
+            .arg("--version")
+            .output()
+            .ok()?;
         let major = parse_major(&String::from_utf8_lossy(&answer.stdout))?;
         Some(Self { folder, major })
     }
@@ -63,8 +72,15 @@ impl Programs {
         match std::fs::read_to_string(data.join("PG_VERSION")) {
             Ok(version) => {
                 let found = version.trim().to_owned();
-                let other = || EmbeddedError::OtherVersion { directory: data.to_owned(), found: found.clone() };
-                found.parse().ok().and_then(|major| Self::find(Some(major))).ok_or_else(other)
+                let other = || EmbeddedError::OtherVersion {
+                    directory: data.to_owned(),
+                    found: found.clone(),
+                };
+                found
+                    .parse()
+                    .ok()
+                    .and_then(|major| Self::find(Some(major)))
+                    .ok_or_else(other)
             }
             Err(_) => Self::find(None).ok_or(EmbeddedError::NoServer),
         }

@@ -87,7 +87,10 @@ impl Environment {
         let known = |name: &str| {
             FLAGS.contains(&name) || SECRETS.contains(&name.strip_suffix("_FILE").unwrap_or(name))
         };
-        let unknown = self.0.keys().filter(|name| name.starts_with(PREFIX) && !known(name));
+        let unknown = self
+            .0
+            .keys()
+            .filter(|name| name.starts_with(PREFIX) && !known(name));
         unknown.cloned().collect()
     }
 }

@@ -16,7 +16,9 @@ fn read(flags: &[&str], variables: &[(&str, &str)]) -> Result<Settings, SettingE
     let arguments = std::iter::once("postrider").chain(flags.iter().copied());
     let matches = command.try_get_matches_from(arguments).expect("known flags");
     let flags = Alone::from_arg_matches(&matches).expect("known flags").flags;
-    let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let environment = variables
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     Settings::read(&flags, &environment.collect())
 }
 
@@ -73,7 +75,10 @@ fn a_bad_value_is_refused_by_name() {
     ] {
         let argument = format!("{flag}={value}");
         let sentence = refusal(&[&argument], &[]);
-        assert!(sentence.starts_with(&format!("{name} can't be used: ")), "{sentence}");
+        assert!(
+            sentence.starts_with(&format!("{name} can't be used: ")),
+            "{sentence}"
+        );
         assert!(!sentence.contains('\n'), "{sentence}");
     }
 }
@@ -101,7 +106,10 @@ fn a_secret_comes_from_its_variable_or_its_file_and_not_both() {
     let path = file.path().to_str().expect("a plain path");
     let settings = read(&[], &[("POSTRIDER_DATABASE_URL_FILE", path)]).expect("a URL in a file");
     assert_eq!(settings.require_database().expect("set").pooled.get_host(), "db");
-    let both = [("POSTRIDER_DATABASE_URL_FILE", path), ("POSTRIDER_DATABASE_URL", "postgres://u@db/x")];
+    let both = [
+        ("POSTRIDER_DATABASE_URL_FILE", path),
+        ("POSTRIDER_DATABASE_URL", "postgres://u@db/x"),
+    ];
     assert!(refusal(&[], &both).contains("both set"));
 }
 
@@ -109,16 +117,31 @@ fn a_secret_comes_from_its_variable_or_its_file_and_not_both() {
 fn what_is_not_there_yet_is_refused_and_what_is_unknown_is_told() {
     let sentence = refusal(&[], &[("POSTRIDER_EGRESS_PROXY", "http://proxy:3128")]);
     assert!(sentence.starts_with("POSTRIDER_EGRESS_PROXY "), "{sentence}");
-    let settings = read(&[], &[("POSTRIDER_LISTN", "x"), ("POSTRIDER_LISTEN", "x"), ("OTHER", "x")]).expect("taken");
+    let settings = read(
+        &[],
+        &[
+            ("POSTRIDER_LISTN", "x"),
+            ("POSTRIDER_LISTEN", "x"),
+            ("OTHER", "x"),
+        ],
+    )
+    .expect("taken");
     assert_eq!(settings.unknown, ["POSTRIDER_LISTN"]);
 }
 
 #[test]
 fn every_flag_is_a_known_variable_and_no_secret_is_a_flag() {
     for argument in Alone::command().get_arguments() {
-        let Some(variable) = argument.get_env().and_then(|name| name.to_str()) else { continue };
+        let Some(variable) = argument.get_env().and_then(|name| name.to_str()) else {
+            continue;
+        };
         let environment: Environment = [(variable.to_owned(), "x".to_owned())].into_iter().collect();
         assert!(environment.unknown().is_empty(), "{variable}");
-        assert!(!["KEY", "PASSWORD", "DATABASE_URL"].iter().any(|word| variable.contains(word)), "{variable}");
+        assert!(
+            !["KEY", "PASSWORD", "DATABASE_URL"]
+                .iter()
+                .any(|word| variable.contains(word)),
+            "{variable}"
+        );
     }
 }
