@@ -25,7 +25,7 @@ has() {
     case $1 in
     postgres)
         major=$(postgres_major)
-        [ -n "$major" ] && [ "$major" -ge $postgres_major_min ] && command -v psql >/dev/null
+        [ -n "$major" ] && [ "$major" -ge $postgres_major_min ]
         ;;
     python) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
     curl) command -v curl >/dev/null ;;
@@ -47,13 +47,13 @@ as_root() {
 # What a thing is called by a package manager.
 packages() {
     case $1-$2 in
-    apt-postgres) echo postgresql postgresql-client ;;
+    apt-postgres) echo postgresql ;;
     apt-python) echo python3 python3-venv ;;
     dnf-postgres | zypper-postgres) echo postgresql-server postgresql-contrib postgresql ;;
     apk-postgres) echo postgresql postgresql-contrib postgresql-client ;;
     pacman-postgres) echo postgresql ;;
     pacman-python) echo python ;;
-    brew-postgres) echo postgresql@17 libpq ;;
+    brew-postgres) echo postgresql@17 ;;
     *-python) echo python3 ;;
     *-curl) echo curl ;;
     esac
@@ -107,7 +107,7 @@ brew) brew install $names ;;
     echo "install.sh: no known package manager here. Install these and try again:" >&2
     for thing in $missing; do
         case $thing in
-        postgres) echo "  PostgreSQL $postgres_major_min or newer: the server with its contrib modules, and psql" >&2 ;;
+        postgres) echo "  PostgreSQL $postgres_major_min or newer: the server with its contrib modules" >&2 ;;
         python) echo "  Python 3 with venv" >&2 ;;
         *) echo "  $thing" >&2 ;;
         esac

@@ -97,7 +97,8 @@ impl Banner {
         if let Some(cluster) = &self.cluster {
             let sockets = quote(&cluster.home().sockets().display().to_string());
             writeln!(out, "\nOr from SQL, inside your own transaction:\n")?;
-            writeln!(out, "  psql -h {sockets} -U postrider postrider \\")?;
+            let psql = quote(&cluster.psql().display().to_string());
+            writeln!(out, "  {psql} -h {sockets} -U postrider postrider \\")?;
             writeln!(
                 out,
                 r#"    -c "select postrider.emit(tenant => '{tenant}', type => '{event_type}', data => '{{\"object\":\"invoice\",\"id\":\"inv_3\",\"amount\":7}}')""#

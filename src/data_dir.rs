@@ -26,17 +26,21 @@ pub(crate) struct Kept {
 
 impl DataDir {
     pub(crate) fn open(folder: &Path) -> anyhow::Result<Self> {
+        let is_new = !folder.exists();
         fs::create_dir_all(folder).with_context(|| format!("{} can't be made", folder.display()))?;
         let folder =
             fs::canonicalize(folder).with_context(|| format!("{} can't be opened", folder.display()))?;
-        // Root's server runs under another account, which must be able to come through, but not to look around.
-        let mode = if rustix::process::geteuid().is_root() {
-            0o711
-        } else {
-            0o700
-        };
-        fs::set_permissions(&folder, Permissions::from_mode(mode))
-            .with_context(|| format!("{} belongs to somebody else", folder.display()))?;
+        // A directory that was there before keeps the rights its owner gave it. Root's server runs under another
+        // account, which must be able to come through, but not to look around.
+        if is_new {
+            let mode = if rustix::process::geteuid().is_root() {
+                0o711
+            } else {
+                0o700
+            };
+            fs::set_permissions(&folder, Permissions::from_mode(mode))
+                .with_context(|| format!("{} can't be made private", folder.display()))?;
+        }
         let lock = OpenOptions::new()
             .create(true)
             .truncate(false)

@@ -191,7 +191,7 @@ impl Api {
                 "description": description,
                 "types": [event_type],
                 // Short, so that the dead letter is there to look at within seconds.
-                "retry_schedule": "0s,1s",
+                "retry_schedule": ["0s", "1s"],
                 "secret": receiver.secret.reveal(),
             });
             self.call(Method::POST, &format!("/tenants/{TENANT}/endpoints"), Some(body))

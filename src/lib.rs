@@ -13,5 +13,6 @@ mod data_dir;
 mod demo;
 mod health;
 mod log;
+mod machine;
 mod roles;
 mod up;

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     admin, connect,
     dashboard::{self, App},
-    health,
+    health, machine,
     settings::Settings,
 };
 
@@ -35,7 +35,8 @@ pub(crate) async fn bring_up_to_date(pool: &PgPool) -> anyhow::Result<()> {
         .context("the partitions of the coming days could not be made")
 }
 
-pub(crate) async fn dispatcher(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+    machine::fit(&mut settings.dispatcher);
     let database = settings.require_database()?.clone();
     let vault = settings.require_vault()?;
     let health = listen_for_health(&settings).await?;

@@ -14,12 +14,13 @@ use crate::{
     data_dir::DataDir,
     demo,
     embedded::{Cluster, Home},
-    health,
+    health, machine,
     roles::{self, Parts},
     settings::{Database, Settings},
 };
 
-pub(crate) async fn up(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+pub(crate) async fn up(mut settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+    machine::fit(&mut settings.dispatcher);
     let data_dir = DataDir::open(&settings.data_dir)?;
     // Before the database is started: a taken port is told at once.
     let listener = connect::listen(settings.listen, "POSTRIDER_LISTEN").await?;
@@ -129,6 +130,9 @@ async fn run(
     };
     parts.add("demo", |stop| async move {
         demo::wait_for_api(&api_url, &stop).await?;
+        if stop.is_cancelled() {
+            return Ok(());
+        }
         let demo = match &banner.cluster {
             Some(_) => Some(demo::start(&data_dir, &api_url, &banner.api_key.value, &stop).await?),
             None => None,

@@ -222,6 +222,17 @@ impl Cluster {
         self.options().username(SUPERUSER).database("postgres")
     }
 
+    /// What to type for `psql`: some systems keep it out of PATH with the server.
+    pub fn psql(&self) -> PathBuf {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let in_path = std::env::split_paths(&path).any(|folder| folder.join("psql").is_file());
+        if in_path {
+            PathBuf::from("psql")
+        } else {
+            self.programs.path("psql")
+        }
+    }
+
     /// What other programs connect with. `psql` takes it too.
     pub fn url(&self) -> String {
         let mut folder = String::new();
@@ -289,9 +300,13 @@ fn run(mut command: Command, program: &str) -> Result<(), EmbeddedError> {
     }))
 }
 
+/// Small systems have no `ps`, others no `/proc`.
 fn runs_postgres(pid: &str) -> bool {
-    let answer = Command::new("ps").args(["-o", "comm=", "-p", pid]).output();
-    answer.is_ok_and(|answer| String::from_utf8_lossy(&answer.stdout).contains("postgres"))
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).or_else(|_| {
+        let answer = Command::new("ps").args(["-o", "comm=", "-p", pid]).output()?;
+        Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer.stdout).into_owned())
+    });
+    name.is_ok_and(|name| name.contains("postgres"))
 }
 
 /// The same folder has the same name at each start.

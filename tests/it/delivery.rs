@@ -21,7 +21,7 @@ async fn a_broken_endpoint_is_tried_on_schedule_and_a_replay_after_it_is_mended_
     let receiver = Receiver::start().await;
     receiver.answer(Answer::Status(500));
     let api = program.api();
-    let schedule = json!({ "retry_schedule": "0s,500ms,1500ms" });
+    let schedule = json!({ "retry_schedule": ["0s", "500ms", "1500ms"] });
     let endpoint = api.acme(&receiver.url("/hook"), schedule).await;
     let (status, emitted) = api.emit("acme", event()).await;
     assert_eq!(status, StatusCode::ACCEPTED);
@@ -67,7 +67,7 @@ async fn a_redirect_is_a_failure_and_is_not_followed() {
     let receiver = Receiver::start().await;
     receiver.answer(Answer::Redirect(receiver.url("/elsewhere")));
     let api = program.api();
-    api.acme(&receiver.url("/hook"), json!({ "retry_schedule": "0s" }))
+    api.acme(&receiver.url("/hook"), json!({ "retry_schedule": ["0s"] }))
         .await;
     api.emit("acme", event()).await;
     api.wait_for_state("acme", "dead", 1).await;
@@ -81,8 +81,11 @@ async fn a_connection_that_is_hung_up_is_one_attempt_and_is_not_silently_resent(
     let program = Postrider::start(&database).await;
     let receiver = Receiver::start().await;
     let api = program.api();
-    api.acme(&receiver.url("/hook"), json!({ "retry_schedule": "0s,100ms" }))
-        .await;
+    api.acme(
+        &receiver.url("/hook"),
+        json!({ "retry_schedule": ["0s", "100ms"] }),
+    )
+    .await;
     // The first leaves a connection that is kept open; the second is cut off on it.
     api.emit("acme", event()).await;
     api.wait_for_state("acme", "delivered", 1).await;
@@ -102,7 +105,8 @@ async fn an_endpoint_never_has_more_in_flight_than_its_bulkhead() {
     let receiver = Receiver::start().await;
     receiver.answer(Answer::Hold);
     let api = program.api();
-    api.acme(&receiver.url("/hook"), json!({ "concurrency": 3 }))
+    let held = api
+        .acme(&receiver.url("/hook"), json!({ "concurrency": 3 }))
         .await;
     // A healthy neighbour shows that the dispatcher has gone on meanwhile.
     let neighbour = Receiver::start().await;
@@ -115,6 +119,8 @@ async fn an_endpoint_never_has_more_in_flight_than_its_bulkhead() {
     receiver.release();
     receiver.wait_for(12).await;
     api.wait_for_state("acme", "delivered", 24).await;
+    let of_held = format!("state=delivered&endpoint={}", held.id);
+    assert_eq!(api.deliveries("acme", &of_held).await.len(), 12);
     assert!(receiver.in_flight_max() <= 3, "{}", receiver.in_flight_max());
 }
 

@@ -43,7 +43,7 @@ async fn the_first_start_explains_itself_and_later_ones_find_its_data() {
             "{secret} is shown the first time"
         );
     }
-    for line in [program.url(""), "curl -sS".to_owned(), "psql -h".to_owned()] {
+    for line in [program.url(""), "curl -sS".to_owned(), "psql -h ".to_owned()] {
         assert!(banner.contains(&line), "{line} is in the banner");
     }
     let delivered = api(&program, &data).wait_for_state("demo", "delivered", 1).await;

@@ -126,7 +126,7 @@ async fn a_person_signs_in_sees_the_dead_letter_and_replays_it() {
     let receiver = Receiver::start().await;
     receiver.answer(Answer::Status(500));
     let api = program.api();
-    api.acme(&receiver.url("/hook"), json!({ "retry_schedule": "0s" }))
+    api.acme(&receiver.url("/hook"), json!({ "retry_schedule": ["0s"] }))
         .await;
     api.emit(
         "acme",
@@ -167,7 +167,7 @@ async fn a_wrong_password_and_a_form_without_its_token_are_refused() {
     let receiver = Receiver::start().await;
     receiver.answer(Answer::Status(500));
     let api = program.api();
-    api.acme(&receiver.url("/hook"), json!({ "retry_schedule": "0s" }))
+    api.acme(&receiver.url("/hook"), json!({ "retry_schedule": ["0s"] }))
         .await;
     api.emit(
         "acme",

@@ -2,7 +2,7 @@
 //! Durability is as Postgres ships it, so that what is proven here holds elsewhere.
 
 use std::{
-    process::{ChildStdin, Stdio},
+    process::{Child, Stdio},
     sync::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
@@ -17,8 +17,8 @@ const TEMPLATE: &str = "migrated";
 
 struct Shared {
     cluster: Cluster,
-    /// The watcher reads from this pipe. It closes when this process ends, in whichever way.
-    _alive: ChildStdin,
+    /// Reads from a pipe that closes when this process ends, in whichever way.
+    _watcher: Child,
 }
 
 static SHARED: OnceLock<Shared> = OnceLock::new();
@@ -46,12 +46,12 @@ impl Database {
     }
 
     pub(crate) fn url(&self) -> String {
-        self.url_as("postrider")
+        url(&self.name)
     }
 
-    pub(crate) fn url_as(&self, role: &str) -> String {
-        let folder = shared().cluster.home().sockets().display();
-        format!("postgresql://{role}@localhost/{}?host={folder}", self.name)
+    /// A database without our schema.
+    pub(crate) fn unmigrated_url() -> String {
+        url("postrider")
     }
 
     pub(crate) async fn connect(&self) -> PgConnection {
@@ -78,6 +78,11 @@ impl Database {
             .await
             .expect("connected")
     }
+}
+
+fn url(database: &str) -> String {
+    let folder = shared().cluster.home().sockets().display();
+    format!("postgresql://postrider@localhost/{database}?host={folder}")
 }
 
 /// Statements that only a superuser may run.
@@ -110,8 +115,7 @@ fn start() -> Shared {
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    let mut watcher = watcher.spawn().expect("sh starts");
-    let alive = watcher.stdin.take().expect("piped");
+    let watcher = watcher.spawn().expect("sh starts");
 
     let cluster = Cluster::start(home, "max_connections = 500\n").expect("the test cluster starts");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -128,6 +132,6 @@ fn start() -> Shared {
     });
     Shared {
         cluster,
-        _alive: alive,
+        _watcher: watcher,
     }
 }

@@ -188,7 +188,8 @@ impl Postrider {
         self.log.lock().expect("not poisoned").clone()
     }
 
-    fn signal(&self, signal: Signal) {
+    /// SIGSTOP freezes it, SIGCONT lets it go on.
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("the process is there");
     }
 
@@ -196,14 +197,6 @@ impl Postrider {
     pub(crate) fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.child.wait().expect("ended");
-    }
-
-    pub(crate) fn freeze(&self) {
-        self.signal(Signal::STOP);
-    }
-
-    pub(crate) fn thaw(&self) {
-        self.signal(Signal::CONT);
     }
 
     /// SIGTERM, and how it ended.
