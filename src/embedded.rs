@@ -1,16 +1,18 @@
 //! A private Postgres for `up`, so that nothing has to be set up first.
 //! Invariant: nothing outside its own directory is touched: no system service, no TCP port, no other cluster.
 //!
-//! Next: `programs.rs` finds the server, `account.rs` says who runs it, `cluster.rs` makes, starts and stops it.
+//! Next: `programs.rs` finds the server, `account.rs` says who runs it, `home.rs` where, `cluster.rs` makes, starts and stops it.
 
 mod account;
 mod cluster;
+mod home;
 mod programs;
 
 use std::{io, path::PathBuf};
 
 pub use account::Account;
-pub use cluster::{Cluster, Home};
+pub use cluster::Cluster;
+pub use home::Home;
 pub use programs::Programs;
 
 #[derive(Debug, thiserror::Error)]

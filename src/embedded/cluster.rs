@@ -9,19 +9,15 @@ use std::{
     process::{Command, Stdio},
 };
 
-use data_encoding::HEXLOWER;
-use sha2::{Digest, Sha256};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, postgres::PgConnectOptions};
 
-use super::{Account, EmbeddedError, Programs};
+use super::{EmbeddedError, Home, Programs};
 
 /// Part of the socket's name only: nothing listens on TCP.
 const PORT: u16 = 5432;
 const SUPERUSER: &str = "postgres";
 /// The role that owns everything of ours. Not a superuser.
 const OWNER: &str = "postrider";
-/// What a socket's path may have, with room for the name that Postgres adds and its lock file's.
-const SOCKET_FOLDER_BYTES_MAX: usize = 80;
 const WAIT_SECONDS: u32 = 120;
 
 /// Durability stays as Postgres ships it. The naptime keeps the queue's dead rows from piling up.
@@ -34,63 +30,6 @@ max_wal_size = '2GB'
 autovacuum_naptime = '5s'
 log_line_prefix = '%m [%p] '
 ";
-
-/// Where a cluster lives: its data, its socket and its log.
-#[derive(Debug, Clone)]
-pub struct Home {
-    folder: PathBuf,
-    sockets: PathBuf,
-    account: Account,
-}
-
-impl Home {
-    /// Below the data directory; or, when the account that must run the server can't get there, in a place of its own
-    /// that the data directory points to.
-    pub fn below(data_dir: &Path) -> Result<Self, EmbeddedError> {
-        let account = Account::for_server()?;
-        let pointer = data_dir.join("pg-home");
-        let folder = if let Ok(recorded) = fs::read_to_string(&pointer) {
-            PathBuf::from(recorded.trim_end())
-        } else if account.can_enter(data_dir) {
-            data_dir.join("pg")
-        } else {
-            let folder = Path::new("/var/lib").join(format!("postrider-{}", short_name(data_dir)));
-            fs::write(&pointer, format!("{}\n", folder.display())).map_err(EmbeddedError::at(&pointer))?;
-            folder
-        };
-        Self::at(folder, account)
-    }
-
-    /// In this very folder.
-    pub fn at(folder: PathBuf, account: Account) -> Result<Self, EmbeddedError> {
-        account.private_folder(&folder)?;
-        let beside = folder.join("socket");
-        let sockets = if beside.as_os_str().len() <= SOCKET_FOLDER_BYTES_MAX {
-            beside
-        } else {
-            std::env::temp_dir().join(format!("postrider-{}", short_name(&folder)))
-        };
-        account.private_folder(&sockets)?;
-        Ok(Self {
-            folder,
-            sockets,
-            account,
-        })
-    }
-
-    fn data(&self) -> PathBuf {
-        self.folder.join("data")
-    }
-
-    pub fn log(&self) -> PathBuf {
-        self.folder.join("postgres.log")
-    }
-
-    /// Where the socket is: `psql -h` takes this.
-    pub fn sockets(&self) -> &Path {
-        &self.sockets
-    }
-}
 
 /// A running server. It goes on running when this is dropped: stop it.
 #[derive(Debug, Clone)]
@@ -181,12 +120,6 @@ impl Cluster {
             &["stop", "-w", "-s", "-m", "fast", "-t", &WAIT_SECONDS.to_string()],
             None,
         )
-    }
-
-    /// As if the machine had failed: the next start recovers from the log.
-    pub fn restart_at_once(&self) -> Result<(), EmbeddedError> {
-        self.pg_ctl(&["stop", "-w", "-s", "-m", "immediate"], None)?;
-        self.pg_ctl(&["start", "-w", "-s", "-l"], Some(&self.home.log()))
     }
 
     fn pg_ctl(&self, arguments: &[&str], path: Option<&Path>) -> Result<(), EmbeddedError> {
@@ -307,9 +240,4 @@ fn runs_postgres(pid: &str) -> bool {
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer.stdout).into_owned())
     });
     name.is_ok_and(|name| name.contains("postgres"))
-}
-
-/// The same folder has the same name at each start.
-fn short_name(folder: &Path) -> String {
-    HEXLOWER.encode(&Sha256::digest(folder.as_os_str().as_bytes())[..6])
 }
