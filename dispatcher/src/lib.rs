@@ -1,18 +1,46 @@
-//! Owns shards, reads the queue, signs, sends and records.
+//! The dispatcher: owns shards, reads the queue, signs, sends and records.
+//!
+//! One delivery's way: `read.rs` sees its row, `engine.rs` puts it into its endpoint's `lane.rs` and picks it,
+//! `attempt.rs` makes the attempt through `send.rs`, `retry.rs` decides, `record.rs` writes it down.
+//!
+//! Invariant: no coordination per delivery. One owner for an endpoint, fenced by an epoch, is what makes the bulkhead
+//! exact across machines.
 
+mod attempt;
+mod clock;
+mod endpoint;
+mod engine;
 pub mod guard;
+mod job;
+mod jobs;
+mod lane;
+mod lease;
 pub mod partitions;
+mod read;
+mod record;
 pub mod retry;
 pub mod schema;
+pub mod send;
 pub mod settings;
+mod shards;
+mod snapshot;
 pub mod vault;
 mod wake;
+
+use std::time::Instant;
+
+use chrono::{DateTime, Utc};
+use postrider_proto::EndpointId;
+use sqlx::{PgPool, postgres::PgConnectOptions};
+use tokio::sync::{mpsc, watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use uuid::Uuid;
 
 pub use settings::Settings;
 pub use wake::Wake;
 
-use sqlx::{PgPool, postgres::PgConnectOptions};
-use tokio_util::sync::CancellationToken;
+/// Messages the reader may be ahead of the engine.
+const READ_AHEAD: usize = 16;
 
 /// Everything a dispatcher needs; made by the root.
 pub struct Dispatcher {
@@ -30,12 +58,134 @@ pub struct Dispatcher {
 pub enum DispatcherError {
     #[error("the database did not answer: {0}")]
     Database(#[from] sqlx::Error),
+    #[error("the HTTP client can't be made: {0}")]
+    Client(#[from] reqwest::Error),
 }
 
 impl Dispatcher {
     /// Runs until told to stop; then sends nothing new, finishes what is on the wire and hands its shards back.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DispatcherError> {
-        stop.cancelled().await;
+        let id = Uuid::now_v7();
+        let asked_at = Instant::now();
+        let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
+            .fetch_one(&self.pool)
+            .await?;
+        let clock = clock::Clock::new(asked_at, now);
+        let lease = lease::Lease::new();
+        let tasks = TaskTracker::new();
+        let abandon = CancellationToken::new();
+        let leave = CancellationToken::new();
+
+        let (events, heard) = mpsc::unbounded_channel();
+        let (picked, picked_out) = mpsc::unbounded_channel();
+        let (finished, finished_out) = mpsc::unbounded_channel();
+        let (cycles, cycles_out) = mpsc::channel(1);
+        let (messages, messages_out) = mpsc::channel(READ_AHEAD);
+        let (drained, drained_out) = mpsc::unbounded_channel();
+        let (deleted, deleted_out) = mpsc::unbounded_channel();
+        let (applied, applied_out) = watch::channel(None);
+
+        let recorder = record::Recorder {
+            pool: self.pool.clone(),
+            owner: id,
+            finished: finished_out,
+            out: events.clone(),
+        };
+        let attempts = attempt::Attempts {
+            pool: self.pool.clone(),
+            sender: send::Sender::new(self.guard)?,
+            clock: clock.clone(),
+            lease: lease.clone(),
+            jitter: self.settings.jitter,
+            finished,
+            tasks: tasks.clone(),
+        };
+        let reader = read::Reader {
+            options: self.direct,
+            clock: clock.clone(),
+            cycles: cycles_out,
+            out: messages,
+        };
+        let shards = shards::Shards {
+            pool: self.pool.clone(),
+            id,
+            name: self.settings.name.clone(),
+            lease: lease.clone(),
+            events: events.clone(),
+            drained: drained_out,
+        };
+        let engine = engine::Engine {
+            settings: self.settings,
+            vault: self.vault,
+            clock,
+            events,
+            picked,
+            cycles,
+            drained,
+            deleted,
+            applied,
+            state: engine::State::default(),
+        };
+
+        let recorder = tokio::spawn(recorder.run(abandon.clone()));
+        let attempts = tokio::spawn(attempts.run(picked_out));
+        let reader = tokio::spawn(reader.run(leave.clone()));
+        let shards = tokio::spawn(shards.run(leave.clone()));
+        tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
+        tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
+        let jobs = tokio::spawn(jobs::run(self.pool.clone(), leave.clone()));
+
+        engine.run(heard, messages_out, self.wake, stop).await;
+
+        // What is still on the wire has had its time: it is handed back, and another owner sends it.
+        lease.end();
+        let _ = attempts.await;
+        tasks.close();
+        tasks.wait().await;
+        let flushed = tokio::time::timeout(std::time::Duration::from_secs(5), recorder).await;
+        if flushed.is_err() {
+            abandon.cancel();
+            tracing::warn!("the last results could not be recorded: their deliveries will be sent again");
+        }
+        leave.cancel();
+        let _ = tokio::join!(reader, shards, jobs);
         Ok(())
+    }
+}
+
+/// Says which settings this dispatcher has applied, for those who wait until a change has taken effect.
+async fn publish_applied(pool: PgPool, id: Uuid, mut applied: watch::Receiver<Option<String>>) {
+    while applied.changed().await.is_ok() {
+        let Some(snapshot) = applied.borrow_and_update().clone() else {
+            continue;
+        };
+        let written = sqlx::query("update postrider.dispatchers set applied = $2::pg_snapshot where id = $1")
+            .bind(id)
+            .bind(snapshot)
+            .execute(&pool)
+            .await;
+        if let Err(error) = written {
+            tracing::warn!(%error, "the applied settings could not be published");
+        }
+    }
+}
+
+/// Rows of deleted endpoints, also those of producers that committed late. A deletion is for good, so that this needs
+/// no fence.
+async fn drop_deleted(pool: PgPool, mut deleted: mpsc::UnboundedReceiver<EndpointId>) {
+    while let Some(endpoint) = deleted.recv().await {
+        for statement in [
+            "delete from postrider.queue where endpoint_id = $1",
+            "delete from postrider.retries where endpoint_id = $1",
+        ] {
+            match sqlx::query(statement).bind(endpoint).execute(&pool).await {
+                Ok(done) => {
+                    metrics::counter!("postrider_deliveries_dropped_total").increment(done.rows_affected())
+                }
+                Err(error) => {
+                    tracing::warn!(%error, %endpoint, "rows of a deleted endpoint could not be dropped yet")
+                }
+            }
+        }
     }
 }

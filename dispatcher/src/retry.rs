@@ -121,6 +121,7 @@ pub fn decide(outcome: &Outcome, step: u16, schedule: &Schedule, jitter: Jitter,
     let retry_after = match outcome {
         Outcome::Accepted { .. } => return Next::Delivered,
         Outcome::Forbidden { .. } => return Next::Dead(DeadReason::RefusedAddress),
+        Outcome::NotSent { .. } => return Next::Dead(DeadReason::TooOld),
         Outcome::Refused { status: 410, .. } => return Next::Dead(DeadReason::Gone),
         Outcome::Refused {
             status: 429 | 503,

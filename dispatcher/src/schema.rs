@@ -19,6 +19,8 @@ pub enum SchemaError {
     NotDurable(String),
     #[error("the migration failed: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
+    #[error("the tables of the background jobs could not be made: {0}")]
+    Jobs(#[from] apalis_postgres::Error),
     #[error("the database did not answer: {0}")]
     Database(#[from] sqlx::Error),
 }
@@ -40,6 +42,7 @@ pub async fn migrate(pool: &PgPool) -> Result<(), SchemaError> {
         .await?;
     migrator().run(&mut connection).await?;
     connection.close().await?;
+    crate::jobs::migrate(pool).await?;
     Ok(())
 }
 

@@ -23,6 +23,8 @@ pub enum Outcome {
     Unreachable { kind: OutcomeKind, error: String },
     /// The address is not one we may call. Nothing was sent.
     Forbidden { error: String },
+    /// Something on our side: the event is gone, the endpoint was disabled. Nothing was sent.
+    NotSent { error: String },
 }
 
 /// The class of an outcome, as the database keeps it. The numbers never change their meaning.
@@ -37,10 +39,11 @@ pub enum OutcomeKind {
     TimedOut = 6,
     BrokenAnswer = 7,
     Forbidden = 8,
+    NotSent = 9,
 }
 
 impl OutcomeKind {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Accepted,
         Self::Refused,
         Self::NameNotFound,
@@ -49,6 +52,7 @@ impl OutcomeKind {
         Self::TimedOut,
         Self::BrokenAnswer,
         Self::Forbidden,
+        Self::NotSent,
     ];
 
     pub const fn as_str(self) -> &'static str {
@@ -61,6 +65,7 @@ impl OutcomeKind {
             Self::TimedOut => "timed_out",
             Self::BrokenAnswer => "broken_answer",
             Self::Forbidden => "forbidden_address",
+            Self::NotSent => "not_sent",
         }
     }
 
@@ -76,27 +81,30 @@ impl Outcome {
             Self::Refused { .. } => OutcomeKind::Refused,
             Self::Unreachable { kind, .. } => *kind,
             Self::Forbidden { .. } => OutcomeKind::Forbidden,
+            Self::NotSent { .. } => OutcomeKind::NotSent,
         }
     }
 
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Accepted { status, .. } | Self::Refused { status, .. } => Some(*status),
-            Self::Unreachable { .. } | Self::Forbidden { .. } => None,
+            Self::Unreachable { .. } | Self::Forbidden { .. } | Self::NotSent { .. } => None,
         }
     }
 
     pub fn answer(&self) -> Option<&Answer> {
         match self {
             Self::Accepted { answer, .. } | Self::Refused { answer, .. } => Some(answer),
-            Self::Unreachable { .. } | Self::Forbidden { .. } => None,
+            Self::Unreachable { .. } | Self::Forbidden { .. } | Self::NotSent { .. } => None,
         }
     }
 
     pub fn error(&self) -> Option<&str> {
         match self {
             Self::Accepted { .. } | Self::Refused { .. } => None,
-            Self::Unreachable { error, .. } | Self::Forbidden { error } => Some(error),
+            Self::Unreachable { error, .. } | Self::Forbidden { error } | Self::NotSent { error } => {
+                Some(error)
+            }
         }
     }
 

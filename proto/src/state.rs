@@ -6,9 +6,8 @@ macro_rules! words {
     ($(#[$doc:meta])* $name:ident($pg:literal) { $($variant:ident = $word:literal),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-        #[cfg_attr(feature = "sqlx", derive(sqlx::Type), sqlx(type_name = $pg))]
         pub enum $name {
-            $(#[serde(rename = $word)] #[cfg_attr(feature = "sqlx", sqlx(rename = $word))] $variant),+
+            $(#[serde(rename = $word)] $variant),+
         }
 
         impl $name {
@@ -24,16 +23,59 @@ macro_rules! words {
                 f.write_str(self.as_str())
             }
         }
+
+        // An enum's bytes on the wire are its word. It goes out as text, which the statement casts
+        // (`$1::postrider.final_state`), so that no type has to be looked up by name on each connection.
+        #[cfg(feature = "sqlx")]
+        impl sqlx::Type<sqlx::Postgres> for $name {
+            fn type_info() -> sqlx::postgres::PgTypeInfo {
+                <str as sqlx::Type<sqlx::Postgres>>::type_info()
+            }
+
+            fn compatible(ty: &sqlx::postgres::PgTypeInfo) -> bool {
+                use sqlx::TypeInfo;
+                ty.name() == $pg || <str as sqlx::Type<sqlx::Postgres>>::compatible(ty)
+            }
+        }
+
+        #[cfg(feature = "sqlx")]
+        impl<'r> sqlx::Decode<'r, sqlx::Postgres> for $name {
+            fn decode(value: sqlx::postgres::PgValueRef<'r>) -> Result<Self, sqlx::error::BoxDynError> {
+                let word = <&str as sqlx::Decode<sqlx::Postgres>>::decode(value)?;
+                Self::ALL
+                    .iter()
+                    .copied()
+                    .find(|one| one.as_str() == word)
+                    .ok_or_else(|| format!("`{word}` is not a {}", $pg).into())
+            }
+        }
+
+        #[cfg(feature = "sqlx")]
+        impl sqlx::Encode<'_, sqlx::Postgres> for $name {
+            fn encode_by_ref(
+                &self,
+                buf: &mut sqlx::postgres::PgArgumentBuffer,
+            ) -> Result<sqlx::encode::IsNull, sqlx::error::BoxDynError> {
+                <&str as sqlx::Encode<sqlx::Postgres>>::encode_by_ref(&self.as_str(), buf)
+            }
+        }
+
+        #[cfg(feature = "sqlx")]
+        impl sqlx::postgres::PgHasArrayType for $name {
+            fn array_type_info() -> sqlx::postgres::PgTypeInfo {
+                <&str as sqlx::postgres::PgHasArrayType>::array_type_info()
+            }
+        }
     };
 }
 
 words!(
     /// How a delivery ended.
-    FinalState("postrider.final_state") { Delivered = "delivered", Dead = "dead" }
+    FinalState("final_state") { Delivered = "delivered", Dead = "dead" }
 );
 words!(
     /// Why a delivery is dead.
-    DeadReason("postrider.dead_reason") {
+    DeadReason("dead_reason") {
         Exhausted = "exhausted",
         Gone = "gone",
         EndpointDisabled = "endpoint_disabled",
@@ -43,7 +85,7 @@ words!(
 );
 words!(
     /// `Paused` keeps queueing and sends nothing; `Disabled` gets no new deliveries.
-    EndpointState("postrider.endpoint_state") {
+    EndpointState("endpoint_state") {
         Active = "active",
         Paused = "paused",
         Disabled = "disabled",
@@ -52,11 +94,11 @@ words!(
 );
 words!(
     /// The header form that an endpoint's signatures take.
-    SignatureFormat("postrider.signature_format") { TV1 = "t-v1", Standard = "standard" }
+    SignatureFormat("signature_format") { TV1 = "t-v1", Standard = "standard" }
 );
 words!(
     /// What an API key may do.
-    KeyRole("postrider.key_role") { Admin = "admin", Producer = "producer", Tenant = "tenant" }
+    KeyRole("key_role") { Admin = "admin", Producer = "producer", Tenant = "tenant" }
 );
 
 /// Where a delivery is, as the outside sees it.

@@ -1,0 +1,244 @@
+//! One attempt as a pipeline: body, signature, request, decision, record. No transaction is open across the network.
+//! Picked by `engine.rs`, recorded by `record.rs`.
+
+use std::{collections::HashMap, sync::Arc, time::Instant};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue};
+use postrider_proto::{EndpointId, Epoch, EventId, Outcome, signature};
+use sqlx::PgPool;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    clock::Clock,
+    endpoint::Endpoint,
+    engine::Event,
+    job::Job,
+    lease::Lease,
+    record::Finished,
+    retry::{self, Jitter},
+    send::{Request, Sender, webhook_headers},
+};
+
+/// Bodies read by one statement.
+const BODIES_MAX: usize = 128;
+/// Statements that read bodies at a time.
+const LOADS_MAX: usize = 2;
+/// Bodies in memory, all together.
+const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// A delivery that the engine gave a place on the wire.
+pub(crate) struct Picked {
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) epoch: Epoch,
+    pub(crate) job: Job,
+    pub(crate) place: Place,
+    /// Room for its result.
+    pub(crate) room: OwnedSemaphorePermit,
+}
+
+/// A place on the wire. However the attempt ends, by an answer, a panic or a lost lease, dropping it tells the engine.
+pub(crate) struct Place {
+    pub(crate) endpoint: EndpointId,
+    pub(crate) event: EventId,
+    pub(crate) number: u16,
+    pub(crate) events: mpsc::UnboundedSender<Event>,
+    pub(crate) answered: bool,
+    pub(crate) permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Place {
+    fn answered(mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Free before it is said, so that the engine finds it free.
+        self.permit = None;
+        let _ = self.events.send(Event::Left {
+            endpoint: self.endpoint,
+            event: self.event,
+            number: self.number,
+            answered: self.answered,
+        });
+    }
+}
+
+/// What every attempt of this process shares.
+#[derive(Clone)]
+pub(crate) struct Attempts {
+    pub(crate) pool: PgPool,
+    pub(crate) sender: Sender,
+    pub(crate) clock: Clock,
+    pub(crate) lease: Lease,
+    pub(crate) jitter: Jitter,
+    pub(crate) finished: mpsc::UnboundedSender<Finished>,
+    pub(crate) tasks: TaskTracker,
+}
+
+/// An event as it is sent. One read serves all its endpoints.
+struct Content {
+    public_id: String,
+    body: Bytes,
+    /// Its share of the memory for bodies.
+    _budget: OwnedSemaphorePermit,
+}
+
+impl Attempts {
+    /// Takes what was picked, reads bodies in batches and starts an attempt for each. Ends with the engine.
+    pub(crate) async fn run(self, mut picked: mpsc::UnboundedReceiver<Picked>) {
+        let loads = Arc::new(Semaphore::new(LOADS_MAX));
+        let budget = Arc::new(Semaphore::new(BODY_BYTES_MAX));
+        let mut batch = Vec::with_capacity(BODIES_MAX);
+        while picked.recv_many(&mut batch, BODIES_MAX).await > 0 {
+            let Ok(load) = loads.clone().acquire_owned().await else {
+                return;
+            };
+            let (attempts, budget, batch) = (self.clone(), budget.clone(), std::mem::take(&mut batch));
+            self.tasks.spawn(async move {
+                attempts.start(batch, budget).await;
+                drop(load);
+            });
+        }
+    }
+
+    async fn start(&self, batch: Vec<Picked>, budget: Arc<Semaphore>) {
+        let contents = match self.contents(&batch, budget).await {
+            Ok(contents) => contents,
+            Err(error) => {
+                // The places are dropped, and with that the deliveries handed back.
+                tracing::warn!(%error, "bodies could not be read; the deliveries wait");
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                return;
+            }
+        };
+        for picked in batch {
+            let content = contents.get(&picked.job.event).cloned();
+            let attempts = self.clone();
+            self.tasks
+                .spawn(async move { attempts.make(picked, content).await });
+        }
+    }
+
+    async fn contents(
+        &self,
+        batch: &[Picked],
+        budget: Arc<Semaphore>,
+    ) -> Result<HashMap<EventId, Arc<Content>>, sqlx::Error> {
+        let mut ids: Vec<EventId> = batch.iter().map(|picked| picked.job.event).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        // A join, not `= any`: under a generic plan that would scan every partition.
+        let rows: Vec<(EventId, Option<String>, Vec<u8>)> = sqlx::query_as(
+            "select e.id, e.chosen_id, e.body from unnest($1::uuid[]) u(id) join postrider.events e on e.id = u.id",
+        )
+        .bind(&ids)
+        .fetch_all(&self.pool)
+        .await?;
+        let mut contents = HashMap::with_capacity(rows.len());
+        for (id, chosen_id, body) in rows {
+            let share = budget.clone().acquire_many_owned(body.len() as u32).await;
+            let Ok(share) = share else { continue };
+            let public_id = chosen_id.unwrap_or_else(|| id.generated());
+            contents.insert(
+                id,
+                Arc::new(Content {
+                    public_id,
+                    body: body.into(),
+                    _budget: share,
+                }),
+            );
+        }
+        Ok(contents)
+    }
+
+    async fn make(self, picked: Picked, content: Option<Arc<Content>>) {
+        let Picked {
+            endpoint,
+            epoch,
+            job,
+            place,
+            room,
+        } = picked;
+        let started_at = self.clock.now();
+        let began = Instant::now();
+        let mut sent_signature = None;
+        let outcome = match content {
+            None => Outcome::NotSent {
+                error: "the event is past its retention: its body is gone".to_owned(),
+            },
+            Some(content) => {
+                let t = started_at.timestamp();
+                let secrets = endpoint.secrets_in_force(started_at);
+                let value = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
+                let request = self.request(&endpoint, &job, &content, t, &value);
+                sent_signature = Some(value);
+                // Checked last: a lease that ran out or an endpoint that was stopped while the body was read sends nothing.
+                if !self.lease.is_valid() || !endpoint.may_start() {
+                    return;
+                }
+                tokio::select! {
+                    outcome = self.sender.send(request) => outcome,
+                    // Somebody else may own the shard by now. The attempt counts for nothing.
+                    () = self.lease.over() => return,
+                }
+            }
+        };
+        if matches!(outcome, Outcome::Forbidden { .. }) {
+            sent_signature = None;
+        }
+        let next = retry::decide(
+            &outcome,
+            job.step,
+            &endpoint.schedule,
+            self.jitter,
+            &mut rand::rng(),
+        );
+        let finished = Finished {
+            endpoint: endpoint.id,
+            event: job.event,
+            shard: endpoint.shard,
+            epoch,
+            number: job.number(),
+            started_at,
+            duration: began.elapsed(),
+            signature: sent_signature,
+            outcome,
+            next,
+            room,
+        };
+        // The place first: the engine must hear of the answer before it hears of the record.
+        place.answered();
+        let _ = self.finished.send(finished);
+    }
+
+    fn request<'a>(
+        &self,
+        endpoint: &'a Endpoint,
+        job: &Job,
+        content: &Content,
+        t: i64,
+        signature: &str,
+    ) -> Request<'a> {
+        let mut headers = webhook_headers(&content.public_id, t, signature);
+        for (name, value) in &endpoint.headers {
+            headers.insert(name.clone(), value.clone());
+        }
+        if let Some(replay) = job
+            .replay
+            .as_deref()
+            .and_then(|id| HeaderValue::from_str(id).ok())
+        {
+            headers.insert(HeaderName::from_static("webhook-replay"), replay);
+        }
+        Request {
+            url: &endpoint.url,
+            headers,
+            body: content.body.clone(),
+            timeout: endpoint.timeout,
+        }
+    }
+}

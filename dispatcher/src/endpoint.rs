@@ -1,0 +1,165 @@
+//! An endpoint as the dispatcher sees it: its settings with the defaults filled in and its secrets opened.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use chrono::{DateTime, Utc};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use postrider_proto::{
+    EndpointId, EndpointState, Shard,
+    signature::{Secret, SignatureFormat},
+};
+use sqlx::{FromRow, PgConnection};
+use url::Url;
+
+use crate::{
+    Settings,
+    retry::Schedule,
+    vault::{Purpose, Vault, VaultError},
+};
+
+/// Settings never change in place: a change makes a new value.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) id: EndpointId,
+    pub(crate) shard: Shard,
+    pub(crate) state: EndpointState,
+    pub(crate) url: Url,
+    pub(crate) concurrency: usize,
+    pub(crate) schedule: Schedule,
+    pub(crate) timeout: Duration,
+    pub(crate) format: SignatureFormat,
+    pub(crate) headers: HeaderMap,
+    /// The newest first, each with the instant it retires at.
+    secrets: Vec<(Secret, Option<DateTime<Utc>>)>,
+    /// Set when these settings were replaced by ones that may not send. An attempt that was picked before looks here
+    /// just before it starts.
+    stopped: AtomicBool,
+}
+
+impl Endpoint {
+    pub(crate) fn secrets_in_force(&self, now: DateTime<Utc>) -> Vec<Secret> {
+        self.secrets
+            .iter()
+            .filter(|(_, retires_at)| retires_at.is_none_or(|at| now < at))
+            .map(|(secret, _)| secret.clone())
+            .collect()
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn may_start(&self) -> bool {
+        !self.stopped.load(Ordering::SeqCst)
+    }
+}
+
+/// A row as it is read, with when its earliest retry is due.
+#[derive(Debug, FromRow)]
+pub(crate) struct EndpointRow {
+    id: EndpointId,
+    shard: Shard,
+    state: EndpointState,
+    url: String,
+    concurrency: Option<i16>,
+    retry_schedule: Option<Vec<i32>>,
+    timeout_ms: Option<i32>,
+    signature: SignatureFormat,
+    headers: Option<Vec<u8>>,
+    secrets: Vec<Vec<u8>>,
+    retire: Vec<Option<DateTime<Utc>>>,
+    pub(crate) next_due: Option<DateTime<Utc>>,
+    pub(crate) has_queue: bool,
+}
+
+/// Why an endpoint's settings can't be used. Its deliveries wait; the others go on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    #[error(transparent)]
+    Vault(#[from] VaultError),
+    #[error("its stored settings can't be read: {0}")]
+    Stored(String),
+}
+
+impl EndpointRow {
+    pub(crate) fn id(&self) -> EndpointId {
+        self.id
+    }
+
+    pub(crate) fn open(&self, vault: &Vault, defaults: &Settings) -> Result<Endpoint, Unusable> {
+        let stored = |e: &dyn std::fmt::Display| Unusable::Stored(e.to_string());
+        let secrets = self
+            .secrets
+            .iter()
+            .zip(&self.retire)
+            .map(|(sealed, retires_at)| {
+                let clear = vault.open(self.id, Purpose::Secret, sealed)?;
+                let text = String::from_utf8(clear).map_err(|_| Unusable::Stored("a secret".to_owned()))?;
+                Ok((Secret::new(text), *retires_at))
+            })
+            .collect::<Result<Vec<_>, Unusable>>()?;
+        let mut headers = HeaderMap::new();
+        if let Some(sealed) = &self.headers {
+            let clear = vault.open(self.id, Purpose::Headers, sealed)?;
+            let pairs: std::collections::BTreeMap<String, String> =
+                serde_json::from_slice(&clear).map_err(|e| stored(&e))?;
+            for (name, value) in pairs {
+                let name = HeaderName::try_from(name).map_err(|e| stored(&e))?;
+                let mut value = HeaderValue::try_from(value).map_err(|e| stored(&e))?;
+                value.set_sensitive(true);
+                headers.insert(name, value);
+            }
+        }
+        let schedule = match &self.retry_schedule {
+            None => defaults.schedule.clone(),
+            Some(waits) => {
+                let waits = waits.iter().map(|ms| Duration::from_millis((*ms).max(0) as u64));
+                Schedule::new(waits.collect()).map_err(|e| stored(&e))?
+            }
+        };
+        Ok(Endpoint {
+            id: self.id,
+            shard: self.shard,
+            state: self.state,
+            url: Url::parse(&self.url).map_err(|e| stored(&e))?,
+            concurrency: self
+                .concurrency
+                .map_or(usize::from(defaults.concurrency), |n| n.max(1) as usize),
+            schedule,
+            timeout: self
+                .timeout_ms
+                .map_or(defaults.timeout, |ms| Duration::from_millis(ms.max(1) as u64)),
+            format: self.signature,
+            headers,
+            secrets,
+            stopped: AtomicBool::new(self.state != EndpointState::Active),
+        })
+    }
+}
+
+/// The endpoints of these numbers, as the connection's snapshot has them.
+pub(crate) async fn load(
+    connection: &mut PgConnection,
+    ids: &[EndpointId],
+) -> Result<Vec<EndpointRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select e.id, e.shard, e.state, e.url, e.concurrency, e.retry_schedule, e.timeout_ms, e.signature, e.headers,
+                coalesce(s.secrets, '{}') as secrets, coalesce(s.retire, '{}') as retire,
+                (select min(r.due_at) from postrider.retries r where r.endpoint_id = e.id) as next_due,
+                exists (select from postrider.queue q where q.endpoint_id = e.id) as has_queue
+         from postrider.endpoints e
+         left join lateral (
+             select array_agg(s.ciphertext order by s.id desc) as secrets,
+                    array_agg(s.retires_at order by s.id desc) as retire
+             from postrider.secrets s
+             where s.endpoint_id = e.id and (s.retires_at is null or s.retires_at > clock_timestamp())
+         ) s on true
+         where e.id = any($1)",
+    )
+    .bind(ids)
+    .fetch_all(connection)
+    .await
+}

@@ -1,0 +1,535 @@
+//! The engine: owns every lane of this process, decides what is read next and what is sent next. It alone changes
+//! lanes, and it awaits nothing but messages, so that a slow database or a slow endpoint never holds it up.
+//!
+//! In: shards from `shards.rs`, rows from `read.rs`, places and results from `attempt.rs` and `record.rs`.
+//! Out: cycles to `read.rs`, picked deliveries to `attempt.rs`.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EndpointId, EndpointState, Epoch, EventId, Shard};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Settings, Wake,
+    attempt::{Picked, Place},
+    clock::Clock,
+    endpoint::EndpointRow,
+    lane::{Lane, ReadNumber},
+    read::{Cycle, Message},
+    record::{Fate, Recorded},
+    vault::Vault,
+};
+
+/// Between two reads while there is work.
+const BUSY_WAIT: Duration = Duration::from_millis(3);
+/// Between two reads while there is none.
+const IDLE_WAIT: Duration = Duration::from_millis(20);
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// Lanes that refill in one cycle, and lanes whose retries are read in one.
+const READS_MAX: usize = 256;
+/// Results that wait for the database, before nothing new is sent.
+const UNRECORDED_MAX: usize = 16 * 1024;
+
+/// What others tell the engine. One queue, so that what happened first is heard first.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Gained(Vec<(Shard, Epoch)>),
+    Lost(Vec<Shard>),
+    /// Give these back once nothing of them is on the wire.
+    Drain(Vec<Shard>),
+    /// The lease ran out: nothing may start.
+    Suspended,
+    Resumed,
+    /// A place on the wire is free again. Without an answer the delivery is handed back.
+    Left {
+        endpoint: EndpointId,
+        event: EventId,
+        number: u16,
+        answered: bool,
+    },
+    Recorded(Vec<Recorded>),
+}
+
+pub(crate) struct Engine {
+    pub(crate) settings: Settings,
+    pub(crate) vault: Vault,
+    pub(crate) clock: Clock,
+    pub(crate) events: mpsc::UnboundedSender<Event>,
+    pub(crate) picked: mpsc::UnboundedSender<Picked>,
+    pub(crate) cycles: mpsc::Sender<Cycle>,
+    pub(crate) drained: mpsc::UnboundedSender<Shard>,
+    /// Endpoints that were deleted while rows of them waited.
+    pub(crate) deleted: mpsc::UnboundedSender<EndpointId>,
+    /// The snapshot of settings that has been applied.
+    pub(crate) applied: watch::Sender<Option<String>>,
+    pub(crate) state: State,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    owned: HashMap<Shard, Epoch>,
+    /// Owned, but not yet loaded by the reader.
+    taken: Vec<Shard>,
+    draining: HashSet<Shard>,
+    suspended: bool,
+    stopping: bool,
+    lanes: HashMap<EndpointId, Lane>,
+    /// Lanes that can send, each once, served in turn.
+    ready: VecDeque<EndpointId>,
+    is_ready: HashSet<EndpointId>,
+    /// Spilled lanes with room, each once, refilled in turn.
+    hungry: VecDeque<EndpointId>,
+    is_hungry: HashSet<EndpointId>,
+    /// When lanes have retries due.
+    due: BTreeSet<(DateTime<Utc>, EndpointId)>,
+    due_of: HashMap<EndpointId, DateTime<Utc>>,
+    /// Recorded deliveries, to be forgotten after a read of this number.
+    recorded: VecDeque<(ReadNumber, EndpointId, EventId, u16)>,
+    forget: Vec<EndpointId>,
+    reads: ReadNumber,
+    reading: bool,
+}
+
+impl Engine {
+    /// Runs until told to stop and everything on the wire is recorded, or the given time after that.
+    pub(crate) async fn run(
+        mut self,
+        mut events: mpsc::UnboundedReceiver<Event>,
+        mut messages: mpsc::Receiver<Message>,
+        wake: Wake,
+        stop: CancellationToken,
+    ) {
+        let wire = Arc::new(Semaphore::new(self.settings.max_in_flight));
+        let room = Arc::new(Semaphore::new(UNRECORDED_MAX.max(self.settings.max_in_flight)));
+        let mut heard = Vec::new();
+        let mut read_at = Instant::now();
+        let mut sweep_at = Instant::now() + SWEEP_EVERY;
+        let mut give_up_at = None;
+        loop {
+            self.pump(&wire, &room);
+            self.report_drained();
+            if self.state.stopping {
+                let over = give_up_at.is_some_and(|at| Instant::now() >= at);
+                if over || self.state.lanes.values().all(Lane::is_drained) {
+                    return;
+                }
+            }
+            let now = Instant::now();
+            if !self.state.reading && now >= read_at {
+                let sweep = now >= sweep_at;
+                if sweep {
+                    sweep_at = now + SWEEP_EVERY;
+                }
+                self.read(sweep);
+            }
+            let sleep_until = self.next_look(read_at, give_up_at);
+            tokio::select! {
+                n = events.recv_many(&mut heard, 1024) => {
+                    if n == 0 { return }
+                    for event in heard.drain(..) {
+                        self.hear(event);
+                    }
+                    if self.wants_to_read() { read_at = Instant::now() }
+                }
+                Some(message) = messages.recv() => {
+                    if let Some(rows) = self.apply(message) {
+                        let busy = rows > 0 || self.state.lanes.values().any(|lane| lane.on_wire() > 0);
+                        read_at = Instant::now() + if busy { BUSY_WAIT } else { IDLE_WAIT };
+                        if self.wants_to_read() { read_at = Instant::now() + Duration::from_millis(1) }
+                    }
+                }
+                () = wake.wait(), if !self.state.reading => read_at = Instant::now(),
+                () = tokio::time::sleep_until(sleep_until.into()) => {
+                    if self.wants_to_read() { read_at = Instant::now() }
+                }
+                () = stop.cancelled(), if !self.state.stopping => {
+                    self.state.stopping = true;
+                    give_up_at = Some(Instant::now() + self.settings.timeout + Duration::from_secs(2));
+                }
+            }
+        }
+    }
+
+    fn next_look(&self, read_at: Instant, give_up_at: Option<Instant>) -> Instant {
+        let now = Instant::now();
+        let mut at = if self.state.reading {
+            now + IDLE_WAIT
+        } else {
+            read_at
+        };
+        if let Some((due, _)) = self.state.due.first() {
+            let wait = (*due - self.clock.now()).to_std().unwrap_or_default();
+            at = at.min(now + wait.max(Duration::from_millis(1)));
+        }
+        give_up_at.map_or(at, |give_up| at.min(give_up))
+    }
+
+    fn wants_to_read(&self) -> bool {
+        let state = &self.state;
+        !state.taken.is_empty()
+            || !state.hungry.is_empty()
+            || state.due.first().is_some_and(|(at, _)| *at <= self.clock.now())
+    }
+
+    /// Sends what may be sent, one delivery a lane in turn.
+    fn pump(&mut self, wire: &Arc<Semaphore>, room: &Arc<Semaphore>) {
+        if self.state.suspended || self.state.stopping {
+            return;
+        }
+        while let Some(id) = self.state.ready.front().copied() {
+            let Ok(permit) = wire.clone().try_acquire_owned() else {
+                return;
+            };
+            let Ok(room) = room.clone().try_acquire_owned() else {
+                return;
+            };
+            self.state.ready.pop_front();
+            self.state.is_ready.remove(&id);
+            let Some(lane) = self.state.lanes.get_mut(&id) else {
+                continue;
+            };
+            if let Some(job) = lane.pick() {
+                let place = Place {
+                    endpoint: id,
+                    event: job.event,
+                    number: job.number(),
+                    events: self.events.clone(),
+                    answered: false,
+                    permit: Some(permit),
+                };
+                let endpoint = lane.endpoint().clone();
+                let _ = self.picked.send(Picked {
+                    endpoint,
+                    epoch: lane.epoch(),
+                    job,
+                    place,
+                    room,
+                });
+            }
+            self.settle(id);
+        }
+    }
+
+    /// Puts a lane into the lists it belongs in. Called after every change of one.
+    fn settle(&mut self, id: EndpointId) {
+        let state = &mut self.state;
+        let lane = state.lanes.get(&id);
+        if let Some(lane) = lane {
+            let draining = state.draining.contains(&lane.endpoint().shard);
+            if !draining && lane.is_ready() && state.is_ready.insert(id) {
+                state.ready.push_back(id);
+            }
+            if !draining && lane.wants_refill().is_some() && state.is_hungry.insert(id) {
+                state.hungry.push_back(id);
+            }
+        }
+        let due = lane.and_then(Lane::next_due);
+        if state.due_of.get(&id) != due.as_ref() {
+            if let Some(old) = state.due_of.remove(&id) {
+                state.due.remove(&(old, id));
+            }
+            if let Some(due) = due {
+                state.due_of.insert(id, due);
+                state.due.insert((due, id));
+            }
+        }
+    }
+
+    /// Asks the reader for the tail, and for what the lanes want beside it.
+    fn read(&mut self, sweep: bool) {
+        let now = self.clock.now();
+        let state = &mut self.state;
+        let mut cycle = Cycle {
+            number: state.reads + 1,
+            owned: state
+                .owned
+                .keys()
+                .copied()
+                .filter(|shard| !state.taken.contains(shard))
+                .collect(),
+            taken: std::mem::take(&mut state.taken),
+            forget: std::mem::take(&mut state.forget),
+            sweep,
+            ..Cycle::default()
+        };
+        while cycle.refills.len() < READS_MAX
+            && let Some(id) = state.hungry.pop_front()
+        {
+            state.is_hungry.remove(&id);
+            if let Some(refill) = state.lanes.get(&id).and_then(Lane::wants_refill) {
+                cycle.refills.push((id, refill));
+            }
+        }
+        for (_, id) in state.due.iter().take_while(|(at, _)| *at <= now) {
+            if cycle.due.len() == READS_MAX {
+                break;
+            }
+            if let Some(lane) = state.lanes.get_mut(id)
+                && let Some(limit) = lane.wants_due(now)
+            {
+                lane.due_read_begins();
+                cycle.due.push((*id, limit));
+            }
+        }
+        match self.cycles.try_send(cycle) {
+            Ok(()) => {
+                state.reads += 1;
+                state.reading = true;
+            }
+            Err(mpsc::error::TrySendError::Full(cycle) | mpsc::error::TrySendError::Closed(cycle)) => {
+                state.taken = cycle.taken;
+                state.forget = cycle.forget;
+                for (id, _) in cycle.refills {
+                    self.settle(id);
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Gained(shards) => {
+                for (shard, epoch) in shards {
+                    self.drop_lanes(shard);
+                    self.state.owned.insert(shard, epoch);
+                    self.state.taken.push(shard);
+                }
+            }
+            Event::Lost(shards) => {
+                for shard in shards {
+                    self.state.owned.remove(&shard);
+                    self.state.draining.remove(&shard);
+                    self.state.taken.retain(|taken| *taken != shard);
+                    self.drop_lanes(shard);
+                }
+            }
+            Event::Drain(shards) => {
+                self.state
+                    .draining
+                    .extend(shards.iter().filter(|shard| self.state.owned.contains_key(shard)));
+            }
+            Event::Suspended => self.state.suspended = true,
+            Event::Resumed => self.state.suspended = false,
+            Event::Left {
+                endpoint,
+                event,
+                number,
+                answered,
+            } => {
+                let now = self.clock.now();
+                if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
+                    if answered {
+                        lane.answered(event, number);
+                    } else {
+                        lane.handed_back(event, number, now);
+                    }
+                    self.settle(endpoint);
+                }
+            }
+            Event::Recorded(results) => {
+                for result in results {
+                    self.recorded(result);
+                }
+            }
+        }
+    }
+
+    fn recorded(&mut self, result: Recorded) {
+        let Recorded {
+            endpoint,
+            event,
+            number,
+            fate,
+        } = result;
+        let now = self.clock.now();
+        let Some(lane) = self.state.lanes.get_mut(&endpoint) else {
+            return;
+        };
+        let due = match fate {
+            Fate::Ended => None,
+            Fate::Due(at) => Some(at),
+            // Perhaps it was recorded without our hearing of it: look at the retries again.
+            Fate::Void => {
+                metrics::counter!("postrider_results_void_total").increment(1);
+                Some(now)
+            }
+        };
+        lane.recorded(event, number, due);
+        // A read under way began before we knew of the record; the one after it is the first that can't show an old copy.
+        self.state
+            .recorded
+            .push_back((self.state.reads + 1, endpoint, event, number));
+        self.settle(endpoint);
+    }
+
+    /// Answers the number of rows when the message ends a cycle.
+    fn apply(&mut self, message: Message) -> Option<usize> {
+        match message {
+            Message::Endpoints { rows, taken } => {
+                for row in rows {
+                    self.introduce(&row, taken);
+                }
+            }
+            Message::Page { rows, cut } => {
+                let mut touched = HashSet::new();
+                for row in rows {
+                    if let Some(lane) = self.state.lanes.get_mut(&row.endpoint) {
+                        lane.offer(row.job);
+                        if touched.insert(row.endpoint) && lane.endpoint().state == EndpointState::Deleted {
+                            let _ = self.deleted.send(row.endpoint);
+                        }
+                    }
+                }
+                if let Some((endpoint, last)) = cut
+                    && let Some(lane) = self.state.lanes.get_mut(&endpoint)
+                {
+                    lane.cut(last);
+                }
+                for endpoint in touched {
+                    self.settle(endpoint);
+                }
+            }
+            Message::Refilled {
+                endpoint,
+                asked,
+                rows,
+            } => {
+                if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
+                    lane.refilled(asked, rows);
+                }
+                self.settle(endpoint);
+            }
+            Message::Due {
+                endpoint,
+                rows,
+                later,
+            } => {
+                if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
+                    lane.due_read(rows, later);
+                }
+                self.settle(endpoint);
+            }
+            Message::Swept { endpoints } => {
+                for endpoint in endpoints {
+                    if let Some(lane) = self.state.lanes.get_mut(&endpoint)
+                        && lane.is_idle()
+                    {
+                        tracing::error!(%endpoint, "the sweep found rows that the tail had missed");
+                        metrics::counter!("postrider_tail_missed_total").increment(1);
+                        lane.missed();
+                        self.settle(endpoint);
+                    }
+                }
+            }
+            Message::Done {
+                number,
+                rows,
+                settings,
+            } => {
+                self.state.reading = false;
+                self.forget_recorded(number);
+                if let Some(snapshot) = settings {
+                    self.applied.send_replace(Some(snapshot));
+                }
+                return Some(rows);
+            }
+            Message::Lost => {
+                self.state.reading = false;
+                self.reload();
+                return Some(0);
+            }
+        }
+        None
+    }
+
+    /// A lane for an endpoint that has none, or new settings for one that has.
+    fn introduce(&mut self, row: &EndpointRow, taken: bool) {
+        let id = row.id();
+        let now = self.clock.now();
+        let endpoint = match row.open(&self.vault, &self.settings) {
+            Ok(endpoint) => Arc::new(endpoint),
+            Err(error) => {
+                tracing::error!(endpoint = %id, %error, "an endpoint can't be served: its deliveries wait");
+                return;
+            }
+        };
+        let deleted = endpoint.state == EndpointState::Deleted;
+        match self.state.lanes.get_mut(&id) {
+            Some(lane) => lane.change(endpoint, now),
+            None => {
+                let Some(epoch) = self.state.owned.get(&endpoint.shard) else {
+                    return;
+                };
+                let lane = Lane::new(endpoint, *epoch, taken && row.has_queue, row.next_due);
+                self.state.lanes.insert(id, lane);
+            }
+        }
+        if deleted {
+            let _ = self.deleted.send(id);
+        }
+        self.settle(id);
+    }
+
+    fn forget_recorded(&mut self, number: ReadNumber) {
+        while let Some((after, endpoint, event, attempt)) = self.state.recorded.front().copied() {
+            if after > number {
+                break;
+            }
+            self.state.recorded.pop_front();
+            if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
+                lane.forget(event, attempt);
+            }
+        }
+    }
+
+    /// What was known came from a connection that is gone: every lane reads its rows again. What is on the wire stays.
+    fn reload(&mut self) {
+        let now = self.clock.now();
+        self.state.taken = self.state.owned.keys().copied().collect();
+        let ids: Vec<EndpointId> = self.state.lanes.keys().copied().collect();
+        for id in ids {
+            if let Some(lane) = self.state.lanes.get_mut(&id) {
+                lane.reload(now);
+            }
+            self.settle(id);
+        }
+    }
+
+    fn drop_lanes(&mut self, shard: Shard) {
+        let gone: Vec<EndpointId> = self
+            .state
+            .lanes
+            .iter()
+            .filter(|(_, lane)| lane.endpoint().shard == shard)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in gone {
+            self.state.lanes.remove(&id);
+            self.state.forget.push(id);
+            self.settle(id);
+        }
+    }
+
+    fn report_drained(&mut self) {
+        if self.state.draining.is_empty() {
+            return;
+        }
+        let busy: HashSet<Shard> = self
+            .state
+            .lanes
+            .values()
+            .filter(|lane| !lane.is_drained())
+            .map(|lane| lane.endpoint().shard)
+            .collect();
+        for shard in self.state.draining.iter().filter(|shard| !busy.contains(shard)) {
+            let _ = self.drained.send(*shard);
+        }
+        self.state.draining.retain(|shard| busy.contains(shard));
+    }
+}

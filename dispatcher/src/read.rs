@@ -1,0 +1,606 @@
+//! The reader: an exact tail of the queue, on a connection of its own.
+//!
+//! Each cycle is one `repeatable read, read only` transaction. It takes the snapshot, reads the queue rows that became
+//! visible since the cycle before, then what the lanes asked for. Every committed row is seen exactly once, whatever
+//! order transactions commit in.
+//!
+//! Invariant: a snapshot is compared only with one of the same connection. When the connection is lost the reader says
+//! [`Message::Lost`] and every shard is loaded as if it had just been taken.
+//! What is read goes to `engine.rs`.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EndpointId, EventId, Shard, TenantId, TypeId};
+use sqlx::{Connection, FromRow, PgConnection, Row, postgres::PgConnectOptions};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    clock::Clock,
+    endpoint::{self, EndpointRow},
+    job::Job,
+    lane::{ReadNumber, Refill},
+    snapshot::{Difference, Snapshot},
+};
+
+/// Rows of one page of the tail.
+const PAGE_ROWS: i64 = 1_000;
+/// Rows of one endpoint in one transaction after which the tail leaves the rest on disk and goes on behind it.
+const ENDPOINT_ROWS_MAX: usize = 256;
+const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// What the engine wants of one cycle.
+#[derive(Debug, Default)]
+pub(crate) struct Cycle {
+    pub(crate) number: ReadNumber,
+    /// Shards that are tailed.
+    pub(crate) owned: Vec<Shard>,
+    /// Shards taken since the cycle before: their endpoints with work are loaded.
+    pub(crate) taken: Vec<Shard>,
+    pub(crate) refills: Vec<(EndpointId, Refill)>,
+    pub(crate) due: Vec<(EndpointId, usize)>,
+    /// Endpoints whose lanes are gone.
+    pub(crate) forget: Vec<EndpointId>,
+    /// Look for rows that the tail missed.
+    pub(crate) sweep: bool,
+}
+
+/// What the reader found, in the order in which it must be applied.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// Settings of endpoints that were not known, or that changed.
+    Endpoints { rows: Vec<EndpointRow>, taken: bool },
+    Page {
+        rows: Vec<QueueRow>,
+        cut: Option<(EndpointId, EventId)>,
+    },
+    Refilled {
+        endpoint: EndpointId,
+        asked: Refill,
+        rows: Vec<Job>,
+    },
+    Due {
+        endpoint: EndpointId,
+        rows: Vec<Job>,
+        later: Option<DateTime<Utc>>,
+    },
+    /// Endpoints that have queue rows, found by the sweep.
+    Swept { endpoints: Vec<EndpointId> },
+    /// The cycle is over. `settings` is its snapshot when it brought changed settings.
+    Done {
+        number: ReadNumber,
+        rows: usize,
+        settings: Option<String>,
+    },
+    /// The connection is gone, and with it what was known.
+    Lost,
+}
+
+#[derive(Debug)]
+pub(crate) struct QueueRow {
+    pub(crate) endpoint: EndpointId,
+    pub(crate) job: Job,
+}
+
+pub(crate) struct Reader {
+    pub(crate) options: PgConnectOptions,
+    pub(crate) clock: Clock,
+    pub(crate) cycles: mpsc::Receiver<Cycle>,
+    pub(crate) out: mpsc::Sender<Message>,
+}
+
+/// What is known on one connection.
+struct Session {
+    connection: PgConnection,
+    previous: Option<Snapshot>,
+    known: HashSet<EndpointId>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+    #[error("the server is in recovery: it is a replica")]
+    InRecovery,
+    #[error("the server's snapshot can't be read: {0}")]
+    Snapshot(String),
+    #[error("the engine is gone")]
+    Closed,
+}
+
+impl Reader {
+    /// Answers each cycle with messages, until the engine is gone or told to stop.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut session: Option<Session> = None;
+        let mut wait = Duration::from_millis(50);
+        loop {
+            let cycle = tokio::select! {
+                cycle = self.cycles.recv() => cycle,
+                () = stop.cancelled() => None,
+            };
+            let Some(cycle) = cycle else { break };
+            let result = match &mut session {
+                Some(session) => session.cycle(&cycle, &self.clock, &self.out).await,
+                None => match Session::open(&self.options).await {
+                    Ok(mut opened) => {
+                        let result = opened.cycle(&cycle, &self.clock, &self.out).await;
+                        session = Some(opened);
+                        result
+                    }
+                    Err(e) => Err(e.into()),
+                },
+            };
+            match result {
+                Ok(()) => wait = Duration::from_millis(50),
+                Err(ReadError::Closed) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "the reader lost its connection; every shard will be loaded again");
+                    session = None;
+                    tokio::time::sleep(wait.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
+                    wait = (wait * 2).min(RECONNECT_WAIT_MAX);
+                    if self.out.send(Message::Lost).await.is_err() {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Session {
+    async fn open(options: &PgConnectOptions) -> Result<Self, sqlx::Error> {
+        let connection = PgConnection::connect_with(options).await?;
+        Ok(Self {
+            connection,
+            previous: None,
+            known: HashSet::new(),
+        })
+    }
+
+    async fn cycle(
+        &mut self,
+        cycle: &Cycle,
+        clock: &Clock,
+        out: &mpsc::Sender<Message>,
+    ) -> Result<(), ReadError> {
+        for id in &cycle.forget {
+            self.known.remove(id);
+        }
+        if self.is_unchanged(cycle, clock).await? {
+            return say(
+                out,
+                Message::Done {
+                    number: cycle.number,
+                    rows: 0,
+                    settings: None,
+                },
+            )
+            .await;
+        }
+        let begin = "begin isolation level repeatable read, read only; \
+                     select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()";
+        let asked_at = Instant::now();
+        let row = sqlx::raw_sql(begin).fetch_one(&mut self.connection).await?;
+        let (snapshot, now) = self.snapshot_of(&row)?;
+        clock.set(asked_at, now);
+        let mut rows = 0;
+        let mut settings = false;
+        if let Some(previous) = self.previous.clone() {
+            let new = snapshot.since(&previous);
+            settings = self.changed_settings(&new, out).await?;
+            rows = self.tail(&new, &cycle.owned, out).await?;
+        }
+        if !cycle.taken.is_empty() {
+            self.load_taken(&cycle.taken, out).await?;
+        }
+        self.refill(&cycle.refills, out).await?;
+        self.read_due(&cycle.due, now, out).await?;
+        if cycle.sweep {
+            self.sweep(&cycle.owned, out).await?;
+        }
+        sqlx::raw_sql("commit").execute(&mut self.connection).await?;
+        // Settings of taken shards are as new as this snapshot too.
+        let settings = (settings || !cycle.taken.is_empty()).then(|| snapshot.as_str().to_owned());
+        self.previous = Some(snapshot);
+        say(
+            out,
+            Message::Done {
+                number: cycle.number,
+                rows,
+                settings,
+            },
+        )
+        .await
+    }
+
+    /// One short question on an idle system: has any transaction begun or ended since?
+    async fn is_unchanged(&mut self, cycle: &Cycle, clock: &Clock) -> Result<bool, ReadError> {
+        let asked =
+            cycle.taken.is_empty() && cycle.refills.is_empty() && cycle.due.is_empty() && !cycle.sweep;
+        if !asked || self.previous.is_none() {
+            return Ok(false);
+        }
+        let asked_at = Instant::now();
+        let row = sqlx::query("select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()")
+            .fetch_one(&mut self.connection)
+            .await?;
+        let (snapshot, now) = self.snapshot_of(&row)?;
+        clock.set(asked_at, now);
+        Ok(Some(&snapshot) == self.previous.as_ref())
+    }
+
+    fn snapshot_of(&self, row: &sqlx::postgres::PgRow) -> Result<(Snapshot, DateTime<Utc>), ReadError> {
+        if row.try_get::<bool, _>(1)? {
+            return Err(ReadError::InRecovery);
+        }
+        let text: String = row.try_get(0)?;
+        let snapshot = Snapshot::parse(&text).ok_or(ReadError::Snapshot(text))?;
+        Ok((snapshot, row.try_get(2)?))
+    }
+
+    /// Settings of known endpoints that changed, found as queue rows are. Applied before the tail.
+    async fn changed_settings(
+        &mut self,
+        new: &Difference,
+        out: &mpsc::Sender<Message>,
+    ) -> Result<bool, ReadError> {
+        let ended = xids(&new.ended);
+        let changed: Vec<EndpointId> = sqlx::query_scalar(
+            "select id from postrider.endpoints
+             where xid >= $1::xid8 and xid < $2::xid8 or xid = any($3::xid8[])
+             union
+             select endpoint_id from postrider.secrets
+             where xid >= $1::xid8 and xid < $2::xid8 or xid = any($3::xid8[])",
+        )
+        .bind(new.began_from.to_string())
+        .bind(new.began_to.to_string())
+        .bind(&ended)
+        .fetch_all(&mut self.connection)
+        .await?;
+        let known: Vec<EndpointId> = changed
+            .iter()
+            .copied()
+            .filter(|id| self.known.contains(id))
+            .collect();
+        if !known.is_empty() {
+            let rows = endpoint::load(&mut self.connection, &known).await?;
+            say(out, Message::Endpoints { rows, taken: false }).await?;
+        }
+        Ok(!changed.is_empty())
+    }
+
+    /// The rows of transactions that became visible: those that began since, and those that ran then and have ended.
+    async fn tail(
+        &mut self,
+        new: &Difference,
+        owned: &[Shard],
+        out: &mpsc::Sender<Message>,
+    ) -> Result<usize, ReadError> {
+        if owned.is_empty() {
+            return Ok(0);
+        }
+        let mut total = 0;
+        if new.began_from < new.began_to {
+            total += self
+                .pages(Span::Began(new.began_from, new.began_to), owned, out)
+                .await?;
+        }
+        if !new.ended.is_empty() {
+            total += self.pages(Span::Ended(&new.ended), owned, out).await?;
+        }
+        Ok(total)
+    }
+
+    async fn pages(
+        &mut self,
+        span: Span<'_>,
+        owned: &[Shard],
+        out: &mpsc::Sender<Message>,
+    ) -> Result<usize, ReadError> {
+        let mut after = TailKey {
+            xid: 0,
+            endpoint: EndpointId(0),
+            event: EventId::LOWEST,
+        };
+        let mut total = 0;
+        loop {
+            let page = self.page(&span, owned, &after).await?;
+            total += page.len();
+            let full = page.len() as i64 == PAGE_ROWS;
+            let Some(last) = page.last().map(|row| row.key) else {
+                return Ok(total);
+            };
+            let of_last = page
+                .iter()
+                .rev()
+                .take_while(|row| row.key.endpoint == last.endpoint && row.key.xid == last.xid);
+            // One transaction may have made a million rows for one endpoint: its lane reads them from disk, later.
+            let cut = full && of_last.count() >= ENDPOINT_ROWS_MAX;
+            after = last;
+            if cut {
+                after.event = EventId(uuid::Uuid::max());
+            }
+            self.introduce(page.iter().map(|row| row.key.endpoint), out)
+                .await?;
+            let rows = page
+                .into_iter()
+                .map(|row| QueueRow {
+                    endpoint: row.key.endpoint,
+                    job: row.job,
+                })
+                .collect();
+            say(
+                out,
+                Message::Page {
+                    rows,
+                    cut: cut.then_some((last.endpoint, last.event)),
+                },
+            )
+            .await?;
+            if !full {
+                return Ok(total);
+            }
+        }
+    }
+
+    async fn page(
+        &mut self,
+        span: &Span<'_>,
+        owned: &[Shard],
+        after: &TailKey,
+    ) -> Result<Vec<TailRow>, sqlx::Error> {
+        // The bounds are plain parameters: with a function of the snapshot in the query the planner scans the table.
+        let query = match span {
+            Span::Began(from, to) => sqlx::query_as(
+                "select xid::text as xid, endpoint_id, event_id, tenant_id, type_id, attempt, replay_id
+                 from postrider.queue
+                 where xid >= $1::xid8 and xid < $2::xid8 and shard = any($3)
+                   and (xid, endpoint_id, event_id) > ($4::xid8, $5, $6)
+                 order by xid, endpoint_id, event_id limit $7",
+            )
+            .bind(from.to_string())
+            .bind(to.to_string()),
+            Span::Ended(list) => sqlx::query_as(
+                "select xid::text as xid, endpoint_id, event_id, tenant_id, type_id, attempt, replay_id
+                 from postrider.queue
+                 where xid = any($1::xid8[]) and $2::text is null and shard = any($3)
+                   and (xid, endpoint_id, event_id) > ($4::xid8, $5, $6)
+                 order by xid, endpoint_id, event_id limit $7",
+            )
+            .bind(xids(list))
+            .bind(None::<String>),
+        };
+        query
+            .bind(owned)
+            .bind(after.xid.to_string())
+            .bind(after.endpoint)
+            .bind(after.event)
+            .bind(PAGE_ROWS)
+            .fetch_all(&mut self.connection)
+            .await
+    }
+
+    /// Settings of endpoints that have no lane yet.
+    async fn introduce(
+        &mut self,
+        endpoints: impl Iterator<Item = EndpointId>,
+        out: &mpsc::Sender<Message>,
+    ) -> Result<(), ReadError> {
+        let mut unknown: Vec<EndpointId> = endpoints.filter(|id| !self.known.contains(id)).collect();
+        unknown.dedup();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let rows = endpoint::load(&mut self.connection, &unknown).await?;
+        self.known.extend(unknown);
+        say(out, Message::Endpoints { rows, taken: false }).await
+    }
+
+    /// A probe for each endpoint of the shards just taken. Those with rows start spilled: the tail of this cycle was of
+    /// the old shards only, and the snapshot is younger than the takeover.
+    async fn load_taken(&mut self, taken: &[Shard], out: &mpsc::Sender<Message>) -> Result<(), ReadError> {
+        let ids: Vec<EndpointId> = sqlx::query_scalar(
+            "select e.id from postrider.endpoints e
+             where e.shard = any($1)
+               and (exists (select from postrider.queue q where q.endpoint_id = e.id)
+                 or exists (select from postrider.retries r where r.endpoint_id = e.id))",
+        )
+        .bind(taken)
+        .fetch_all(&mut self.connection)
+        .await?;
+        for ids in ids.chunks(PAGE_ROWS as usize) {
+            let rows = endpoint::load(&mut self.connection, ids).await?;
+            self.known.extend(ids);
+            say(out, Message::Endpoints { rows, taken: true }).await?;
+        }
+        Ok(())
+    }
+
+    async fn refill(
+        &mut self,
+        refills: &[(EndpointId, Refill)],
+        out: &mpsc::Sender<Message>,
+    ) -> Result<(), ReadError> {
+        if refills.is_empty() {
+            return Ok(());
+        }
+        let endpoints: Vec<EndpointId> = refills.iter().map(|(id, _)| *id).collect();
+        let floors: Vec<EventId> = refills.iter().map(|(_, refill)| refill.floor).collect();
+        let limits: Vec<i32> = refills.iter().map(|(_, refill)| refill.limit as i32).collect();
+        let rows: Vec<WaitingRow> = sqlx::query_as(
+            "select q.endpoint_id, q.event_id, q.tenant_id, q.type_id, q.attempt, 0::smallint as step, q.replay_id,
+                    null::timestamptz as due_at
+             from unnest($1::int[], $2::uuid[], $3::int[]) as r(endpoint_id, floor, n)
+             cross join lateral (
+                 select * from postrider.queue q
+                 where q.endpoint_id = r.endpoint_id and q.event_id > r.floor
+                 order by q.event_id limit r.n
+             ) q",
+        )
+        .bind(&endpoints)
+        .bind(&floors)
+        .bind(&limits)
+        .fetch_all(&mut self.connection)
+        .await?;
+        let mut rows = rows.into_iter().peekable();
+        // The lateral join keeps the order of the list, so that each endpoint's rows stand together.
+        for (endpoint, asked) in refills {
+            let mut jobs = Vec::new();
+            while let Some(row) = rows.next_if(|row| row.endpoint_id == *endpoint) {
+                jobs.push(row.job());
+            }
+            say(
+                out,
+                Message::Refilled {
+                    endpoint: *endpoint,
+                    asked: *asked,
+                    rows: jobs,
+                },
+            )
+            .await?;
+        }
+        Ok(())
+    }
+
+    async fn read_due(
+        &mut self,
+        due: &[(EndpointId, usize)],
+        now: DateTime<Utc>,
+        out: &mpsc::Sender<Message>,
+    ) -> Result<(), ReadError> {
+        if due.is_empty() {
+            return Ok(());
+        }
+        let endpoints: Vec<EndpointId> = due.iter().map(|(id, _)| *id).collect();
+        let limits: Vec<i32> = due.iter().map(|(_, n)| *n as i32).collect();
+        let rows: Vec<WaitingRow> = sqlx::query_as(
+            "select q.endpoint_id, q.event_id, q.tenant_id, q.type_id, q.attempt, q.step, q.replay_id, q.due_at
+             from unnest($1::int[], $2::int[]) as r(endpoint_id, n)
+             cross join lateral (
+                 select * from postrider.retries q where q.endpoint_id = r.endpoint_id order by q.due_at limit r.n
+             ) q",
+        )
+        .bind(&endpoints)
+        .bind(&limits)
+        .fetch_all(&mut self.connection)
+        .await?;
+        let mut rows = rows.into_iter().peekable();
+        for (endpoint, limit) in due {
+            let (mut jobs, mut later, mut read) = (Vec::new(), None, 0);
+            while let Some(row) = rows.next_if(|row| row.endpoint_id == *endpoint) {
+                read += 1;
+                match row.due_at {
+                    Some(at) if at > now => later = later.or(Some(at)),
+                    _ => jobs.push(row.job()),
+                }
+            }
+            // As many as were asked for, and all of them due: there may be more.
+            if read == *limit && later.is_none() {
+                later = Some(now);
+            }
+            say(
+                out,
+                Message::Due {
+                    endpoint: *endpoint,
+                    rows: jobs,
+                    later,
+                },
+            )
+            .await?;
+        }
+        Ok(())
+    }
+
+    async fn sweep(&mut self, owned: &[Shard], out: &mpsc::Sender<Message>) -> Result<(), ReadError> {
+        let endpoints: Vec<EndpointId> = sqlx::query_scalar(
+            "select e.id from postrider.endpoints e
+             where e.shard = any($1) and e.state = 'active'
+               and exists (select from postrider.queue q where q.endpoint_id = e.id)",
+        )
+        .bind(owned)
+        .fetch_all(&mut self.connection)
+        .await?;
+        self.introduce(endpoints.iter().copied(), out).await?;
+        say(out, Message::Swept { endpoints }).await
+    }
+}
+
+enum Span<'a> {
+    Began(u64, u64),
+    Ended(&'a [u64]),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct TailKey {
+    xid: u64,
+    endpoint: EndpointId,
+    event: EventId,
+}
+
+struct TailRow {
+    key: TailKey,
+    job: Job,
+}
+
+impl FromRow<'_, sqlx::postgres::PgRow> for TailRow {
+    fn from_row(row: &sqlx::postgres::PgRow) -> Result<Self, sqlx::Error> {
+        let xid: &str = row.try_get("xid")?;
+        let waiting = WaitingRow {
+            endpoint_id: row.try_get("endpoint_id")?,
+            event_id: row.try_get("event_id")?,
+            tenant_id: row.try_get("tenant_id")?,
+            type_id: row.try_get("type_id")?,
+            attempt: row.try_get("attempt")?,
+            step: 0,
+            replay_id: row.try_get("replay_id")?,
+            due_at: None,
+        };
+        let key = TailKey {
+            xid: xid.parse().map_err(|e| sqlx::Error::Decode(Box::new(e)))?,
+            endpoint: waiting.endpoint_id,
+            event: waiting.event_id,
+        };
+        Ok(Self {
+            key,
+            job: waiting.job(),
+        })
+    }
+}
+
+#[derive(FromRow)]
+struct WaitingRow {
+    endpoint_id: EndpointId,
+    event_id: EventId,
+    tenant_id: TenantId,
+    type_id: TypeId,
+    attempt: i16,
+    step: i16,
+    replay_id: Option<String>,
+    due_at: Option<DateTime<Utc>>,
+}
+
+impl WaitingRow {
+    fn job(self) -> Job {
+        Job {
+            event: self.event_id,
+            tenant: self.tenant_id,
+            type_id: self.type_id,
+            attempt: self.attempt.max(0) as u16,
+            step: self.step.max(0) as u16,
+            replay: self.replay_id.map(String::into_boxed_str),
+        }
+    }
+}
+
+/// sqlx has no type for xid8: they go as text and are cast.
+fn xids(list: &[u64]) -> Vec<String> {
+    list.iter().map(u64::to_string).collect()
+}
+
+async fn say(out: &mpsc::Sender<Message>, message: Message) -> Result<(), ReadError> {
+    out.send(message).await.map_err(|_| ReadError::Closed)
+}
