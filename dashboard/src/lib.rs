@@ -1,1 +1,61 @@
+//! The HTTP API and the pages: what people and programs use to set Postrider up, to see what happened, and to replay.
+//! Invariant: a delivery is changed here only by a replay, and every route goes through `auth::check` first.
 //!
+//! A request's way: `routes` (which rule) → `auth` (who, and may they) → `api/<noun>` or `pages/<page>` → `tables/<table>`.
+
+mod api;
+mod audit;
+mod auth;
+mod deliveries;
+mod input;
+mod listing;
+mod pages;
+mod problem;
+mod replay;
+mod routes;
+mod settled;
+mod tables;
+mod transcript;
+
+use std::{io, sync::Arc};
+
+use axum::Router;
+use postrider_dispatcher::{Settings, Wake, guard::Guard, vault::Vault};
+use sqlx::PgPool;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub use auth::{PasswordError, Rule, set_admin_password};
+pub use routes::Route;
+
+/// Everything the API and the pages need; made by the root.
+pub struct App {
+    pub pool: PgPool,
+    pub wake: Wake,
+    pub vault: Vault,
+    pub guard: Guard,
+    /// What applies to endpoints that have no setting of their own.
+    pub defaults: Settings,
+    /// The base of links, and whether cookies may travel over plain http.
+    pub public_url: String,
+    pub admin_api_key: String,
+}
+
+/// One copy for each request is one count more on an `Arc`.
+type Shared = Arc<App>;
+
+pub fn router(app: App) -> Router {
+    routes::build(Arc::new(app)).0
+}
+
+/// Each route with its rule, so that a test can try every one with every role.
+pub fn routes(app: App) -> Vec<Route> {
+    routes::build(Arc::new(app)).1
+}
+
+/// Serves until told to stop; then takes nothing new and finishes what it has begun.
+pub async fn serve(listener: TcpListener, app: App, stop: CancellationToken) -> io::Result<()> {
+    axum::serve(listener, router(app))
+        .with_graceful_shutdown(stop.cancelled_owned())
+        .await
+}

@@ -1,0 +1,145 @@
+//! API keys: made, listed without themselves, revoked.
+
+use axum::{
+    Extension, Json,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use chrono::{DateTime, Utc};
+use data_encoding::BASE64URL_NOPAD;
+use postrider_proto::state::KeyRole;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::Answer;
+use crate::{
+    Shared,
+    audit::{self, Action, Entry},
+    auth::{Actor, fingerprint},
+    input::{Body, Query, is_plain_text},
+    listing::{Page, PageQuery},
+    problem::Problem,
+    tables::{self, api_keys, tenants},
+};
+
+const NAME_BYTES_MAX: usize = 128;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KeyForm {
+    role: KeyRole,
+    tenant: Option<String>,
+    name: String,
+}
+
+#[derive(Serialize)]
+pub(crate) struct KeyView {
+    id: String,
+    role: KeyRole,
+    tenant: Option<String>,
+    name: String,
+    created_at: DateTime<Utc>,
+    revoked_at: Option<DateTime<Utc>>,
+    /// Only in the answer to its making: it is kept nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+}
+
+pub(crate) async fn create(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Body(form): Body<KeyForm>,
+) -> Result<Response, Problem> {
+    if form.name.trim().is_empty() || !is_plain_text(&form.name, NAME_BYTES_MAX) {
+        return Err(Problem::invalid("/name", "must be text of 1 to 128 bytes"));
+    }
+    let tenant = match (form.role, &form.tenant) {
+        (KeyRole::Tenant, Some(slug)) => Some(
+            tenants::find(&app.pool, slug)
+                .await?
+                .ok_or_else(|| Problem::invalid("/tenant", "there is no such tenant"))?
+                .id,
+        ),
+        (KeyRole::Tenant, None) => {
+            return Err(Problem::invalid("/tenant", "a key of role tenant needs one"));
+        }
+        (_, Some(_)) => {
+            return Err(Problem::invalid("/tenant", "only a key of role tenant has one"));
+        }
+        (_, None) => None,
+    };
+    let key = format!("prk_{}", BASE64URL_NOPAD.encode(&rand::random::<[u8; 32]>()));
+    let public_id = tables::random_public_id("key");
+
+    let mut transaction = tables::begin(&app.pool).await?;
+    if let Some(tenant) = tenant
+        && !tenants::lock(&mut *transaction, tenant).await?
+    {
+        return Err(Problem::invalid("/tenant", "there is no such tenant"));
+    }
+    let hash = fingerprint(&key);
+    let created_at = api_keys::insert(
+        &mut *transaction,
+        &public_id,
+        &hash,
+        form.role,
+        tenant,
+        &form.name,
+    )
+    .await?;
+    let entry = Entry {
+        actor: &actor,
+        action: Action::KeyCreated,
+        tenant,
+        subject: &public_id,
+        detail: Some(json!({"role": form.role, "name": form.name})),
+    };
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
+    let view = KeyView {
+        id: public_id,
+        role: form.role,
+        tenant: form.tenant,
+        name: form.name,
+        created_at,
+        revoked_at: None,
+        key: Some(key),
+    };
+    Ok((StatusCode::CREATED, Json(view)).into_response())
+}
+
+pub(crate) async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<KeyView>> {
+    let (limit, after) = (query.limit()?, query.after::<i32>()?.unwrap_or_default());
+    let rows = api_keys::list(&app.pool, after, limit + 1).await?;
+    Ok(Json(Page::cut(rows, limit, |row| row.id).map(|row| KeyView {
+        id: row.public_id,
+        role: row.role,
+        tenant: row.tenant,
+        name: row.name,
+        created_at: row.created_at,
+        revoked_at: row.revoked_at,
+        key: None,
+    })))
+}
+
+pub(crate) async fn revoke(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Path(id): Path<String>,
+) -> Result<StatusCode, Problem> {
+    let mut transaction = tables::begin(&app.pool).await?;
+    if !api_keys::revoke(&mut *transaction, &id).await? {
+        return Err(Problem::not_found("key in force"));
+    }
+    let entry = Entry {
+        actor: &actor,
+        action: Action::KeyRevoked,
+        tenant: None,
+        subject: &id,
+        detail: None,
+    };
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,246 @@
+//! Deliveries and their attempts, and the replay of one.
+
+use axum::{
+    Extension, Json,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use chrono::{DateTime, Datelike, Utc};
+use postrider_proto::{DeadReason, DeliveryId, DeliveryState, routing::is_type_name};
+use serde::{Deserialize, Serialize};
+
+use super::{Answer, events};
+use crate::{
+    Shared,
+    auth::{Actor, Tenant},
+    deliveries::{self, Delivery, Filter},
+    input::Query,
+    listing::{self, Page},
+    problem::Problem,
+    tables::{attempts, endpoints},
+    transcript::{Attempt, custom_header_names},
+};
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DeliveryQuery {
+    limit: Option<String>,
+    cursor: Option<String>,
+    state: Option<String>,
+    endpoint: Option<String>,
+    r#type: Option<String>,
+    event: Option<String>,
+    status_code: Option<String>,
+    since: Option<String>,
+    until: Option<String>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct DeliveryView {
+    id: String,
+    event: String,
+    r#type: String,
+    endpoint: String,
+    state: DeliveryState,
+    /// Why it is dead.
+    reason: Option<DeadReason>,
+    attempt_count: i16,
+    /// Of the latest attempt.
+    status_code: Option<i16>,
+    error: Option<String>,
+    created_at: Option<DateTime<Utc>>,
+    last_attempt_at: Option<DateTime<Utc>>,
+    /// Null while pending means: as soon as the endpoint has room.
+    next_attempt_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct DeliveryWithAttempts {
+    #[serde(flatten)]
+    delivery: DeliveryView,
+    url: String,
+    /// The newest first.
+    attempts: Vec<Attempt>,
+}
+
+impl From<&Delivery> for DeliveryView {
+    fn from(delivery: &Delivery) -> Self {
+        Self {
+            id: delivery.id().to_string(),
+            event: delivery.event(),
+            r#type: delivery.event_type.clone(),
+            endpoint: delivery.endpoint.clone(),
+            state: delivery.state(),
+            reason: delivery.reason,
+            attempt_count: delivery.attempt_count,
+            status_code: delivery.status,
+            error: delivery.error.clone(),
+            created_at: delivery.created_at(),
+            last_attempt_at: delivery.last_attempt_at,
+            next_attempt_at: delivery.due_at,
+        }
+    }
+}
+
+pub(crate) async fn list(
+    State(app): State<Shared>,
+    Extension(tenant): Extension<Tenant>,
+    Query(query): Query<DeliveryQuery>,
+) -> Answer<Page<DeliveryView>> {
+    let limit = listing::limit(query.limit.as_deref())?;
+    let after = query.cursor.as_deref().map(listing::decode).transpose()?;
+    let Some(filter) = filter(&app, &tenant, &query).await? else {
+        return Ok(Json(Page {
+            data: Vec::new(),
+            next_cursor: None,
+        }));
+    };
+    let (found, next) = deliveries::list(&app.pool, &filter, after, limit).await?;
+    Ok(Json(Page {
+        data: found.iter().map(DeliveryView::from).collect(),
+        next_cursor: next.map(|id| listing::encode(&id)),
+    }))
+}
+
+/// None when the filter names an endpoint or event that is not there: nothing can match.
+async fn filter(app: &Shared, tenant: &Tenant, query: &DeliveryQuery) -> Result<Option<Filter>, Problem> {
+    let mut filter = Filter {
+        tenant: Some(tenant.id),
+        state: query.state.as_deref().map(parse_state).transpose()?,
+        since: query
+            .since
+            .as_deref()
+            .map(|t| parse_time("since", t))
+            .transpose()?,
+        until: query
+            .until
+            .as_deref()
+            .map(|t| parse_time("until", t))
+            .transpose()?,
+        status_code: query.status_code.as_deref().map(parse_status).transpose()?,
+        ..Filter::default()
+    };
+    if let Some(name) = &query.r#type {
+        if !is_type_name(name) {
+            return Err(Problem::bad_request("type is not the name of an event type."));
+        }
+        filter.event_type = Some(name.clone());
+    }
+    if let Some(endpoint) = &query.endpoint {
+        filter.endpoint = endpoints::find_number(&app.pool, Some(tenant.id), endpoint).await?;
+        if filter.endpoint.is_none() {
+            return Ok(None);
+        }
+    }
+    if let Some(event) = &query.event {
+        filter.event = events::find_number(app, tenant, event).await?;
+        if filter.event.is_none() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(filter))
+}
+
+pub(crate) fn parse_state(text: &str) -> Result<DeliveryState, Problem> {
+    [
+        DeliveryState::Pending,
+        DeliveryState::Delivered,
+        DeliveryState::Dead,
+    ]
+    .into_iter()
+    .find(|state| state.as_str() == text)
+    .ok_or_else(|| Problem::bad_request("state is pending, delivered or dead."))
+}
+
+fn parse_status(text: &str) -> Result<i16, Problem> {
+    text.parse()
+        .ok()
+        .filter(|code| (100..1000).contains(code))
+        .ok_or_else(|| Problem::bad_request("status_code is a number from 100 to 999."))
+}
+
+/// Years that an event's id can hold and Postgres can read.
+fn parse_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
+    DateTime::parse_from_rfc3339(text)
+        .ok()
+        .map(|time| time.to_utc())
+        .filter(|time| (1970..=9999).contains(&time.year()))
+        .ok_or_else(|| {
+            Problem::bad_request(format!("{name} is a time like 2026-05-28T10:00:00Z (RFC 3339)."))
+        })
+}
+
+fn parse_id(text: &str) -> Result<DeliveryId, Problem> {
+    text.parse().map_err(|_| Problem::not_found("delivery"))
+}
+
+pub(crate) async fn get(
+    State(app): State<Shared>,
+    Extension(tenant): Extension<Tenant>,
+    Path((_, id)): Path<(String, String)>,
+) -> Answer<DeliveryWithAttempts> {
+    Ok(Json(load(&app, &tenant, parse_id(&id)?).await?))
+}
+
+async fn load(app: &Shared, tenant: &Tenant, id: DeliveryId) -> Result<DeliveryWithAttempts, Problem> {
+    let missing = || Problem::not_found("delivery");
+    let delivery = deliveries::find(&app.pool, Some(tenant.id), id)
+        .await?
+        .ok_or_else(missing)?;
+    let attempts = attempts_of(app, &delivery).await?;
+    Ok(DeliveryWithAttempts {
+        delivery: DeliveryView::from(&delivery),
+        url: delivery.url,
+        attempts,
+    })
+}
+
+pub(crate) async fn attempts_of(app: &Shared, delivery: &Delivery) -> Result<Vec<Attempt>, Problem> {
+    let id = delivery.id();
+    let headers = endpoints::find_by_id(&app.pool, id.endpoint)
+        .await?
+        .map(|endpoint| custom_header_names(&app.vault, &endpoint))
+        .unwrap_or_default();
+    let event = delivery.event();
+    Ok(attempts::of_delivery(&app.pool, id)
+        .await?
+        .into_iter()
+        .map(|row| Attempt::of(row, &event, &headers))
+        .collect())
+}
+
+pub(crate) async fn replay(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Extension(tenant): Extension<Tenant>,
+    Path((_, id)): Path<(String, String)>,
+) -> Result<Response, Problem> {
+    let id = parse_id(&id)?;
+    crate::replay::replay(&app, &actor, Some(tenant.id), id).await?;
+    let delivery = load(&app, &tenant, id).await?;
+    Ok((StatusCode::ACCEPTED, Json(delivery)).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_of_the_wrong_form_are_refused() {
+        for bad in [
+            "infinity",
+            "2026",
+            "292277-01-01T00:00:00Z",
+            "1969-12-31T23:59:59Z",
+            "",
+        ] {
+            assert!(parse_time("since", bad).is_err(), "{bad}");
+        }
+        assert!(parse_time("since", "2026-05-28T10:00:00+02:00").is_ok());
+        for bad in ["99", "1000", "-200", "x", "99999999999"] {
+            assert!(parse_status(bad).is_err(), "{bad}");
+        }
+        assert!(parse_state("Dead").is_err() && parse_state("dead").is_ok());
+    }
+}

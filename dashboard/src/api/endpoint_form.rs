@@ -1,0 +1,477 @@
+//! What an endpoint may be told, and why it is refused. Pure: the same form serves create and patch, where a field
+//! that is null goes back to its default and one that is not there stays.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use axum::http::{HeaderName, HeaderValue};
+use postrider_dispatcher::{
+    guard::{Guard, Refusal},
+    retry::parse_wait,
+};
+use postrider_proto::{
+    EndpointState,
+    limits::{
+        CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX, DESCRIPTION_BYTES_MAX, SCHEDULE_STEPS_MAX,
+        TYPES_PER_ENDPOINT_MAX, URL_BYTES_MAX,
+    },
+    routing::{is_pattern, is_type_name, is_version},
+    signature::Secret,
+    state::SignatureFormat,
+};
+use serde::Deserialize;
+use serde_json::Value;
+use sqlx::types::Json;
+
+use crate::{
+    input::{given, is_plain_text},
+    problem::{Fault, Problem},
+    tables::endpoints::EndpointSettings,
+};
+
+const SECRET_BYTES_MAX: usize = 256;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct EndpointForm {
+    #[serde(deserialize_with = "given")]
+    pub(super) url: Option<Option<String>>,
+    #[serde(deserialize_with = "given")]
+    description: Option<Option<String>>,
+    #[serde(deserialize_with = "given")]
+    types: Option<Option<Vec<String>>>,
+    #[serde(deserialize_with = "given")]
+    versions: Option<Option<BTreeMap<String, String>>>,
+    #[serde(deserialize_with = "given")]
+    filter: Option<Option<Value>>,
+    #[serde(deserialize_with = "given")]
+    concurrency: Option<Option<i64>>,
+    #[serde(deserialize_with = "given")]
+    rate_per_second: Option<Option<i64>>,
+    #[serde(deserialize_with = "given")]
+    ordered: Option<Option<bool>>,
+    #[serde(deserialize_with = "given")]
+    retry_schedule: Option<Option<Vec<String>>>,
+    #[serde(deserialize_with = "given")]
+    timeout_ms: Option<Option<i64>>,
+    #[serde(deserialize_with = "given")]
+    signature: Option<Option<String>>,
+    #[serde(deserialize_with = "given")]
+    pub(super) headers: Option<Option<BTreeMap<String, String>>>,
+    /// Only when it is made; afterwards it is rotated.
+    #[serde(deserialize_with = "given")]
+    pub(super) secret: Option<Option<String>>,
+    /// Only afterwards: a new endpoint is enabled.
+    #[serde(deserialize_with = "given")]
+    enabled: Option<Option<bool>>,
+}
+
+/// Everything that is wrong, not only the first thing.
+#[derive(Default)]
+struct Faults(Vec<Fault>);
+
+impl Faults {
+    fn add(&mut self, field: &str, detail: impl Into<String>) {
+        self.0.push(Fault {
+            pointer: format!("/{field}"),
+            detail: detail.into(),
+        });
+    }
+
+    fn number<T: TryFrom<i64>>(&mut self, field: &str, value: Option<i64>, low: i64, high: i64) -> Option<T> {
+        let number = value
+            .filter(|n| (low..=high).contains(n))
+            .and_then(|n| T::try_from(n).ok());
+        if value.is_some() && number.is_none() {
+            self.add(field, format!("must be a whole number from {low} to {high}"));
+        }
+        number
+    }
+
+    fn done(self) -> Result<(), Problem> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Problem::faults(self.0))
+        }
+    }
+}
+
+/// What an endpoint is before anything is said about it.
+pub(super) fn blank() -> EndpointSettings {
+    EndpointSettings {
+        url: String::new(),
+        description: None,
+        types: vec!["*".to_owned()],
+        versions: None,
+        concurrency: None,
+        rate_per_second: None,
+        ordered: false,
+        retry_schedule: None,
+        timeout_ms: None,
+        signature: SignatureFormat::TV1,
+        state: EndpointState::Active,
+        state_reason: None,
+    }
+}
+
+impl EndpointForm {
+    /// The settings of a new endpoint.
+    pub(super) fn create(&self, guard: &Guard) -> Result<EndpointSettings, Problem> {
+        let mut settings = blank();
+        let mut faults = Faults::default();
+        if self.enabled.is_some() {
+            faults.add("enabled", "a new endpoint is enabled: pause it afterwards");
+        }
+        if self.url.is_none() {
+            faults.add("url", "an endpoint needs a url");
+        }
+        self.apply(&mut settings, guard, &mut faults);
+        if let Some(Some(secret)) = &self.secret
+            && let Err(why) = check_secret(secret, settings.signature)
+        {
+            faults.add("secret", why);
+        }
+        faults.done()?;
+        Ok(settings)
+    }
+
+    /// The settings as they are after the change.
+    pub(super) fn patch(
+        &self,
+        mut settings: EndpointSettings,
+        guard: &Guard,
+    ) -> Result<EndpointSettings, Problem> {
+        let mut faults = Faults::default();
+        if self.secret.is_some() {
+            faults.add("secret", "a secret is changed by POST …/secret/rotate");
+        }
+        match self.enabled {
+            None => {}
+            Some(Some(true)) => {
+                settings.state = EndpointState::Active;
+                settings.state_reason = None;
+            }
+            Some(Some(false)) if settings.state == EndpointState::Active => {
+                settings.state = EndpointState::Paused;
+            }
+            Some(Some(false)) => {}
+            Some(None) => faults.add("enabled", "must be true or false"),
+        }
+        self.apply(&mut settings, guard, &mut faults);
+        faults.done()?;
+        Ok(settings)
+    }
+
+    fn apply(&self, settings: &mut EndpointSettings, guard: &Guard, faults: &mut Faults) {
+        match &self.url {
+            None => {}
+            Some(None) => faults.add("url", "an endpoint needs a url"),
+            Some(Some(url)) => match guard.check_url(url) {
+                // Writing it out in ASCII can make it longer than what was given.
+                Ok(url) if url.as_str().len() > URL_BYTES_MAX => {
+                    faults.add("url", Refusal::TooLong.to_string());
+                }
+                // The parsed form is what is called later: the same parser has judged it.
+                Ok(url) => settings.url = url.into(),
+                Err(refusal) => faults.add("url", refusal.to_string()),
+            },
+        }
+        if let Some(description) = &self.description {
+            let fits = |text: &String| is_plain_text(text, DESCRIPTION_BYTES_MAX);
+            if !description.as_ref().is_none_or(fits) {
+                faults.add(
+                    "description",
+                    format!("must be text of at most {DESCRIPTION_BYTES_MAX} bytes"),
+                );
+            }
+            settings.description.clone_from(description);
+        }
+        if let Some(types) = &self.types {
+            settings.types = types.clone().unwrap_or_else(|| blank().types);
+            check_types(&settings.types, faults);
+        }
+        if let Some(versions) = &self.versions {
+            check_versions(versions.as_ref(), faults);
+            settings.versions = versions.clone().filter(|map| !map.is_empty()).map(Json);
+        }
+        match &self.filter {
+            None | Some(None) => {}
+            Some(Some(Value::Object(_))) => faults.add("filter", "filters are not available yet"),
+            Some(Some(_)) => faults.add("filter", "must be a JSON object"),
+        }
+        if let Some(n) = self.concurrency {
+            settings.concurrency = faults.number("concurrency", n, 1, 1024);
+        }
+        if let Some(n) = self.rate_per_second {
+            settings.rate_per_second = faults.number("rate_per_second", n, 1, 100_000);
+        }
+        if let Some(n) = self.timeout_ms {
+            settings.timeout_ms = faults.number("timeout_ms", n, 100, 60_000);
+        }
+        if let Some(ordered) = self.ordered {
+            settings.ordered = ordered.unwrap_or(false);
+        }
+        if let Some(schedule) = &self.retry_schedule {
+            settings.retry_schedule = schedule.as_ref().map(|waits| read_schedule(waits, faults));
+        }
+        if let Some(signature) = &self.signature {
+            let word = signature.as_deref().unwrap_or(SignatureFormat::TV1.as_str());
+            match SignatureFormat::ALL.iter().find(|format| format.as_str() == word) {
+                Some(format) => settings.signature = *format,
+                None => faults.add("signature", "must be t-v1 or standard"),
+            }
+        }
+        if let Some(Some(headers)) = &self.headers {
+            check_headers(headers, faults);
+        }
+    }
+}
+
+fn check_types(types: &[String], faults: &mut Faults) {
+    if types.is_empty() || types.len() > TYPES_PER_ENDPOINT_MAX {
+        faults.add(
+            "types",
+            format!("must have 1 to {TYPES_PER_ENDPOINT_MAX} entries"),
+        );
+        return;
+    }
+    for (index, pattern) in types.iter().enumerate() {
+        if !is_pattern(pattern) {
+            faults.add(
+                &format!("types/{index}"),
+                "must be an event type, a prefix with .* behind it, or *",
+            );
+        }
+    }
+}
+
+fn check_versions(versions: Option<&BTreeMap<String, String>>, faults: &mut Faults) {
+    let Some(versions) = versions else { return };
+    if versions.len() > TYPES_PER_ENDPOINT_MAX {
+        faults.add(
+            "versions",
+            format!("must have at most {TYPES_PER_ENDPOINT_MAX} entries"),
+        );
+        return;
+    }
+    for (name, version) in versions {
+        if !is_type_name(name) || !is_version(version) {
+            faults.add("versions", "must be event types with one version each");
+            return;
+        }
+    }
+}
+
+fn read_schedule(waits: &[String], faults: &mut Faults) -> Vec<i32> {
+    if waits.is_empty() || waits.len() > SCHEDULE_STEPS_MAX {
+        faults.add(
+            "retry_schedule",
+            format!("must have 1 to {SCHEDULE_STEPS_MAX} waits"),
+        );
+        return Vec::new();
+    }
+    let mut stored = Vec::new();
+    for (index, text) in waits.iter().enumerate() {
+        let field = format!("retry_schedule/{index}");
+        match parse_wait(text).map(|wait| i32::try_from(wait.as_millis())) {
+            Ok(Ok(ms)) => stored.push(ms),
+            // Waits are stored in milliseconds, in 32 bits.
+            Ok(Err(_)) => faults.add(&field, "must be at most 24d for an endpoint"),
+            Err(error) => faults.add(&field, error.to_string()),
+        }
+    }
+    stored
+}
+
+/// A wait as it is written: in the largest unit that loses nothing.
+pub(super) fn write_wait(ms: i32) -> String {
+    let ms = Duration::from_millis(ms.max(0) as u64).as_millis();
+    let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
+    match units.into_iter().find(|(unit, _)| ms > 0 && ms % unit == 0) {
+        Some((unit, word)) => format!("{}{word}", ms / unit),
+        None if ms == 0 => "0s".to_owned(),
+        None => format!("{ms}ms"),
+    }
+}
+
+pub(super) fn check_secret(secret: &str, format: SignatureFormat) -> Result<(), &'static str> {
+    if secret.len() > SECRET_BYTES_MAX || !secret.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err("must be at most 256 visible ASCII characters without spaces");
+    }
+    if Secret::new(secret).fits(format) {
+        return Ok(());
+    }
+    Err(match format {
+        SignatureFormat::TV1 => "must be at least 24 characters",
+        SignatureFormat::Standard => "must be whsec_ and the base64 of 24 to 64 bytes",
+    })
+}
+
+fn check_headers(headers: &BTreeMap<String, String>, faults: &mut Faults) {
+    if headers.len() > CUSTOM_HEADERS_MAX {
+        faults.add("headers", format!("must be at most {CUSTOM_HEADERS_MAX}"));
+        return;
+    }
+    let mut seen = Vec::new();
+    for (name, value) in headers {
+        let field = format!("headers/{}", name.replace('~', "~0").replace('/', "~1"));
+        let Ok(parsed) = HeaderName::from_bytes(name.as_bytes()) else {
+            faults.add(&field, "is not a header name");
+            continue;
+        };
+        if is_ours(parsed.as_str()) {
+            faults.add(&field, "can't be set: Postrider or the connection sets it");
+        }
+        if value.trim() != value || HeaderValue::from_str(value).is_err() {
+            faults.add(
+                &field,
+                "its value must be visible ASCII characters, with no line end",
+            );
+        }
+        if name.len() + value.len() > CUSTOM_HEADER_BYTES_MAX {
+            faults.add(&field, format!("is longer than {CUSTOM_HEADER_BYTES_MAX} bytes"));
+        }
+        if seen.contains(&parsed) {
+            faults.add(
+                &field,
+                "is there twice: names are the same in upper and lower case",
+            );
+        }
+        seen.push(parsed);
+    }
+}
+
+/// Headers that frame the request, lead the connection, or carry the signature. `name` is in lower case.
+fn is_ours(name: &str) -> bool {
+    const FIXED: [&str; 11] = [
+        "connection",
+        "expect",
+        "forwarded",
+        "host",
+        "keep-alive",
+        "te",
+        "trailer",
+        "trailers",
+        "transfer-encoding",
+        "upgrade",
+        "user-agent",
+    ];
+    const PREFIXES: [&str; 3] = ["content-", "proxy-", "webhook-"];
+    FIXED.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn form(value: Value) -> EndpointForm {
+        serde_json::from_value(value).expect("a form")
+    }
+
+    fn pointers(result: Result<EndpointSettings, Problem>) -> Vec<String> {
+        match result {
+            Ok(_) => Vec::new(),
+            Err(problem) => problem.errors.into_iter().map(|fault| fault.pointer).collect(),
+        }
+    }
+
+    fn create(value: Value) -> Vec<String> {
+        pointers(form(value).create(&Guard::default()))
+    }
+
+    #[test]
+    fn a_full_form_is_taken() {
+        let settings = form(json!({
+            "url": "https://example.com/hook", "description": "d", "types": ["invoice.*", "*"],
+            "versions": {"invoice.paid": "2026-01-15"}, "concurrency": 1024, "rate_per_second": 10,
+            "ordered": true, "retry_schedule": ["0s", "5s", "1m", "24d", "1500ms"], "timeout_ms": 100,
+            "signature": "standard", "headers": {"X-Token": "abc"}, "filter": null,
+            "secret": "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+        }))
+        .create(&Guard::default())
+        .expect("good settings");
+        assert_eq!(settings.signature, SignatureFormat::Standard);
+        let waits: Vec<String> = settings
+            .retry_schedule
+            .expect("a schedule")
+            .into_iter()
+            .map(write_wait)
+            .collect();
+        assert_eq!(waits, ["0s", "5s", "1m", "24d", "1500ms"]);
+    }
+
+    #[test]
+    fn each_wrong_field_is_named() {
+        for (field, bad) in [
+            ("url", json!("http://127.0.0.1/")),
+            ("url", json!(format!("https://example.com/{}", "ä".repeat(1_000)))),
+            ("description", json!("a\u{0}")),
+            ("types", json!([])),
+            ("types/0", json!(["a.*.b"])),
+            ("versions", json!({"A": "1"})),
+            ("filter", json!({"a": 1})),
+            ("filter", json!([])),
+            ("concurrency", json!(0)),
+            ("concurrency", json!(1025)),
+            ("rate_per_second", json!(-1)),
+            ("timeout_ms", json!(60_001)),
+            ("retry_schedule", json!([])),
+            ("retry_schedule/1", json!(["1s", "5"])),
+            ("retry_schedule/0", json!(["30d"])),
+            ("signature", json!("v2")),
+            ("headers/Host", json!({"Host": "x"})),
+            ("headers/Content-Length", json!({"Content-Length": "1"})),
+            ("headers/Transfer-Encoding", json!({"Transfer-Encoding": "x"})),
+            ("headers/webhook-signature", json!({"webhook-signature": "x"})),
+            ("headers/X", json!({"X": "a\r\nB: c"})),
+            ("headers/x", json!({"X": "a", "x": "b"})),
+            ("headers/a b", json!({"a b": "x"})),
+            ("headers/X", json!({"X": "a".repeat(1024)})),
+            ("secret", json!("short")),
+            ("enabled", json!(true)),
+        ] {
+            let mut value = json!({"url": "https://example.com/"});
+            value[field.split('/').next().expect("a field")] = bad.clone();
+            assert_eq!(create(value), [format!("/{field}")], "{bad}");
+        }
+        assert_eq!(create(json!({})), ["/url"]);
+        assert_eq!(
+            create(json!({"url": null, "timeout_ms": 1})),
+            ["/url", "/timeout_ms"]
+        );
+    }
+
+    #[test]
+    fn null_clears_absence_keeps_and_enabled_pauses() {
+        let mut before = blank();
+        before.url = "https://example.com/".to_owned();
+        before.timeout_ms = Some(500);
+        before.concurrency = Some(3);
+        let after = form(json!({"timeout_ms": null, "enabled": false}))
+            .patch(before.clone(), &Guard::default())
+            .expect("a change");
+        assert_eq!((after.timeout_ms, after.concurrency), (None, Some(3)));
+        assert_eq!(after.state, EndpointState::Paused);
+
+        before.state = EndpointState::Disabled;
+        before.state_reason = Some("gone".to_owned());
+        let paused = form(json!({"enabled": false})).patch(before.clone(), &Guard::default());
+        assert_eq!(paused.expect("a change").state, EndpointState::Disabled);
+        let resumed = form(json!({"enabled": true})).patch(before.clone(), &Guard::default());
+        let resumed = resumed.expect("a change");
+        assert_eq!(
+            (resumed.state, resumed.state_reason),
+            (EndpointState::Active, None)
+        );
+
+        let to_private = form(json!({"url": "https://10.0.0.1/"})).patch(before, &Guard::default());
+        assert_eq!(pointers(to_private), ["/url"]);
+    }
+
+    #[test]
+    fn an_unknown_field_is_refused_by_name() {
+        let error = serde_json::from_value::<EndpointForm>(json!({"urls": 1})).expect_err("unknown");
+        assert!(error.to_string().contains("urls"));
+    }
+}

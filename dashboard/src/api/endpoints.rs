@@ -1,0 +1,282 @@
+//! Endpoints: where a tenant wants events, and how.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    Extension, Json,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use chrono::{DateTime, Utc};
+use postrider_dispatcher::vault::{Purpose, Vault};
+use postrider_proto::{
+    EndpointId, EndpointState, Shard,
+    limits::{ENDPOINTS_PER_TENANT_MAX, SHARDS},
+    signature::Secret,
+    state::SignatureFormat,
+};
+use rand::RngExt;
+use serde::Serialize;
+use url::Url;
+
+use super::{
+    Answer,
+    endpoint_form::{EndpointForm, check_secret, write_wait},
+    secrets::open_in_force,
+};
+use crate::{
+    Shared,
+    audit::{self, Action, Entry},
+    auth::{Actor, Tenant},
+    input::{Body, Query},
+    listing::{Page, PageQuery},
+    problem::Problem,
+    settled::{self, settled},
+    tables::{
+        self,
+        endpoints::{self as table, EndpointRow, EndpointSettings},
+        secrets,
+    },
+    transcript::{HIDDEN, custom_header_names},
+};
+
+/// Null where the platform's own setting applies.
+#[derive(Serialize)]
+pub(crate) struct EndpointView {
+    id: String,
+    url: String,
+    description: Option<String>,
+    types: Vec<String>,
+    versions: BTreeMap<String, String>,
+    filter: Option<()>,
+    concurrency: Option<i16>,
+    rate_per_second: Option<i32>,
+    ordered: bool,
+    retry_schedule: Option<Vec<String>>,
+    timeout_ms: Option<i32>,
+    signature: SignatureFormat,
+    /// The names; their values are not shown again.
+    headers: BTreeMap<String, &'static str>,
+    enabled: bool,
+    state: EndpointState,
+    state_reason: Option<String>,
+    created_at: DateTime<Utc>,
+    updated_at: DateTime<Utc>,
+    /// Only in the answer to its making.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    secret: Option<String>,
+}
+
+fn view(vault: &Vault, row: EndpointRow) -> EndpointView {
+    let headers = custom_header_names(vault, &row);
+    let settings = row.settings;
+    EndpointView {
+        id: row.public_id,
+        url: settings.url,
+        description: settings.description,
+        types: settings.types,
+        versions: settings.versions.map(|json| json.0).unwrap_or_default(),
+        filter: None,
+        concurrency: settings.concurrency,
+        rate_per_second: settings.rate_per_second,
+        ordered: settings.ordered,
+        retry_schedule: settings
+            .retry_schedule
+            .map(|waits| waits.into_iter().map(write_wait).collect()),
+        timeout_ms: settings.timeout_ms,
+        signature: settings.signature,
+        headers: headers.into_iter().map(|name| (name, HIDDEN)).collect(),
+        enabled: settings.state == EndpointState::Active,
+        state: settings.state,
+        state_reason: settings.state_reason,
+        created_at: row.created_at,
+        updated_at: row.updated_at,
+        secret: None,
+    }
+}
+
+/// Bound to the endpoint's number, which it has only once its row is there.
+fn seal_headers(
+    vault: &Vault,
+    id: EndpointId,
+    headers: &BTreeMap<String, String>,
+) -> Result<Option<Vec<u8>>, Problem> {
+    if headers.is_empty() {
+        return Ok(None);
+    }
+    let clear = serde_json::to_vec(headers)
+        .map_err(|error| Problem::bad_request(format!("The headers can't be written: {error}.")))?;
+    Ok(Some(vault.seal(id, Purpose::Headers, &clear)))
+}
+
+pub(crate) async fn create(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Extension(tenant): Extension<Tenant>,
+    Body(form): Body<EndpointForm>,
+) -> Result<Response, Problem> {
+    let settings = form.create(&app.guard)?;
+    let secret = match form.secret.flatten() {
+        Some(own) => Secret::new(own),
+        None => Secret::from_random(&rand::random()),
+    };
+    let shard = Shard(rand::rng().random_range(0..SHARDS));
+
+    let mut transaction = tables::begin(&app.pool).await?;
+    if !tables::tenants::lock(&mut *transaction, tenant.id).await? {
+        return Err(Problem::not_found("tenant"));
+    }
+    if table::count(&mut *transaction, tenant.id).await? >= ENDPOINTS_PER_TENANT_MAX {
+        return Err(Problem::conflict(format!(
+            "A tenant has at most {ENDPOINTS_PER_TENANT_MAX} endpoints."
+        )));
+    }
+    let public_id = tables::random_public_id("ep");
+    let mut row = table::insert(&mut *transaction, tenant.id, &public_id, shard, &settings).await?;
+    let headers = form.headers.flatten().unwrap_or_default();
+    if let Some(sealed) = seal_headers(&app.vault, row.id, &headers)? {
+        row = table::update(&mut *transaction, row.id, &settings, Some(&sealed)).await?;
+    }
+    let sealed = app
+        .vault
+        .seal(row.id, Purpose::Secret, secret.reveal().as_bytes());
+    secrets::insert(&mut *transaction, row.id, &sealed).await?;
+    let entry = Entry {
+        actor: &actor,
+        action: Action::EndpointCreated,
+        tenant: Some(tenant.id),
+        subject: &public_id,
+        detail: Some(serde_json::json!({"url": settings.url})),
+    };
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
+    app.wake.now();
+
+    let mut view = view(&app.vault, row);
+    view.secret = Some(secret.reveal().to_owned());
+    Ok((StatusCode::CREATED, Json(view)).into_response())
+}
+
+pub(crate) async fn get(
+    State(app): State<Shared>,
+    Extension(tenant): Extension<Tenant>,
+    Path((_, id)): Path<(String, String)>,
+) -> Answer<EndpointView> {
+    let row = table::find(&app.pool, tenant.id, &id)
+        .await?
+        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    Ok(Json(view(&app.vault, row)))
+}
+
+pub(crate) async fn list(
+    State(app): State<Shared>,
+    Extension(tenant): Extension<Tenant>,
+    Query(query): Query<PageQuery>,
+) -> Answer<Page<EndpointView>> {
+    let (limit, after) = (query.limit()?, query.after::<i32>()?.unwrap_or_default());
+    let rows = table::list(&app.pool, tenant.id, after, limit + 1).await?;
+    Ok(Json(
+        Page::cut(rows, limit, |row| row.id.0).map(|row| view(&app.vault, row)),
+    ))
+}
+
+/// Answers when the change is in effect.
+pub(crate) async fn patch(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Extension(tenant): Extension<Tenant>,
+    Path((_, id)): Path<(String, String)>,
+    Body(form): Body<EndpointForm>,
+) -> Answer<EndpointView> {
+    let mut transaction = tables::begin(&app.pool).await?;
+    let before = table::lock(&mut *transaction, tenant.id, &id)
+        .await?
+        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    let settings = form.patch(before.settings.clone(), &app.guard)?;
+    if settings.signature != before.settings.signature {
+        for secret in open_in_force(&app.vault, &mut transaction, before.id).await? {
+            check_secret(&secret.secret, settings.signature).map_err(|why| {
+                Problem::invalid(
+                    "/signature",
+                    format!("the endpoint's secret does not fit: it {why}"),
+                )
+            })?;
+        }
+    }
+    let sealed = match form.headers {
+        Some(headers) => seal_headers(&app.vault, before.id, &headers.unwrap_or_default())?,
+        // Who can change the address must not be able to have the old one's token sent to it.
+        None if is_elsewhere(&before.settings, &settings) => None,
+        None => before.headers,
+    };
+    let row = table::update(&mut *transaction, before.id, &settings, sealed.as_deref()).await?;
+    let entry = Entry {
+        actor: &actor,
+        action: Action::EndpointChanged,
+        tenant: Some(tenant.id),
+        subject: &id,
+        detail: Some(serde_json::json!({"url": settings.url, "state": settings.state})),
+    };
+    audit::write(&mut transaction, entry).await?;
+    let xid = settled::current(&mut transaction).await?;
+    transaction.commit().await?;
+    app.wake.now();
+    settled(&app.pool, row.shard, &xid).await?;
+    Ok(Json(view(&app.vault, row)))
+}
+
+/// Another host, or another port of it.
+fn is_elsewhere(before: &EndpointSettings, after: &EndpointSettings) -> bool {
+    let place = |settings: &EndpointSettings| {
+        let url = Url::parse(&settings.url).ok()?;
+        Some((url.host_str()?.to_owned(), url.port_or_known_default()))
+    };
+    place(before) != place(after)
+}
+
+/// Answers when no more requests to it are begun.
+pub(crate) async fn delete(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Extension(tenant): Extension<Tenant>,
+    Path((_, id)): Path<(String, String)>,
+) -> Result<StatusCode, Problem> {
+    let mut transaction = tables::begin(&app.pool).await?;
+    let row = table::lock(&mut *transaction, tenant.id, &id)
+        .await?
+        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    table::delete(&mut *transaction, row.id).await?;
+    let entry = Entry {
+        actor: &actor,
+        action: Action::EndpointDeleted,
+        tenant: Some(tenant.id),
+        subject: &id,
+        detail: None,
+    };
+    audit::write(&mut transaction, entry).await?;
+    let xid = settled::current(&mut transaction).await?;
+    transaction.commit().await?;
+    app.wake.now();
+    settled(&app.pool, row.shard, &xid).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::endpoint_form::blank;
+
+    #[test]
+    fn another_host_or_port_is_elsewhere_and_another_path_is_not() {
+        let at = |url: &str| EndpointSettings {
+            url: url.to_owned(),
+            ..blank()
+        };
+        let before = at("https://a.example.com/x");
+        assert!(!is_elsewhere(&before, &at("https://a.example.com:443/y?z")));
+        assert!(is_elsewhere(&before, &at("https://b.example.com/x")));
+        assert!(is_elsewhere(&before, &at("https://a.example.com:444/x")));
+        assert!(is_elsewhere(&before, &at("http://a.example.com/x")));
+    }
+}

@@ -1,0 +1,276 @@
+//! Event types and their versioned schemas. A published version's schema never changes; versions are added.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    Extension, Json,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use chrono::{DateTime, Utc};
+use postrider_proto::{
+    TypeId,
+    limits::DESCRIPTION_BYTES_MAX,
+    routing::{RESERVED_PREFIX, is_type_name, is_version},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, value::RawValue};
+use sqlx::PgConnection;
+
+use super::Answer;
+use crate::{
+    Shared,
+    audit::{self, Action, Entry},
+    auth::Actor,
+    input::{Query, Text, is_plain_text},
+    listing::{Page, PageQuery},
+    problem::{Fault, Problem},
+    tables::{self, event_types::EventTypeRow, schemas},
+};
+
+const TYPE_BODY_BYTES_MAX: usize = 1024 * 1024;
+const VERSIONS_PER_TYPE_MAX: usize = 100;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TypeForm {
+    description: Option<String>,
+    /// In text order, which is the order they are published in.
+    schemas: BTreeMap<String, Box<RawValue>>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct TypeView {
+    r#type: String,
+    description: Option<String>,
+    /// In the order they were published in; the last is what an emit without a version means.
+    versions: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schemas: Option<BTreeMap<String, Box<RawValue>>>,
+    created_at: DateTime<Utc>,
+}
+
+pub(crate) async fn put(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Path(name): Path<String>,
+    text: Text<TYPE_BODY_BYTES_MAX>,
+) -> Result<Response, Problem> {
+    if !is_type_name(&name) {
+        return Err(Problem::invalid(
+            "",
+            "an event type is words of a-z 0-9 _ with dots between, at most 128 characters",
+        ));
+    }
+    if name.starts_with(RESERVED_PREFIX) {
+        return Err(Problem::invalid(
+            "",
+            "types that begin with postrider. are reserved",
+        ));
+    }
+    let form: TypeForm = text.read()?;
+    let values = check(&form)?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    let (row, is_new) =
+        tables::event_types::put(&mut *transaction, &name, form.description.as_deref()).await?;
+    publish(&mut transaction, row.id, &form, &values).await?;
+    let view = view(&mut transaction, row).await?;
+    let entry = Entry {
+        actor: &actor,
+        action: Action::EventTypePut,
+        tenant: None,
+        subject: &name,
+        detail: None,
+    };
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
+    let status = if is_new {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
+    Ok((status, Json(view)).into_response())
+}
+
+/// The schemas as values, or everything that is wrong with the form.
+fn check(form: &TypeForm) -> Result<BTreeMap<&str, Value>, Problem> {
+    let mut faults = Vec::new();
+    let mut fault = |pointer: String, detail: &str| {
+        faults.push(Fault {
+            pointer,
+            detail: detail.to_owned(),
+        });
+    };
+    if let Some(text) = &form.description
+        && !is_plain_text(text, DESCRIPTION_BYTES_MAX)
+    {
+        fault(
+            "/description".to_owned(),
+            "a description is text of at most 1024 bytes",
+        );
+    }
+    if form.schemas.is_empty() || form.schemas.len() > VERSIONS_PER_TYPE_MAX {
+        fault("/schemas".to_owned(), "a type has 1 to 100 versions");
+    }
+    let mut values = BTreeMap::new();
+    for (version, schema) in &form.schemas {
+        let pointer = format!("/schemas/{}", version.replace('~', "~0").replace('/', "~1"));
+        if !is_version(version) {
+            fault(
+                pointer.clone(),
+                "a version begins with a letter or digit and has at most 64 of A-Z a-z 0-9 _ . -",
+            );
+        }
+        match serde_json::from_str(schema.get()) {
+            Ok(value @ (Value::Object(_) | Value::Bool(_))) => {
+                values.insert(version.as_str(), value);
+            }
+            Ok(_) => fault(pointer, "a schema is a JSON object, true or false"),
+            Err(error) => fault(pointer, &format!("the schema can't be read: {error}")),
+        }
+    }
+    if faults.is_empty() {
+        Ok(values)
+    } else {
+        Err(Problem::faults(faults))
+    }
+}
+
+/// Adds the versions that are new. One that is there must be the same JSON value.
+async fn publish(
+    connection: &mut PgConnection,
+    id: TypeId,
+    form: &TypeForm,
+    values: &BTreeMap<&str, Value>,
+) -> Result<(), Problem> {
+    let published = schemas::of_type(&mut *connection, id).await?;
+    let added = form
+        .schemas
+        .iter()
+        .filter(|(version, _)| !published.iter().any(|row| row.version == **version));
+    if added.clone().count() + published.len() > VERSIONS_PER_TYPE_MAX {
+        return Err(Problem::invalid("/schemas", "a type has at most 100 versions"));
+    }
+    for row in &published {
+        let Some(given) = values.get(row.version.as_str()) else {
+            continue;
+        };
+        let stored: Option<Value> = serde_json::from_str(row.schema.get()).ok();
+        if stored.as_ref() != Some(given) {
+            return Err(Problem::conflict(format!(
+                "Version {} is published and its schema can't change: add a new version.",
+                row.version
+            )));
+        }
+    }
+    for (version, schema) in added {
+        schemas::insert(&mut *connection, id, version, schema).await?;
+    }
+    Ok(())
+}
+
+async fn view(connection: &mut PgConnection, row: EventTypeRow) -> Result<TypeView, Problem> {
+    let rows = schemas::of_type(connection, row.id).await?;
+    Ok(TypeView {
+        r#type: row.name,
+        description: row.description,
+        versions: rows.iter().map(|row| row.version.clone()).collect(),
+        schemas: Some(rows.into_iter().map(|row| (row.version, row.schema.0)).collect()),
+        created_at: row.created_at,
+    })
+}
+
+pub(crate) async fn get(State(app): State<Shared>, Path(name): Path<String>) -> Answer<TypeView> {
+    let row = match is_type_name(&name) {
+        true => tables::event_types::find(&app.pool, &name).await?,
+        false => None,
+    };
+    let row = row.ok_or_else(|| Problem::not_found("event type"))?;
+    let mut connection = app.pool.acquire().await?;
+    Ok(Json(view(&mut connection, row).await?))
+}
+
+/// Events that have the type are kept and delivered; new ones are refused.
+pub(crate) async fn delete(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Problem> {
+    if !is_type_name(&name) {
+        return Err(Problem::not_found("event type"));
+    }
+    let mut transaction = tables::begin(&app.pool).await?;
+    if !tables::event_types::delete(&mut *transaction, &name).await? {
+        return Err(Problem::not_found("event type"));
+    }
+    let entry = Entry {
+        actor: &actor,
+        action: Action::EventTypeDeleted,
+        tenant: None,
+        subject: &name,
+        detail: None,
+    };
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Without the schemas themselves: a page of them could be very large.
+pub(crate) async fn list(
+    State(app): State<Shared>,
+    Query(query): Query<PageQuery>,
+) -> Answer<Page<TypeView>> {
+    let (limit, after) = (query.limit()?, query.after::<String>()?.unwrap_or_default());
+    let rows = tables::event_types::list(&app.pool, &after, limit + 1).await?;
+    let page = Page::cut(rows, limit, |row| row.name.clone());
+    let ids: Vec<TypeId> = page.data.iter().map(|row| row.id).collect();
+    let mut versions: BTreeMap<i32, Vec<String>> = BTreeMap::new();
+    for (id, version) in schemas::versions(&app.pool, &ids).await? {
+        versions.entry(id.0).or_default().push(version);
+    }
+    Ok(Json(page.map(|row| TypeView {
+        versions: versions.remove(&row.id.0).unwrap_or_default(),
+        r#type: row.name,
+        description: row.description,
+        schemas: None,
+        created_at: row.created_at,
+    })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::Kind;
+
+    fn faults(text: &str) -> Vec<String> {
+        let form: TypeForm = serde_json::from_str(text).expect("a form");
+        match check(&form) {
+            Ok(_) => Vec::new(),
+            Err(problem) => {
+                assert_eq!(problem.kind, Kind::Invalid);
+                problem.errors.into_iter().map(|fault| fault.pointer).collect()
+            }
+        }
+    }
+
+    #[test]
+    fn schemas_are_objects_or_booleans_under_good_versions() {
+        assert!(faults(r#"{"schemas":{"2026-01-15":{"type":"object"},"v2":true}}"#).is_empty());
+        assert_eq!(faults(r#"{"schemas":{}}"#), ["/schemas"]);
+        assert_eq!(
+            faults(r#"{"schemas":{"a/b":{},"v1":[]}}"#),
+            ["/schemas/a~1b", "/schemas/v1"]
+        );
+        assert_eq!(
+            faults(r#"{"description":"\u0000","schemas":{"v1":{"a":"\ud800"}}}"#),
+            ["/description", "/schemas/v1"]
+        );
+        let deep = format!(
+            r#"{{"schemas":{{"v1":{{"a":{}{}}}}}}}"#,
+            "[".repeat(5_000),
+            "]".repeat(5_000)
+        );
+        assert_eq!(faults(&deep), ["/schemas/v1"]);
+    }
+}

@@ -1,0 +1,226 @@
+//! Events: emitted, listed, read with their deliveries.
+//! Invariant: `data` goes in and comes out as the bytes it has; it is never parsed into a value and written again.
+
+use axum::{
+    Extension, Json,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use chrono::{DateTime, SecondsFormat};
+use postrider_proto::{
+    EventId,
+    limits::{EVENT_DATA_BYTES_MAX, LIST_PAGE_MAX},
+};
+use postrider_sender::{EmitError, NewEvent, check_data};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::{Answer, deliveries::DeliveryView};
+use crate::{
+    Shared,
+    auth::Tenant,
+    deliveries::{self, Filter},
+    input::{Query, Text},
+    listing::{Page, PageQuery, encode},
+    problem::{Kind, Problem},
+    tables::events::{self, EventRow},
+};
+
+/// The data and what stands around it.
+const EMIT_BODY_BYTES_MAX: usize = EVENT_DATA_BYTES_MAX + 4 * 1024;
+/// A page ends early when its bodies come to this much.
+const PAGE_BYTES_MAX: i64 = 8 * 1024 * 1024;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EmitForm<'a> {
+    r#type: String,
+    #[serde(borrow)]
+    data: &'a RawValue,
+    id: Option<String>,
+    version: Option<String>,
+    ordering_key: Option<String>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct EventView {
+    id: String,
+    r#type: String,
+    version: String,
+    created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ordering_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sequence: Option<i64>,
+    data: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deliveries: Option<Vec<DeliveryView>>,
+}
+
+impl From<EventRow> for EventView {
+    fn from(row: EventRow) -> Self {
+        Self {
+            id: row.public_id(),
+            created_at: DateTime::from_timestamp_millis(row.id.unix_ms())
+                .unwrap_or_default()
+                .to_rfc3339_opts(SecondsFormat::Millis, true),
+            data: data_of(&row.body),
+            r#type: row.type_name,
+            version: row.version,
+            ordering_key: row.ordering_key,
+            sequence: row.sequence,
+            deliveries: None,
+        }
+    }
+}
+
+/// Cut out of the stored body as it stands there.
+fn data_of(body: &[u8]) -> Option<Box<RawValue>> {
+    #[derive(Deserialize)]
+    struct Stored {
+        data: Box<RawValue>,
+    }
+    match serde_json::from_slice::<Stored>(body) {
+        Ok(stored) => Some(stored.data),
+        Err(error) => {
+            tracing::error!(%error, "a stored body can't be read");
+            None
+        }
+    }
+}
+
+pub(crate) async fn emit(
+    State(app): State<Shared>,
+    Path(tenant): Path<String>,
+    text: Text<EMIT_BODY_BYTES_MAX>,
+) -> Result<Response, Problem> {
+    let form: EmitForm<'_> = text.read()?;
+    let data = form.data.get();
+    if data.len() > EVENT_DATA_BYTES_MAX {
+        return Err(refusal(EmitError::TooLarge));
+    }
+    check_data(data).map_err(|bad| match bad {
+        postrider_sender::BadData::NotAnObject => Problem::invalid("/data", bad.to_string()),
+        _ => Problem::bad_request(format!("{bad}.")),
+    })?;
+    let event = NewEvent::new(&tenant, &form.r#type, data)
+        .id(form.id.as_deref())
+        .version(form.version.as_deref())
+        .ordering_key(form.ordering_key.as_deref());
+    let mut connection = app.pool.acquire().await?;
+    // One statement is a transaction of its own, and a refusal has written nothing.
+    let emitted = postrider_sender::emit(&mut connection, &event)
+        .await
+        .map_err(refusal)?;
+    app.wake.now();
+    let row = events::load(&mut *connection, &[emitted.event])
+        .await?
+        .pop()
+        .ok_or_else(|| Problem::not_found("event"))?;
+    let status = if emitted.duplicate {
+        StatusCode::OK
+    } else {
+        StatusCode::ACCEPTED
+    };
+    Ok((status, Json(EventView::from(row))).into_response())
+}
+
+fn refusal(error: EmitError) -> Problem {
+    match error {
+        EmitError::UnknownTenant => Problem::not_found("tenant"),
+        EmitError::Conflict => Problem::conflict(format!("{error}.")),
+        EmitError::Invalid { field, message } => Problem::invalid(format!("/{field}"), message),
+        EmitError::TooLarge => Problem::new(Kind::TooLarge, format!("{error}.")),
+        EmitError::Database(error) => error.into(),
+    }
+}
+
+/// The newest first.
+pub(crate) async fn list(
+    State(app): State<Shared>,
+    Extension(tenant): Extension<Tenant>,
+    Query(query): Query<PageQuery>,
+) -> Answer<Page<EventView>> {
+    let limit = query.limit()?;
+    let before = EventId(query.after::<Uuid>()?.unwrap_or(Uuid::max()));
+    let found = events::list(&app.pool, tenant.id, before, limit + 1).await?;
+    let shown = fitting(&found, limit as usize);
+    let next_cursor = (shown.len() < found.len())
+        .then(|| shown.last().map(|id| encode(&id.0)))
+        .flatten();
+    let rows = events::load(&app.pool, &shown).await?;
+    Ok(Json(Page {
+        data: rows.into_iter().map(EventView::from).collect(),
+        next_cursor,
+    }))
+}
+
+/// As many of the first as the page has room for; always one.
+fn fitting(found: &[(EventId, i32)], limit: usize) -> Vec<EventId> {
+    let mut bytes = 0;
+    found
+        .iter()
+        .take(limit)
+        .enumerate()
+        .take_while(|(index, (_, length))| {
+            bytes += i64::from(*length);
+            *index == 0 || bytes <= PAGE_BYTES_MAX
+        })
+        .map(|(_, (id, _))| *id)
+        .collect()
+}
+
+pub(crate) async fn get(
+    State(app): State<Shared>,
+    Extension(tenant): Extension<Tenant>,
+    Path((_, id)): Path<(String, String)>,
+) -> Answer<EventView> {
+    let missing = || Problem::not_found("event");
+    let id = find_number(&app, &tenant, &id).await?.ok_or_else(missing)?;
+    let row = events::load(&app.pool, &[id]).await?.pop().ok_or_else(missing)?;
+    let filter = Filter {
+        tenant: Some(tenant.id),
+        event: Some(id),
+        ..Filter::default()
+    };
+    let (found, _) = deliveries::list(&app.pool, &filter, None, LIST_PAGE_MAX).await?;
+    let mut view = EventView::from(row);
+    view.deliveries = Some(found.iter().map(DeliveryView::from).collect());
+    Ok(Json(view))
+}
+
+/// An id of another form is not even looked for.
+pub(super) async fn find_number(app: &Shared, tenant: &Tenant, id: &str) -> Result<Option<EventId>, Problem> {
+    let fits = !id.is_empty()
+        && id.len() <= postrider_proto::limits::EVENT_ID_CHARS_MAX
+        && id
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b':' | b'-'));
+    if !fits {
+        return Ok(None);
+    }
+    Ok(events::find_number(&app.pool, tenant.id, id).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_comes_out_as_it_went_in() {
+        let data = r#"{ "b":1.0,"a" : 12345678901234567890123, "n":"\u0000\ud800", "a":1e400 }"#;
+        let body = format!(r#"{{"id":"e","type":"a","api_version":"1","data":{data}}}"#);
+        assert_eq!(data_of(body.as_bytes()).expect("data").get(), data);
+    }
+
+    #[test]
+    fn a_page_has_room_for_one_event_of_any_size() {
+        let id = |n| EventId(Uuid::from_u128(n));
+        let big = i32::MAX;
+        assert_eq!(fitting(&[(id(2), big), (id(1), 1)], 10), [id(2)]);
+        assert_eq!(fitting(&[(id(2), 1), (id(1), 1)], 10), [id(2), id(1)]);
+        assert_eq!(fitting(&[(id(2), 1), (id(1), 1)], 1), [id(2)]);
+    }
+}

@@ -1,0 +1,18 @@
+//! The HTTP API, a file for each noun. Handlers read, check, call `tables` in one transaction, and answer.
+
+pub(crate) mod api_keys;
+pub(crate) mod audit;
+pub(crate) mod deliveries;
+mod endpoint_form;
+pub(crate) mod endpoints;
+pub(crate) mod event_types;
+pub(crate) mod events;
+pub(crate) mod health;
+pub(crate) mod secrets;
+pub(crate) mod tenants;
+
+use axum::Json;
+
+use crate::problem::Problem;
+
+type Answer<T> = Result<Json<T>, Problem>;

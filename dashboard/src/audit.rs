@@ -1,0 +1,65 @@
+//! Who did what: one row for each change, in the transaction of the change.
+//! Invariant: no secret and no key stands in a row.
+
+use postrider_proto::TenantId;
+use serde_json::Value;
+use sqlx::PgConnection;
+
+use crate::{auth::Actor, tables};
+
+/// What can be done. The words are what `GET /v1/audit` shows and never change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    TenantPut,
+    TenantDeleted,
+    EventTypePut,
+    EventTypeDeleted,
+    EndpointCreated,
+    EndpointChanged,
+    EndpointDeleted,
+    SecretRevealed,
+    SecretRotated,
+    DeliveryReplayed,
+    KeyCreated,
+    KeyRevoked,
+}
+
+impl Action {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::TenantPut => "tenant.put",
+            Self::TenantDeleted => "tenant.deleted",
+            Self::EventTypePut => "event_type.put",
+            Self::EventTypeDeleted => "event_type.deleted",
+            Self::EndpointCreated => "endpoint.created",
+            Self::EndpointChanged => "endpoint.changed",
+            Self::EndpointDeleted => "endpoint.deleted",
+            Self::SecretRevealed => "secret.revealed",
+            Self::SecretRotated => "secret.rotated",
+            Self::DeliveryReplayed => "delivery.replayed",
+            Self::KeyCreated => "api_key.created",
+            Self::KeyRevoked => "api_key.revoked",
+        }
+    }
+}
+
+pub(crate) struct Entry<'a> {
+    pub(crate) actor: &'a Actor,
+    pub(crate) action: Action,
+    pub(crate) tenant: Option<TenantId>,
+    /// The public id or name of what was changed.
+    pub(crate) subject: &'a str,
+    pub(crate) detail: Option<Value>,
+}
+
+pub(crate) async fn write(connection: &mut PgConnection, entry: Entry<'_>) -> Result<(), sqlx::Error> {
+    tables::audit::insert(
+        connection,
+        &entry.actor.0,
+        entry.action.as_str(),
+        entry.tenant,
+        entry.subject,
+        entry.detail,
+    )
+    .await
+}

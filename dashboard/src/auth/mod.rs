@@ -1,0 +1,245 @@
+//! Who is asking, and whether they may. The one place where roles are enforced.
+//! Invariant: a handler runs only after `check` admitted its request; what it finds in the request's extensions
+//! (`Actor`, `Tenant`, `Session`) was proved here.
+
+mod password;
+mod session;
+
+use std::time::Duration;
+
+use axum::{
+    RequestExt,
+    extract::{RawPathParams, Request, State},
+    http::{HeaderMap, header},
+    middleware::Next,
+    response::{IntoResponse, Redirect, Response},
+};
+use postrider_proto::{TenantId, state::KeyRole};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+pub(crate) use password::verify as verify_password;
+pub use password::{PasswordError, set_admin_password};
+pub(crate) use session::{
+    Confirmed, Session, cookie, expired_cookie, session_cookie, sign_in_cookie, tokens_match,
+};
+
+use crate::{
+    Shared,
+    problem::{Kind, Problem},
+    tables::{api_keys, tenants},
+};
+
+/// Longer than any honest request takes; what runs past it is given up.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// Who may use a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// Anybody.
+    Open,
+    /// A person with a session.
+    SignedIn,
+    /// Admin keys.
+    Admin,
+    /// Admin and producer keys. Whether the tenant is there is the emit's own question.
+    Emit,
+    /// Admin and tenant keys: what is the same for all tenants.
+    Catalogue,
+    /// Admin keys, and tenant keys for their own tenant. The tenant must be there.
+    Own,
+}
+
+impl Rule {
+    const fn admits(self, role: KeyRole) -> bool {
+        match role {
+            KeyRole::Admin => !matches!(self, Self::SignedIn),
+            KeyRole::Producer => matches!(self, Self::Open | Self::Emit),
+            KeyRole::Tenant => matches!(self, Self::Open | Self::Catalogue | Self::Own),
+        }
+    }
+}
+
+/// Who did it, as the audit log names them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Actor(pub(crate) String);
+
+/// The tenant of the path, which the caller may see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Tenant {
+    pub(crate) id: TenantId,
+    pub(crate) slug: String,
+}
+
+/// A key that was found to be good.
+struct Key {
+    actor: Actor,
+    role: KeyRole,
+    tenant: Option<TenantId>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Gate {
+    pub(crate) app: Shared,
+    pub(crate) rule: Rule,
+}
+
+pub(crate) async fn check(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
+    let answer = async {
+        match admit(&gate, &mut request).await {
+            Ok(()) => next.run(request).await,
+            Err(refused) => refused,
+        }
+    };
+    match tokio::time::timeout(REQUEST_TIME_MAX, answer).await {
+        Ok(response) => response,
+        Err(_) => Problem::busy().into_response(),
+    }
+}
+
+async fn admit(gate: &Gate, request: &mut Request) -> Result<(), Response> {
+    // Read before any handler does, so that a path that is not UTF-8 is refused in one way.
+    let params = request
+        .extract_parts::<RawPathParams>()
+        .await
+        .map_err(|_| Problem::not_found("path").into_response())?;
+    match gate.rule {
+        Rule::Open => Ok(()),
+        Rule::SignedIn => {
+            let session = Session::of(&gate.app.pool, request.headers())
+                .await
+                .map_err(IntoResponse::into_response)?
+                .ok_or_else(|| Redirect::to("/sign-in").into_response())?;
+            request
+                .extensions_mut()
+                .insert(Actor(format!("person:{}", session.login)));
+            request.extensions_mut().insert(session);
+            Ok(())
+        }
+        Rule::Admin | Rule::Emit | Rule::Catalogue | Rule::Own => {
+            let slug = params
+                .iter()
+                .find_map(|(name, value)| (name == "tenant").then(|| value.to_owned()));
+            admit_key(gate, request, slug)
+                .await
+                .map_err(IntoResponse::into_response)
+        }
+    }
+}
+
+async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> Result<(), Problem> {
+    let key = find_key(&gate.app, request.headers()).await?.ok_or_else(|| {
+        Problem::new(
+            Kind::Unauthorized,
+            "Send `Authorization: Bearer KEY` with a key that is in force.",
+        )
+    })?;
+    if !gate.rule.admits(key.role) {
+        let detail = format!("A key of role {} can't do this.", key.role);
+        return Err(Problem::new(Kind::Forbidden, detail));
+    }
+    if let (Rule::Own, Some(slug)) = (gate.rule, slug) {
+        let tenant = tenants::find(&gate.app.pool, &slug)
+            .await?
+            .filter(|tenant| key.tenant.is_none_or(|own| own == tenant.id))
+            .ok_or_else(|| Problem::not_found("tenant"))?;
+        request.extensions_mut().insert(Tenant {
+            id: tenant.id,
+            slug: tenant.slug,
+        });
+    }
+    request.extensions_mut().insert(key.actor);
+    Ok(())
+}
+
+async fn find_key(app: &Shared, headers: &HeaderMap) -> Result<Option<Key>, Problem> {
+    let Some(given) = bearer(headers) else {
+        return Ok(None);
+    };
+    let hash = fingerprint(given);
+    let is_settings_key =
+        !app.admin_api_key.is_empty() && bool::from(fingerprint(&app.admin_api_key).ct_eq(&hash));
+    if is_settings_key {
+        return Ok(Some(Key {
+            actor: Actor("key:admin".to_owned()),
+            role: KeyRole::Admin,
+            tenant: None,
+        }));
+    }
+    // The index compares hashes: what its timing could tell is nothing of the key.
+    let found = api_keys::find_by_hash(&app.pool, &hash).await?;
+    Ok(found.map(|key| Key {
+        actor: Actor(format!("key:{}", key.public_id)),
+        role: key.role,
+        tenant: key.tenant_id,
+    }))
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, key) = headers
+        .get(header::AUTHORIZATION)?
+        .to_str()
+        .ok()?
+        .split_once(' ')?;
+    let key = key.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !key.is_empty()).then_some(key)
+}
+
+/// What is stored of a key or a session's token. They are random, so that a plain hash is enough.
+pub(crate) fn fingerprint(token: &str) -> [u8; 32] {
+    Sha256::digest(token.as_bytes()).into()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::App;
+    use std::sync::Arc;
+
+    /// An app whose database is never asked.
+    pub(crate) async fn app() -> Shared {
+        let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none").expect("a form");
+        let vault = postrider_dispatcher::vault::Vault::parse("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=");
+        Arc::new(App {
+            pool,
+            wake: Default::default(),
+            vault: vault.expect("a key"),
+            guard: Default::default(),
+            defaults: Default::default(),
+            public_url: "http://127.0.0.1".to_owned(),
+            admin_api_key: "right".to_owned(),
+        })
+    }
+
+    fn with(value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(header::AUTHORIZATION, value.parse().expect("a value"))])
+    }
+
+    #[tokio::test]
+    async fn the_key_of_the_settings_is_an_admin() {
+        let key = find_key(&app().await, &with("Bearer right")).await;
+        assert!(matches!(key, Ok(Some(key)) if key.role == KeyRole::Admin));
+        for none in ["right", "Basic right", "Bearer", "Bearer  "] {
+            assert!(
+                matches!(find_key(&app().await, &with(none)).await, Ok(None)),
+                "{none}"
+            );
+        }
+    }
+
+    #[test]
+    fn each_role_reaches_its_own_rules_only() {
+        let rules = [
+            Rule::Open,
+            Rule::SignedIn,
+            Rule::Admin,
+            Rule::Emit,
+            Rule::Catalogue,
+            Rule::Own,
+        ];
+        let reach = |role: KeyRole| rules.map(|rule| rule.admits(role));
+        assert_eq!(reach(KeyRole::Admin), [true, false, true, true, true, true]);
+        assert_eq!(reach(KeyRole::Producer), [true, false, false, true, false, false]);
+        assert_eq!(reach(KeyRole::Tenant), [true, false, false, false, true, true]);
+    }
+}

@@ -1,0 +1,324 @@
+//! Deliveries as the outside sees them. They have no table: each is in `queue`, in `retries`, or is an attempt that
+//! ended it. A list merges those by (event, endpoint), the newest first; the cursor is that pair.
+//! Invariant: a page walks over at most `WALK_MAX` deliveries, however few of them match.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{
+    DeadReason, DeliveryId, DeliveryState, EndpointId, EventId, FinalState, TenantId, limits::LIST_PAGE_MAX,
+};
+use sqlx::{FromRow, PgExecutor, PgPool};
+use uuid::Uuid;
+
+use crate::tables::{attempts, dead_letters, endpoints, queue, retries};
+
+/// Looked at for one page before it is answered as it is, with a cursor to go on from.
+const WALK_MAX: usize = 5_000;
+const WALK_STEP: i64 = 500;
+/// Endpoints asked for what waits, when the list is of all tenants.
+const ENDPOINTS_WALKED_MAX: i64 = 20_000;
+const TENANTS_WALKED_MAX: i64 = 20_000;
+
+/// Where a list begins and ends, and how much is asked for at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    /// Not itself in the list.
+    pub(crate) before: DeliveryId,
+    pub(crate) lowest: EventId,
+    pub(crate) limit: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, FromRow)]
+pub(crate) struct Place {
+    pub(crate) event_id: EventId,
+    pub(crate) endpoint_id: EndpointId,
+}
+
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct Delivery {
+    event_id: EventId,
+    endpoint_id: EndpointId,
+    pub(crate) tenant_id: TenantId,
+    pub(crate) tenant: String,
+    #[sqlx(rename = "type_name")]
+    pub(crate) event_type: String,
+    chosen_id: Option<String>,
+    pub(crate) endpoint: String,
+    pub(crate) url: String,
+    pub(crate) attempt_count: i16,
+    pub(crate) status: Option<i16>,
+    pub(crate) outcome: Option<i16>,
+    pub(crate) error: Option<String>,
+    pub(crate) last_attempt_at: Option<DateTime<Utc>>,
+    #[sqlx(rename = "final")]
+    end: Option<FinalState>,
+    pub(crate) due_at: Option<DateTime<Utc>>,
+    pub(crate) reason: Option<DeadReason>,
+    pub(crate) died_at: Option<DateTime<Utc>>,
+}
+
+impl Delivery {
+    pub(crate) fn id(&self) -> DeliveryId {
+        DeliveryId {
+            event: self.event_id,
+            endpoint: self.endpoint_id,
+        }
+    }
+
+    pub(crate) fn state(&self) -> DeliveryState {
+        self.end.into()
+    }
+
+    pub(crate) fn event(&self) -> String {
+        self.chosen_id
+            .clone()
+            .unwrap_or_else(|| self.event_id.generated())
+    }
+
+    pub(crate) fn created_at(&self) -> Option<DateTime<Utc>> {
+        DateTime::from_timestamp_millis(self.event_id.unix_ms())
+    }
+}
+
+/// What a list is narrowed to. Times are those of the event.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Filter {
+    pub(crate) tenant: Option<TenantId>,
+    pub(crate) state: Option<DeliveryState>,
+    pub(crate) endpoint: Option<EndpointId>,
+    pub(crate) event: Option<EventId>,
+    pub(crate) since: Option<DateTime<Utc>>,
+    pub(crate) until: Option<DateTime<Utc>>,
+    pub(crate) event_type: Option<String>,
+    pub(crate) status_code: Option<i16>,
+}
+
+impl Filter {
+    /// Whether something is left to check once a delivery has been found by its place.
+    fn is_checked_while_walking(&self) -> bool {
+        self.event_type.is_some()
+            || self.status_code.is_some()
+            || self.state == Some(DeliveryState::Delivered)
+    }
+
+    fn admits(&self, delivery: &Delivery) -> bool {
+        self.state.is_none_or(|state| state == delivery.state())
+            && self.status_code.is_none_or(|code| Some(code) == delivery.status)
+            && self
+                .event_type
+                .as_ref()
+                .is_none_or(|name| *name == delivery.event_type)
+    }
+
+    fn span(&self, after: Option<DeliveryId>, limit: i64) -> Span {
+        let at = |time: DateTime<Utc>| first_id_of(time);
+        let top = DeliveryId {
+            event: EventId(Uuid::max()),
+            endpoint: EndpointId(i32::MAX),
+        };
+        let until = self.until.map(|time| DeliveryId {
+            event: at(time),
+            endpoint: EndpointId(i32::MIN),
+        });
+        let event = self.event.map(|event| DeliveryId {
+            event,
+            endpoint: EndpointId(i32::MAX),
+        });
+        let before = [after, until, event].into_iter().flatten().fold(top, Ord::min);
+        let lowest = [self.since.map(at), self.event]
+            .into_iter()
+            .flatten()
+            .fold(EventId::LOWEST, Ord::max);
+        Span {
+            before,
+            lowest,
+            limit,
+        }
+    }
+}
+
+fn first_id_of(time: DateTime<Utc>) -> EventId {
+    let ms = time.timestamp_millis().max(0) as u128;
+    EventId(Uuid::from_u128(ms << 80))
+}
+
+/// A page and, when there may be more, where to go on.
+pub(crate) async fn list(
+    pool: &PgPool,
+    filter: &Filter,
+    after: Option<DeliveryId>,
+    limit: i64,
+) -> Result<(Vec<Delivery>, Option<DeliveryId>), sqlx::Error> {
+    let limit = limit.clamp(1, LIST_PAGE_MAX);
+    let step = if filter.is_checked_while_walking() {
+        WALK_STEP.max(limit + 1)
+    } else {
+        limit + 1
+    };
+    let scope = Scope::of(pool, filter).await?;
+    let mut span = filter.span(after, step);
+    let mut found: Vec<Delivery> = Vec::new();
+    let mut walked = 0;
+    loop {
+        let places = scope.places(pool, filter, span).await?;
+        for delivery in describe(pool, &places).await? {
+            if !filter.admits(&delivery) {
+                continue;
+            }
+            if found.len() as i64 == limit {
+                let last = found.last().map(Delivery::id);
+                return Ok((found, last));
+            }
+            found.push(delivery);
+        }
+        walked += places.len();
+        match places.last() {
+            Some(last) if places.len() as i64 == step => {
+                span.before = DeliveryId {
+                    event: last.event_id,
+                    endpoint: last.endpoint_id,
+                };
+            }
+            _ => return Ok((found, None)),
+        }
+        if walked >= WALK_MAX {
+            return Ok((found, Some(span.before)));
+        }
+    }
+}
+
+/// One delivery, of one tenant or of any.
+pub(crate) async fn find(
+    pool: &PgPool,
+    tenant: Option<TenantId>,
+    id: DeliveryId,
+) -> Result<Option<Delivery>, sqlx::Error> {
+    let place = Place {
+        event_id: id.event,
+        endpoint_id: id.endpoint,
+    };
+    let found = describe(pool, &[place]).await?.into_iter().next();
+    Ok(found.filter(|delivery| tenant.is_none_or(|tenant| tenant == delivery.tenant_id)))
+}
+
+/// Whom to ask: `queue` and `retries` can be read by endpoint only, dead letters by endpoint or tenant.
+struct Scope {
+    endpoints: Vec<EndpointId>,
+    tenants: Vec<TenantId>,
+}
+
+impl Scope {
+    async fn of(pool: &PgPool, filter: &Filter) -> Result<Self, sqlx::Error> {
+        let endpoints = match (filter.state, filter.endpoint) {
+            (Some(DeliveryState::Delivered | DeliveryState::Dead), _) => Vec::new(),
+            (_, Some(endpoint)) => vec![endpoint],
+            (_, None) => endpoints::live_numbers(pool, filter.tenant, ENDPOINTS_WALKED_MAX).await?,
+        };
+        let tenants = match (filter.state, filter.tenant) {
+            (_, Some(tenant)) => vec![tenant],
+            (Some(DeliveryState::Dead), None) => {
+                dead_letters::tenants_with_any(pool, TENANTS_WALKED_MAX).await?
+            }
+            _ => Vec::new(),
+        };
+        Ok(Self { endpoints, tenants })
+    }
+
+    /// In the order in which a delivery moves, so that one that moves meanwhile is seen twice and not never.
+    async fn places(&self, pool: &PgPool, filter: &Filter, span: Span) -> Result<Vec<Place>, sqlx::Error> {
+        let mut places = Vec::new();
+        if !self.endpoints.is_empty() {
+            places.extend(queue::list(pool, &self.endpoints, span).await?);
+            places.extend(retries::list(pool, &self.endpoints, span).await?);
+        }
+        let ended = match (filter.state, filter.endpoint, filter.tenant) {
+            (Some(DeliveryState::Pending), _, _) => Vec::new(),
+            (Some(DeliveryState::Dead), Some(endpoint), _) => {
+                dead_letters::list_of_endpoint(pool, endpoint, span).await?
+            }
+            (Some(DeliveryState::Dead), None, _) => {
+                dead_letters::list_of_tenants(pool, &self.tenants, span).await?
+            }
+            (_, Some(endpoint), _) => attempts::list_ended_of_endpoint(pool, endpoint, span).await?,
+            (_, None, Some(tenant)) => attempts::list_ended_of_tenant(pool, tenant, span).await?,
+            (_, None, None) => attempts::list_ended(pool, span).await?,
+        };
+        places.extend(ended);
+        places.sort_unstable_by(|a, b| b.cmp(a));
+        places.dedup();
+        places.truncate(span.limit as usize);
+        Ok(places)
+    }
+}
+
+/// What is known of the deliveries at these places, in one snapshot, the newest first.
+async fn describe(db: impl PgExecutor<'_>, places: &[Place]) -> Result<Vec<Delivery>, sqlx::Error> {
+    if places.is_empty() {
+        return Ok(Vec::new());
+    }
+    let events: Vec<Uuid> = places.iter().map(|place| place.event_id.0).collect();
+    let endpoints: Vec<i32> = places.iter().map(|place| place.endpoint_id.0).collect();
+    sqlx::query_as(
+        "select d.event_id, d.endpoint_id, e.tenant_id, t.slug as tenant, y.name as type_name, e.chosen_id,
+            p.public_id as endpoint, p.url, coalesce(a.number, 0::smallint) as attempt_count, a.status, a.outcome,
+            a.error, a.started_at as last_attempt_at, a.final, r.due_at, l.reason, l.died_at
+         from unnest($1::uuid[], $2::int[]) as d (event_id, endpoint_id)
+         join postrider.events e on e.id = d.event_id
+         join postrider.endpoints p on p.id = d.endpoint_id and p.tenant_id = e.tenant_id
+         join postrider.tenants t on t.id = e.tenant_id
+         join postrider.event_types y on y.id = e.type_id
+         left join lateral (
+            select a.number, a.status, a.outcome, a.error, a.started_at, a.final from postrider.attempts a
+            where a.event_id = d.event_id and a.endpoint_id = d.endpoint_id order by a.number desc limit 1
+         ) a on true
+         left join postrider.retries r on r.endpoint_id = d.endpoint_id and r.event_id = d.event_id
+         left join postrider.queue q on q.endpoint_id = d.endpoint_id and q.event_id = d.event_id
+         left join postrider.dead_letters l on l.endpoint_id = d.endpoint_id and l.event_id = d.event_id
+         where a.final is not null or r.endpoint_id is not null or q.endpoint_id is not null
+         order by d.event_id desc, d.endpoint_id desc",
+    )
+    .bind(events)
+    .bind(endpoints)
+    .fetch_all(db)
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(event: u128, endpoint: i32) -> DeliveryId {
+        DeliveryId {
+            event: EventId(Uuid::from_u128(event)),
+            endpoint: EndpointId(endpoint),
+        }
+    }
+
+    #[test]
+    fn a_span_begins_at_the_lowest_of_its_bounds() {
+        let filter = Filter::default();
+        assert_eq!(filter.span(None, 1).before.endpoint, EndpointId(i32::MAX));
+        assert_eq!(filter.span(Some(id(5, 7)), 1).before, id(5, 7));
+
+        let one = Filter {
+            event: Some(EventId(Uuid::from_u128(9))),
+            ..Filter::default()
+        };
+        assert_eq!(one.span(None, 1).before, id(9, i32::MAX));
+        assert_eq!(one.span(None, 1).lowest, id(9, 0).event);
+        assert_eq!(one.span(Some(id(9, 3)), 1).before, id(9, 3));
+    }
+
+    #[test]
+    fn until_leaves_its_own_instant_out_and_since_takes_it_in() {
+        let time = DateTime::from_timestamp_millis(1_700_000_000_000).expect("a time");
+        let filter = Filter {
+            since: Some(time),
+            until: Some(time),
+            ..Filter::default()
+        };
+        let span = filter.span(None, 1);
+        assert_eq!(span.lowest.unix_ms(), 1_700_000_000_000);
+        assert_eq!(span.before.event, span.lowest);
+        assert_eq!(span.before.endpoint, EndpointId(i32::MIN));
+    }
+}

@@ -1,0 +1,155 @@
+//! Reading requests: JSON bodies and query strings, with refusals as problems.
+//! Invariant: no more of a body is read than its limit, and a body that is not UTF-8 goes no further.
+
+use axum::{
+    body::Bytes,
+    extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Request, rejection::BytesRejection},
+    http::{StatusCode, header, request::Parts},
+};
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde_json::error::Category;
+
+use crate::problem::{Kind, Problem};
+
+/// Enough for any body but events and schemas.
+pub(crate) const BODY_BYTES_MAX: usize = 64 * 1024;
+
+/// The text of a body of at most `MAX` bytes.
+pub(crate) struct Text<const MAX: usize>(Bytes);
+
+impl<const MAX: usize> Text<MAX> {
+    /// A wrong form is 400, a wrong value or an unknown field 422.
+    pub(crate) fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Problem> {
+        let text = std::str::from_utf8(&self.0)
+            .map_err(|e| Problem::bad_request(format!("The body is not UTF-8: {e}.")))?;
+        serde_json::from_str(text).map_err(|error| match error.classify() {
+            Category::Data => Problem::invalid("", error.to_string()),
+            Category::Syntax | Category::Eof | Category::Io => {
+                Problem::bad_request(format!("The body is not valid JSON: {error}."))
+            }
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(u8::is_ascii_whitespace)
+    }
+}
+
+impl<S: Send + Sync, const MAX: usize> FromRequest<S> for Text<MAX> {
+    type Rejection = Problem;
+
+    async fn from_request(mut request: Request, state: &S) -> Result<Self, Problem> {
+        let encoding = request.headers().get(header::CONTENT_ENCODING);
+        if encoding.is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity")) {
+            // A few bytes could unpack to gigabytes.
+            return Err(Problem::new(
+                Kind::UnsupportedEncoding,
+                "Send the body without Content-Encoding.",
+            ));
+        }
+        DefaultBodyLimit::max(MAX).apply(&mut request);
+        let bytes = Bytes::from_request(request, state)
+            .await
+            .map_err(|rejection: BytesRejection| {
+                if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+                    Problem::new(Kind::TooLarge, format!("At most {MAX} bytes are taken here."))
+                } else {
+                    Problem::bad_request("The body did not come in whole.")
+                }
+            })?;
+        Ok(Self(bytes))
+    }
+}
+
+/// A JSON body.
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let text = Text::<BODY_BYTES_MAX>::from_request(request, state).await?;
+        Ok(Self(text.read()?))
+    }
+}
+
+/// A JSON body that may be left out.
+pub(crate) struct OptionalBody<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for OptionalBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let text = Text::<BODY_BYTES_MAX>::from_request(request, state).await?;
+        Ok(Self(if text.is_empty() {
+            T::default()
+        } else {
+            text.read()?
+        }))
+    }
+}
+
+/// The query string. An unknown parameter is refused: a filter that is misspelt must not widen what is seen.
+pub(crate) struct Query<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        axum::extract::Query::try_from_uri(&parts.uri)
+            .map(|axum::extract::Query(query)| Self(query))
+            .map_err(|rejection| Problem::bad_request(rejection.body_text()))
+    }
+}
+
+/// For `Option<Option<T>>`: a field that is there with null is `Some(None)`, one that is not there `None`.
+pub(crate) fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+/// Whether Postgres can hold the text, and it is no longer than a description may be.
+pub(crate) fn is_plain_text(text: &str, bytes_max: usize) -> bool {
+    text.len() <= bytes_max && !text.contains('\0')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Form {
+        #[serde(deserialize_with = "given")]
+        name: Option<Option<String>>,
+    }
+
+    fn read(text: &'static [u8]) -> Result<Form, Kind> {
+        Text::<100>(Bytes::from_static(text))
+            .read()
+            .map_err(|problem| problem.kind)
+    }
+
+    #[test]
+    fn null_clears_and_absence_keeps() {
+        assert_eq!(read(b"{}"), Ok(Form { name: None }));
+        assert_eq!(read(br#"{"name":null}"#), Ok(Form { name: Some(None) }));
+        assert_eq!(
+            read(br#"{"name":"a"}"#),
+            Ok(Form {
+                name: Some(Some("a".to_owned()))
+            })
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_from_what_is_wrong() {
+        assert_eq!(read(b"{\"name\":\"\xff\"}"), Err(Kind::BadRequest));
+        assert_eq!(read(b"{\"name\":\"\0\"}"), Err(Kind::BadRequest));
+        assert_eq!(read(b"{\"name\""), Err(Kind::BadRequest));
+        assert_eq!(read(b"{} {}"), Err(Kind::BadRequest));
+        assert_eq!(read(b"{\"name\":1}"), Err(Kind::Invalid));
+        assert_eq!(read(b"{\"nam\":1}"), Err(Kind::Invalid));
+    }
+}

@@ -1,0 +1,77 @@
+//! One delivery: its attempts in words, what was sent, and the button to replay it.
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::{
+    Extension,
+    extract::{Path, State},
+    response::Redirect,
+};
+use postrider_proto::DeliveryId;
+
+use super::{Frame, Line, Moment, PageProblem, dead_letters::in_words};
+use crate::{
+    Shared,
+    api::deliveries::attempts_of,
+    auth::{Actor, Confirmed, Session},
+    deliveries,
+    problem::Problem,
+    tables::events,
+    transcript::Attempt,
+};
+
+#[derive(Template, WebTemplate)]
+#[template(path = "delivery.html")]
+pub(crate) struct DeliveryPage {
+    frame: Frame,
+    line: Line,
+    reason: Option<&'static str>,
+    next_attempt: Moment,
+    attempts: Vec<Attempt>,
+    body: String,
+}
+
+impl DeliveryPage {
+    fn moment(&self, attempt: &Attempt) -> Moment {
+        Moment(Some(attempt.started_at))
+    }
+}
+
+fn parse_id(text: &str) -> Result<DeliveryId, Problem> {
+    text.parse().map_err(|_| Problem::not_found("delivery"))
+}
+
+pub(crate) async fn show(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Path(id): Path<String>,
+) -> Result<DeliveryPage, PageProblem> {
+    let id = parse_id(&id)?;
+    let delivery = deliveries::find(&app.pool, None, id)
+        .await?
+        .ok_or_else(|| Problem::not_found("delivery"))?;
+    let body = events::load(&app.pool, &[id.event])
+        .await?
+        .pop()
+        .map(|event| event.body)
+        .unwrap_or_default();
+    Ok(DeliveryPage {
+        frame: Frame::new(session, "deliveries"),
+        line: Line::from(&delivery),
+        reason: delivery.reason.map(in_words),
+        next_attempt: Moment(delivery.due_at),
+        attempts: attempts_of(&app, &delivery).await?,
+        body: String::from_utf8_lossy(&body).into_owned(),
+    })
+}
+
+pub(crate) async fn replay(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Path(id): Path<String>,
+    _: Confirmed,
+) -> Result<Redirect, PageProblem> {
+    let id = parse_id(&id)?;
+    crate::replay::replay(&app, &actor, None, id).await?;
+    Ok(Redirect::to(&format!("/deliveries/{id}")))
+}

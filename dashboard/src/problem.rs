@@ -1,0 +1,199 @@
+//! Errors as the outside sees them: RFC 9457 `application/problem+json`.
+//! Invariant: `type`, `title` and `status` of a kind never change; what went wrong inside is logged here and not told.
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+
+/// A part of the request that was refused, by its JSON pointer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Fault {
+    pub(crate) pointer: String,
+    pub(crate) detail: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    BadRequest,
+    Unauthorized,
+    Forbidden,
+    NotFound,
+    MethodNotAllowed,
+    Conflict,
+    TooLarge,
+    UnsupportedEncoding,
+    Invalid,
+    Internal,
+    Busy,
+}
+
+impl Kind {
+    /// The last part of `type`, the status and the title.
+    const fn words(self) -> (&'static str, StatusCode, &'static str) {
+        match self {
+            Self::BadRequest => (
+                "bad-request",
+                StatusCode::BAD_REQUEST,
+                "The request can't be read",
+            ),
+            Self::Unauthorized => ("unauthorized", StatusCode::UNAUTHORIZED, "A valid key is needed"),
+            Self::Forbidden => ("forbidden", StatusCode::FORBIDDEN, "This key may not do that"),
+            Self::NotFound => ("not-found", StatusCode::NOT_FOUND, "There is no such thing"),
+            Self::MethodNotAllowed => (
+                "method-not-allowed",
+                StatusCode::METHOD_NOT_ALLOWED,
+                "This method is not for this path",
+            ),
+            Self::Conflict => (
+                "conflict",
+                StatusCode::CONFLICT,
+                "It does not go with what is there",
+            ),
+            Self::TooLarge => (
+                "too-large",
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "The body is too large",
+            ),
+            Self::UnsupportedEncoding => (
+                "unsupported-encoding",
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "A compressed body is not taken",
+            ),
+            Self::Invalid => (
+                "invalid",
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "The request holds something invalid",
+            ),
+            Self::Internal => (
+                "internal",
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "Something went wrong here",
+            ),
+            Self::Busy => ("busy", StatusCode::SERVICE_UNAVAILABLE, "Not now: try again soon"),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Problem {
+    pub(crate) kind: Kind,
+    pub(crate) detail: String,
+    pub(crate) errors: Vec<Fault>,
+}
+
+impl Problem {
+    pub(crate) fn new(kind: Kind, detail: impl Into<String>) -> Self {
+        Self {
+            kind,
+            detail: detail.into(),
+            errors: Vec::new(),
+        }
+    }
+
+    pub(crate) fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(Kind::BadRequest, detail)
+    }
+
+    /// Also for another tenant's things: whether they exist is not told.
+    pub(crate) fn not_found(what: &str) -> Self {
+        Self::new(Kind::NotFound, format!("There is no such {what}."))
+    }
+
+    pub(crate) fn conflict(detail: impl Into<String>) -> Self {
+        Self::new(Kind::Conflict, detail)
+    }
+
+    pub(crate) fn invalid(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::faults(vec![Fault {
+            pointer: pointer.into(),
+            detail: detail.into(),
+        }])
+    }
+
+    pub(crate) fn faults(errors: Vec<Fault>) -> Self {
+        let told: Vec<String> = errors
+            .iter()
+            .map(|fault| format!("{}: {}", fault.pointer, fault.detail))
+            .collect();
+        Self {
+            kind: Kind::Invalid,
+            detail: told.join("; "),
+            errors,
+        }
+    }
+
+    pub(crate) fn busy() -> Self {
+        Self::new(Kind::Busy, "The database is busy or away.")
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        self.kind.words().1
+    }
+
+    pub(crate) fn title(&self) -> &'static str {
+        self.kind.words().2
+    }
+}
+
+impl From<sqlx::Error> for Problem {
+    fn from(error: sqlx::Error) -> Self {
+        let code = error.as_database_error().and_then(|e| e.code());
+        let passes = match &error {
+            sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Io(_) => true,
+            // Locks and deadlocks, cancelled statements, a server that goes down, comes up or has no room.
+            _ => code.is_some_and(|code| {
+                matches!(code.as_ref(), "55P03" | "40P01" | "40001" | "57014") || {
+                    ["08", "53", "57P"].iter().any(|class| code.starts_with(class))
+                }
+            }),
+        };
+        tracing::error!(%error, passes, "a request failed in the database");
+        if passes {
+            Self::busy()
+        } else {
+            Self::new(Kind::Internal, "It has been logged.")
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    r#type: String,
+    title: &'a str,
+    status: u16,
+    detail: &'a str,
+    #[serde(skip_serializing_if = "<[Fault]>::is_empty")]
+    errors: &'a [Fault],
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let (name, status, title) = self.kind.words();
+        let body = Body {
+            r#type: format!("urn:postrider:problem:{name}"),
+            title,
+            status: status.as_u16(),
+            detail: &self.detail,
+            errors: &self.errors,
+        };
+        let mut response = (status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        match self.kind {
+            Kind::Unauthorized => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Kind::Busy => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

@@ -1,0 +1,171 @@
+//! Every route with the rule of who may use it. A route can't be added without one.
+//! Next on a request's way: `auth::check`.
+
+use axum::{
+    Router,
+    extract::Request,
+    handler::Handler,
+    http::{HeaderName, HeaderValue, header},
+    middleware::{from_fn_with_state, map_response},
+    response::{IntoResponse, Response},
+    routing::{MethodFilter, on},
+};
+use tower_http::{catch_panic::CatchPanicLayer, trace::TraceLayer};
+
+use crate::{
+    Shared, api,
+    auth::{self, Gate, Rule},
+    pages,
+    problem::{Kind, Problem},
+};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    pub method: &'static str,
+    pub path: &'static str,
+    pub rule: Rule,
+}
+
+struct Routes {
+    app: Shared,
+    router: Router<Shared>,
+    list: Vec<Route>,
+}
+
+#[rustfmt::skip]
+pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
+    use Rule::{Admin, Catalogue, Emit, Open, Own, SignedIn};
+    let routes = Routes { app: app.clone(), router: Router::new(), list: Vec::new() }
+        .get("/healthz", Open, api::health::healthz)
+        .get("/readyz", Open, api::health::readyz)
+        .get("/v1/tenants", Admin, api::tenants::list)
+        .put("/v1/tenants/{tenant}", Admin, api::tenants::put)
+        .get("/v1/tenants/{tenant}", Own, api::tenants::get)
+        .delete("/v1/tenants/{tenant}", Admin, api::tenants::delete)
+        .get("/v1/event-types", Catalogue, api::event_types::list)
+        .put("/v1/event-types/{type}", Admin, api::event_types::put)
+        .get("/v1/event-types/{type}", Catalogue, api::event_types::get)
+        .delete("/v1/event-types/{type}", Admin, api::event_types::delete)
+        .post("/v1/tenants/{tenant}/events", Emit, api::events::emit)
+        .get("/v1/tenants/{tenant}/events", Own, api::events::list)
+        .get("/v1/tenants/{tenant}/events/{event}", Own, api::events::get)
+        .post("/v1/tenants/{tenant}/endpoints", Own, api::endpoints::create)
+        .get("/v1/tenants/{tenant}/endpoints", Own, api::endpoints::list)
+        .get("/v1/tenants/{tenant}/endpoints/{endpoint}", Own, api::endpoints::get)
+        .patch("/v1/tenants/{tenant}/endpoints/{endpoint}", Own, api::endpoints::patch)
+        .delete("/v1/tenants/{tenant}/endpoints/{endpoint}", Own, api::endpoints::delete)
+        .get("/v1/tenants/{tenant}/endpoints/{endpoint}/secret", Own, api::secrets::reveal)
+        .post("/v1/tenants/{tenant}/endpoints/{endpoint}/secret/rotate", Own, api::secrets::rotate)
+        .get("/v1/tenants/{tenant}/deliveries", Own, api::deliveries::list)
+        .get("/v1/tenants/{tenant}/deliveries/{delivery}", Own, api::deliveries::get)
+        .post("/v1/tenants/{tenant}/deliveries/{delivery}/replay", Own, api::deliveries::replay)
+        .post("/v1/api-keys", Admin, api::api_keys::create)
+        .get("/v1/api-keys", Admin, api::api_keys::list)
+        .delete("/v1/api-keys/{key}", Admin, api::api_keys::revoke)
+        .get("/v1/audit", Admin, api::audit::list)
+        .get("/", SignedIn, pages::home)
+        .get("/assets/style.css", Open, pages::stylesheet)
+        .get("/sign-in", Open, pages::sign_in::show)
+        .post("/sign-in", Open, pages::sign_in::submit)
+        .post("/sign-out", SignedIn, pages::sign_in::leave)
+        .get("/deliveries", SignedIn, pages::deliveries::show)
+        .get("/deliveries/{delivery}", SignedIn, pages::delivery::show)
+        .post("/deliveries/{delivery}/replay", SignedIn, pages::delivery::replay)
+        .get("/dead-letters", SignedIn, pages::dead_letters::show);
+    let router = routes.router
+        .method_not_allowed_fallback(async || Problem::new(Kind::MethodNotAllowed, "See the API's description."))
+        .fallback(async || Problem::not_found("path"))
+        .layer(map_response(secure))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(TraceLayer::new_for_http().make_span_with(span))
+        .with_state(app);
+    (router, routes.list)
+}
+
+impl Routes {
+    fn on<H: Handler<T, Shared>, T: 'static>(
+        mut self,
+        method: &'static str,
+        filter: MethodFilter,
+        (path, rule): (&'static str, Rule),
+        handler: H,
+    ) -> Self {
+        let gate = Gate {
+            app: self.app.clone(),
+            rule,
+        };
+        let route = on(filter, handler).route_layer(from_fn_with_state(gate, auth::check));
+        self.router = self.router.route(path, route);
+        self.list.push(Route { method, path, rule });
+        self
+    }
+}
+
+macro_rules! methods {
+    ($($name:ident = $word:ident),+) => {
+        impl Routes {$(
+            fn $name<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
+                self.on(stringify!($word), MethodFilter::$word, (path, rule), handler)
+            }
+        )+}
+    };
+}
+methods!(get = GET, put = PUT, post = POST, patch = PATCH, delete = DELETE);
+
+/// On every answer, so that no page can forget them.
+async fn secure(mut response: Response) -> Response {
+    const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; \
+                          base-uri 'none'; frame-ancestors 'none'";
+    let headers = response.headers_mut();
+    let fixed = [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (
+            HeaderName::from_static("cross-origin-opener-policy"),
+            "same-origin",
+        ),
+    ];
+    for (name, value) in fixed {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    // Answers hold secrets and customers' data; the stylesheet says otherwise for itself.
+    headers
+        .entry(header::CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+/// The path alone: a query may hold what must not be logged.
+fn span(request: &Request) -> tracing::Span {
+    tracing::debug_span!("request", method = %request.method(), path = request.uri().path())
+}
+
+fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+    // The panic hook has written the message and the place.
+    Problem::new(Kind::Internal, "It has been logged.").into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Paths that no key of another tenant and no producer may reach must not slip into an open rule.
+    #[tokio::test]
+    async fn only_health_sign_in_and_the_stylesheet_are_open() {
+        let list = build(crate::auth::tests::app().await).1;
+        let open: Vec<&str> = list
+            .iter()
+            .filter(|route| route.rule == Rule::Open)
+            .map(|route| route.path)
+            .collect();
+        assert_eq!(
+            open,
+            ["/healthz", "/readyz", "/assets/style.css", "/sign-in", "/sign-in"]
+        );
+        for route in list.iter().filter(|route| route.path.contains("{tenant}/")) {
+            assert!(matches!(route.rule, Rule::Own | Rule::Emit), "{route:?}");
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Waiting until a change of settings is in effect: what a delete, a pause or a rotation promises.
+//! Dispatchers publish the snapshot of settings they have applied; one whose lease has run out sends nothing.
+
+use std::time::Duration;
+
+use postrider_proto::Shard;
+use sqlx::{PgConnection, PgPool};
+
+const POLL: Duration = Duration::from_millis(10);
+/// A little over a lease: by then the owner has applied the change or is no owner any more.
+const WAIT_MAX: Duration = Duration::from_secs(6);
+
+/// The transaction a change was made in.
+pub(crate) struct Xid(String);
+
+pub(crate) async fn current(connection: &mut PgConnection) -> Result<Xid, sqlx::Error> {
+    sqlx::query_scalar("select pg_current_xact_id()::text")
+        .fetch_one(connection)
+        .await
+        .map(Xid)
+}
+
+/// Returns when the shard's owner has applied what that transaction changed. It has committed.
+pub(crate) async fn settled(pool: &PgPool, shard: Shard, xid: &Xid) -> Result<(), sqlx::Error> {
+    let wait = async {
+        while !is_applied(pool, shard, xid).await? {
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    };
+    tokio::time::timeout(WAIT_MAX, wait).await.unwrap_or(Ok(()))
+}
+
+/// A dispatcher that publishes nothing is not waited for.
+async fn is_applied(pool: &PgPool, shard: Shard, xid: &Xid) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar(
+        "select not exists (
+            select from postrider.shards s join postrider.dispatchers d on d.id = s.owner
+            where s.shard = $1 and d.expires_at > clock_timestamp()
+              and not pg_visible_in_snapshot($2::xid8, d.applied))",
+    )
+    .bind(shard)
+    .bind(&xid.0)
+    .fetch_one(pool)
+    .await
+}

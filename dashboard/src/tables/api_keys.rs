@@ -1,0 +1,93 @@
+//! `api_keys`: hashes of keys and what they may do. The key itself is kept nowhere.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{TenantId, state::KeyRole};
+use sqlx::{FromRow, PgExecutor};
+
+use super::is_public_id;
+
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct KeyRow {
+    pub(crate) id: i32,
+    pub(crate) public_id: String,
+    pub(crate) role: KeyRole,
+    pub(crate) tenant_id: Option<TenantId>,
+    pub(crate) tenant: Option<String>,
+    pub(crate) name: String,
+    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) revoked_at: Option<DateTime<Utc>>,
+}
+
+/// A key in force.
+pub(crate) async fn find_by_hash(
+    db: impl PgExecutor<'_>,
+    hash: &[u8; 32],
+) -> Result<Option<KeyRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select k.id, k.public_id, k.role, k.tenant_id, null as tenant, k.name, k.created_at, k.revoked_at
+         from postrider.api_keys k where k.hash = $1 and k.revoked_at is null",
+    )
+    .bind(hash.as_slice())
+    .fetch_optional(db)
+    .await
+}
+
+pub(crate) async fn insert(
+    db: impl PgExecutor<'_>,
+    public_id: &str,
+    hash: &[u8; 32],
+    role: KeyRole,
+    tenant: Option<TenantId>,
+    name: &str,
+) -> Result<DateTime<Utc>, sqlx::Error> {
+    sqlx::query_scalar(
+        "insert into postrider.api_keys (public_id, hash, role, tenant_id, name)
+         values ($1, $2, $3, $4, $5) returning created_at",
+    )
+    .bind(public_id)
+    .bind(hash.as_slice())
+    .bind(role)
+    .bind(tenant)
+    .bind(name)
+    .fetch_one(db)
+    .await
+}
+
+pub(crate) async fn list(
+    db: impl PgExecutor<'_>,
+    after: i32,
+    limit: i64,
+) -> Result<Vec<KeyRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select k.id, k.public_id, k.role, k.tenant_id, t.slug as tenant, k.name, k.created_at, k.revoked_at
+         from postrider.api_keys k left join postrider.tenants t on t.id = k.tenant_id
+         where k.id > $1 order by k.id limit $2",
+    )
+    .bind(after)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+pub(crate) async fn revoke(db: impl PgExecutor<'_>, public_id: &str) -> Result<bool, sqlx::Error> {
+    if !is_public_id("key", public_id) {
+        return Ok(false);
+    }
+    let done = sqlx::query(
+        "update postrider.api_keys set revoked_at = clock_timestamp() where public_id = $1 and revoked_at is null",
+    )
+    .bind(public_id)
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+pub(crate) async fn revoke_all(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "update postrider.api_keys set revoked_at = clock_timestamp() where tenant_id = $1 and revoked_at is null",
+    )
+    .bind(tenant)
+    .execute(db)
+    .await?;
+    Ok(())
+}

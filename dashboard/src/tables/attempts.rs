@@ -1,0 +1,97 @@
+//! `attempts`: read here; the recorder writes them and a replay clears `final`.
+//! A delivery that ended is its attempt with `final` set.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{DeliveryId, EndpointId, TenantId};
+use sqlx::{FromRow, PgExecutor};
+
+use crate::deliveries::{Place, Span};
+
+#[derive(Debug, FromRow)]
+pub(crate) struct AttemptRow {
+    pub(crate) number: i16,
+    pub(crate) started_at: DateTime<Utc>,
+    pub(crate) duration_ms: i32,
+    pub(crate) outcome: i16,
+    pub(crate) status: Option<i16>,
+    pub(crate) error: Option<String>,
+    pub(crate) signature: Option<String>,
+    pub(crate) response_head: Option<String>,
+    pub(crate) response_body: Option<Vec<u8>>,
+    pub(crate) replay_id: Option<String>,
+}
+
+/// More attempts than this of one delivery are not shown: the newest are.
+const ATTEMPTS_SHOWN_MAX: i64 = 500;
+
+/// The newest first.
+pub(crate) async fn of_delivery(
+    db: impl PgExecutor<'_>,
+    id: DeliveryId,
+) -> Result<Vec<AttemptRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select number, started_at, duration_ms, outcome, status, error, signature, response_head,
+            response_body, replay_id
+         from postrider.attempts where event_id = $1 and endpoint_id = $2 order by number desc limit $3",
+    )
+    .bind(id.event)
+    .bind(id.endpoint)
+    .bind(ATTEMPTS_SHOWN_MAX)
+    .fetch_all(db)
+    .await
+}
+
+pub(crate) async fn list_ended_of_endpoint(
+    db: impl PgExecutor<'_>,
+    endpoint: EndpointId,
+    span: Span,
+) -> Result<Vec<Place>, sqlx::Error> {
+    sqlx::query_as(
+        "select event_id, endpoint_id from postrider.attempts
+         where final is not null and endpoint_id = $1
+           and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
+         order by event_id desc limit $5",
+    )
+    .bind(endpoint)
+    .bind(span.lowest)
+    .bind(span.before.event)
+    .bind(span.before.endpoint)
+    .bind(span.limit)
+    .fetch_all(db)
+    .await
+}
+
+pub(crate) async fn list_ended_of_tenant(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    span: Span,
+) -> Result<Vec<Place>, sqlx::Error> {
+    sqlx::query_as(
+        "select event_id, endpoint_id from postrider.attempts
+         where final is not null and tenant_id = $1
+           and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
+         order by event_id desc, endpoint_id desc limit $5",
+    )
+    .bind(tenant)
+    .bind(span.lowest)
+    .bind(span.before.event)
+    .bind(span.before.endpoint)
+    .bind(span.limit)
+    .fetch_all(db)
+    .await
+}
+
+/// Of all tenants: walks the primary key, where nearly every row is a final one.
+pub(crate) async fn list_ended(db: impl PgExecutor<'_>, span: Span) -> Result<Vec<Place>, sqlx::Error> {
+    sqlx::query_as(
+        "select event_id, endpoint_id from postrider.attempts
+         where final is not null and event_id between $1 and $2 and (event_id < $2 or endpoint_id < $3)
+         order by event_id desc, endpoint_id desc limit $4",
+    )
+    .bind(span.lowest)
+    .bind(span.before.event)
+    .bind(span.before.endpoint)
+    .bind(span.limit)
+    .fetch_all(db)
+    .await
+}

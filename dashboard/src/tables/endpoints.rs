@@ -1,0 +1,243 @@
+//! `endpoints`. A trigger stamps each change with its transaction, by which dispatchers find it.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EndpointId, EndpointState, Shard, TenantId, state::SignatureFormat};
+use sqlx::{FromRow, PgExecutor, types::Json};
+
+use super::is_public_id;
+
+/// What an endpoint's owner may set, as it is stored. `None` is the platform's own setting.
+#[derive(Debug, Clone, PartialEq, FromRow)]
+pub(crate) struct EndpointSettings {
+    pub(crate) url: String,
+    pub(crate) description: Option<String>,
+    pub(crate) types: Vec<String>,
+    pub(crate) versions: Option<Json<BTreeMap<String, String>>>,
+    pub(crate) concurrency: Option<i16>,
+    pub(crate) rate_per_second: Option<i32>,
+    pub(crate) ordered: bool,
+    pub(crate) retry_schedule: Option<Vec<i32>>,
+    pub(crate) timeout_ms: Option<i32>,
+    pub(crate) signature: SignatureFormat,
+    /// The columns below have their own rules when they change.
+    pub(crate) state: EndpointState,
+    pub(crate) state_reason: Option<String>,
+}
+
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct EndpointRow {
+    pub(crate) id: EndpointId,
+    pub(crate) public_id: String,
+    pub(crate) shard: Shard,
+    #[sqlx(flatten)]
+    pub(crate) settings: EndpointSettings,
+    /// Sealed.
+    pub(crate) headers: Option<Vec<u8>>,
+    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) updated_at: DateTime<Utc>,
+}
+
+macro_rules! columns {
+    () => {
+        "id, public_id, shard, url, description, types, versions, concurrency, rate_per_second, \
+         ordered, retry_schedule, timeout_ms, signature, state, state_reason, headers, created_at, updated_at"
+    };
+}
+
+pub(crate) async fn find(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    public_id: &str,
+) -> Result<Option<EndpointRow>, sqlx::Error> {
+    if !is_public_id("ep", public_id) {
+        return Ok(None);
+    }
+    sqlx::query_as(concat!(
+        "select ",
+        columns!(),
+        " from postrider.endpoints where public_id = $1 and tenant_id = $2 and state <> 'deleted'"
+    ))
+    .bind(public_id)
+    .bind(tenant)
+    .fetch_optional(db)
+    .await
+}
+
+/// The same, held until the transaction ends.
+pub(crate) async fn lock(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    public_id: &str,
+) -> Result<Option<EndpointRow>, sqlx::Error> {
+    if !is_public_id("ep", public_id) {
+        return Ok(None);
+    }
+    sqlx::query_as(concat!(
+        "select ",
+        columns!(),
+        " from postrider.endpoints where public_id = $1 and tenant_id = $2 and state <> 'deleted'
+          for no key update"
+    ))
+    .bind(public_id)
+    .bind(tenant)
+    .fetch_optional(db)
+    .await
+}
+
+/// Deleted ones too: deliveries outlive their endpoint.
+pub(crate) async fn find_by_id(
+    db: impl PgExecutor<'_>,
+    id: EndpointId,
+) -> Result<Option<EndpointRow>, sqlx::Error> {
+    sqlx::query_as(concat!(
+        "select ",
+        columns!(),
+        " from postrider.endpoints where id = $1"
+    ))
+    .bind(id)
+    .fetch_optional(db)
+    .await
+}
+
+/// The number of an endpoint, deleted or not, of one tenant or of any.
+pub(crate) async fn find_number(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+    public_id: &str,
+) -> Result<Option<EndpointId>, sqlx::Error> {
+    if !is_public_id("ep", public_id) {
+        return Ok(None);
+    }
+    sqlx::query_scalar(
+        "select id from postrider.endpoints where public_id = $1 and ($2::int is null or tenant_id = $2)",
+    )
+    .bind(public_id)
+    .bind(tenant)
+    .fetch_optional(db)
+    .await
+}
+
+pub(crate) async fn list(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    after: i32,
+    limit: i64,
+) -> Result<Vec<EndpointRow>, sqlx::Error> {
+    sqlx::query_as(concat!(
+        "select ",
+        columns!(),
+        " from postrider.endpoints where tenant_id = $1 and state <> 'deleted' and id > $2 order by id limit $3"
+    ))
+    .bind(tenant)
+    .bind(after)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+/// Those that can have deliveries waiting.
+pub(crate) async fn live_numbers(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+    limit: i64,
+) -> Result<Vec<EndpointId>, sqlx::Error> {
+    sqlx::query_scalar(
+        "select id from postrider.endpoints
+         where state <> 'deleted' and ($1::int is null or tenant_id = $1) order by id desc limit $2",
+    )
+    .bind(tenant)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+pub(crate) async fn count(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar("select count(*) from postrider.endpoints where tenant_id = $1 and state <> 'deleted'")
+        .bind(tenant)
+        .fetch_one(db)
+        .await
+}
+
+pub(crate) async fn insert(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    public_id: &str,
+    shard: Shard,
+    settings: &EndpointSettings,
+) -> Result<EndpointRow, sqlx::Error> {
+    sqlx::query_as(concat!(
+        "insert into postrider.endpoints (tenant_id, public_id, shard, url, description, types, versions,
+            concurrency, rate_per_second, ordered, retry_schedule, timeout_ms, signature)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) returning ",
+        columns!()
+    ))
+    .bind(tenant)
+    .bind(public_id)
+    .bind(shard)
+    .bind(&settings.url)
+    .bind(&settings.description)
+    .bind(&settings.types)
+    .bind(&settings.versions)
+    .bind(settings.concurrency)
+    .bind(settings.rate_per_second)
+    .bind(settings.ordered)
+    .bind(&settings.retry_schedule)
+    .bind(settings.timeout_ms)
+    .bind(settings.signature)
+    .fetch_one(db)
+    .await
+}
+
+pub(crate) async fn update(
+    db: impl PgExecutor<'_>,
+    id: EndpointId,
+    settings: &EndpointSettings,
+    headers: Option<&[u8]>,
+) -> Result<EndpointRow, sqlx::Error> {
+    sqlx::query_as(concat!(
+        "update postrider.endpoints set url = $2, description = $3, types = $4, versions = $5, concurrency = $6,
+            rate_per_second = $7, ordered = $8, retry_schedule = $9, timeout_ms = $10, signature = $11,
+            state = $12, state_reason = $13, headers = $14, updated_at = clock_timestamp()
+         where id = $1 returning ",
+        columns!()
+    ))
+    .bind(id)
+    .bind(&settings.url)
+    .bind(&settings.description)
+    .bind(&settings.types)
+    .bind(&settings.versions)
+    .bind(settings.concurrency)
+    .bind(settings.rate_per_second)
+    .bind(settings.ordered)
+    .bind(&settings.retry_schedule)
+    .bind(settings.timeout_ms)
+    .bind(settings.signature)
+    .bind(settings.state)
+    .bind(&settings.state_reason)
+    .bind(headers)
+    .fetch_one(db)
+    .await
+}
+
+pub(crate) async fn delete(db: impl PgExecutor<'_>, id: EndpointId) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "update postrider.endpoints set state = 'deleted', updated_at = clock_timestamp() where id = $1",
+    )
+    .bind(id)
+    .execute(db)
+    .await?;
+    Ok(())
+}
+
+/// Answers the shards whose owners must hear of it.
+pub(crate) async fn delete_all(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<Vec<Shard>, sqlx::Error> {
+    sqlx::query_scalar(
+        "update postrider.endpoints set state = 'deleted', updated_at = clock_timestamp()
+         where tenant_id = $1 and state <> 'deleted' returning shard",
+    )
+    .bind(tenant)
+    .fetch_all(db)
+    .await
+}

@@ -1,0 +1,74 @@
+//! `event_types`. A deleted one is kept for the events that have it; its name may be taken again.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{TypeId, routing::matching_patterns};
+use sqlx::{FromRow, PgExecutor};
+
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct EventTypeRow {
+    pub(crate) id: TypeId,
+    pub(crate) name: String,
+    pub(crate) description: Option<String>,
+    pub(crate) created_at: DateTime<Utc>,
+}
+
+pub(crate) async fn find(db: impl PgExecutor<'_>, name: &str) -> Result<Option<EventTypeRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select id, name, description, created_at from postrider.event_types
+         where name = $1 and deleted_at is null",
+    )
+    .bind(name)
+    .fetch_optional(db)
+    .await
+}
+
+/// Makes the type or gives it the description; tells whether it is new. The row stays locked, so that two who
+/// publish the same version wait for each other.
+pub(crate) async fn put(
+    db: impl PgExecutor<'_>,
+    name: &str,
+    description: Option<&str>,
+) -> Result<(EventTypeRow, bool), sqlx::Error> {
+    #[derive(FromRow)]
+    struct Put {
+        #[sqlx(flatten)]
+        row: EventTypeRow,
+        is_new: bool,
+    }
+    let put: Put = sqlx::query_as(
+        "insert into postrider.event_types (name, description, matches) values ($1, $2, $3)
+         on conflict (name) where deleted_at is null do update set description = excluded.description
+         returning id, name, description, created_at, xmax = 0 as is_new",
+    )
+    .bind(name)
+    .bind(description)
+    .bind(matching_patterns(name))
+    .fetch_one(db)
+    .await?;
+    Ok((put.row, put.is_new))
+}
+
+pub(crate) async fn list(
+    db: impl PgExecutor<'_>,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<EventTypeRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select id, name, description, created_at from postrider.event_types
+         where deleted_at is null and name > $1 order by name limit $2",
+    )
+    .bind(after)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+pub(crate) async fn delete(db: impl PgExecutor<'_>, name: &str) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query(
+        "update postrider.event_types set deleted_at = clock_timestamp() where name = $1 and deleted_at is null",
+    )
+    .bind(name)
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}

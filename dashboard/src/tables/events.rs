@@ -1,0 +1,76 @@
+//! `events` and `event_ids`: only read here; `postrider.emit` writes them.
+
+use postrider_proto::{EventId, TenantId};
+use sqlx::{FromRow, PgExecutor};
+use uuid::Uuid;
+
+#[derive(Debug, FromRow)]
+pub(crate) struct EventRow {
+    pub(crate) id: EventId,
+    pub(crate) type_name: String,
+    pub(crate) version: String,
+    pub(crate) chosen_id: Option<String>,
+    pub(crate) ordering_key: Option<String>,
+    pub(crate) sequence: Option<i64>,
+    /// The very bytes every attempt sends.
+    pub(crate) body: Vec<u8>,
+}
+
+impl EventRow {
+    pub(crate) fn public_id(&self) -> String {
+        self.chosen_id.clone().unwrap_or_else(|| self.id.generated())
+    }
+}
+
+/// The event that this id names: one that its producer chose, or one that was made.
+pub(crate) async fn find_number(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    id: &str,
+) -> Result<Option<EventId>, sqlx::Error> {
+    let generated = EventId::from_generated(id);
+    sqlx::query_scalar(
+        "select coalesce(
+            (select event_id from postrider.event_ids where tenant_id = $1 and id = $2),
+            (select id from postrider.events where id = $3 and tenant_id = $1 and chosen_id is null))",
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(generated)
+    .fetch_one(db)
+    .await
+}
+
+/// Joined by `unnest`: `id = any($1)` under a generic plan would scan every partition.
+pub(crate) async fn load(db: impl PgExecutor<'_>, ids: &[EventId]) -> Result<Vec<EventRow>, sqlx::Error> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    sqlx::query_as(
+        "select e.id, y.name as type_name, s.version, e.chosen_id, e.ordering_key, e.sequence, e.body
+         from unnest($1::uuid[]) as u (id)
+         join postrider.events e on e.id = u.id
+         join postrider.event_types y on y.id = e.type_id
+         join postrider.schemas s on s.id = e.schema_id
+         order by e.id desc",
+    )
+    .bind(ids)
+    .fetch_all(db)
+    .await
+}
+
+/// Ids and sizes, the newest first. The bodies are not read for this.
+pub(crate) async fn list(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    before: EventId,
+    limit: i64,
+) -> Result<Vec<(EventId, i32)>, sqlx::Error> {
+    sqlx::query_as(
+        "select id, octet_length(body) from postrider.events
+         where tenant_id = $1 and id < $2 order by id desc limit $3",
+    )
+    .bind(tenant)
+    .bind(before)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}

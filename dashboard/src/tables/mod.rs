@@ -1,0 +1,57 @@
+//! The SQL, a file for each table, a function for each statement. Only that file writes its table; what moves a
+//! delivery from one table to another in one statement is in `replay`.
+
+pub(crate) mod api_keys;
+pub(crate) mod attempts;
+pub(crate) mod audit;
+pub(crate) mod dead_letters;
+pub(crate) mod endpoints;
+pub(crate) mod event_types;
+pub(crate) mod events;
+pub(crate) mod people;
+pub(crate) mod queue;
+pub(crate) mod retries;
+pub(crate) mod schemas;
+pub(crate) mod secrets;
+pub(crate) mod sessions;
+pub(crate) mod tenants;
+
+use data_encoding::BASE32HEX_NOPAD;
+use sqlx::{PgPool, Postgres, Transaction};
+
+/// A transaction of a request: it waits for nobody long.
+pub(crate) async fn begin(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+    pool.begin_with("begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'")
+        .await
+}
+
+/// A prefix and 24 random letters and digits: 120 bits, so that ids can't be guessed.
+pub(crate) fn random_public_id(prefix: &str) -> String {
+    let bytes: [u8; 15] = rand::random();
+    format!("{prefix}_{}", BASE32HEX_NOPAD.encode(&bytes).to_ascii_lowercase())
+}
+
+/// Whether a text has the form of `random_public_id`. Others are not even looked for.
+pub(crate) fn is_public_id(prefix: &str, text: &str) -> bool {
+    text.strip_prefix(prefix)
+        .and_then(|rest| rest.strip_prefix('_'))
+        .is_some_and(|rest| {
+            rest.len() == 24 && rest.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn public_ids_have_a_form_and_differ() {
+        let id = random_public_id("ep");
+        assert!(is_public_id("ep", &id), "{id}");
+        assert!(!is_public_id("key", &id));
+        assert_ne!(id, random_public_id("ep"));
+        for bad in ["ep_", "ep", "", "ep_\0", &format!("{id}a"), &id.to_uppercase()] {
+            assert!(!is_public_id("ep", bad), "{bad:?}");
+        }
+    }
+}

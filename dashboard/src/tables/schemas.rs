@@ -1,0 +1,46 @@
+//! `schemas`: the versions of event types. A published one is never changed or removed.
+
+use postrider_proto::TypeId;
+use serde_json::value::RawValue;
+use sqlx::{FromRow, PgExecutor, types::Json};
+
+#[derive(Debug, FromRow)]
+pub(crate) struct SchemaRow {
+    pub(crate) version: String,
+    /// As it was written.
+    pub(crate) schema: Json<Box<RawValue>>,
+}
+
+pub(crate) async fn of_type(db: impl PgExecutor<'_>, id: TypeId) -> Result<Vec<SchemaRow>, sqlx::Error> {
+    sqlx::query_as("select version, schema from postrider.schemas where type_id = $1 order by id")
+        .bind(id)
+        .fetch_all(db)
+        .await
+}
+
+/// The versions of each of these types, in the order they were published in.
+pub(crate) async fn versions(
+    db: impl PgExecutor<'_>,
+    types: &[TypeId],
+) -> Result<Vec<(TypeId, String)>, sqlx::Error> {
+    let types: Vec<i32> = types.iter().map(|id| id.0).collect();
+    sqlx::query_as("select type_id, version from postrider.schemas where type_id = any($1) order by id")
+        .bind(types)
+        .fetch_all(db)
+        .await
+}
+
+pub(crate) async fn insert(
+    db: impl PgExecutor<'_>,
+    id: TypeId,
+    version: &str,
+    schema: &RawValue,
+) -> Result<(), sqlx::Error> {
+    sqlx::query("insert into postrider.schemas (type_id, version, schema) values ($1, $2, $3::text::json)")
+        .bind(id)
+        .bind(version)
+        .bind(schema.get())
+        .execute(db)
+        .await?;
+    Ok(())
+}

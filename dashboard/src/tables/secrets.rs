@@ -1,0 +1,56 @@
+//! `secrets`: what an endpoint's signatures are made with, sealed. One is current, others retire at a set time.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::EndpointId;
+use sqlx::{FromRow, PgExecutor};
+
+#[derive(Debug, FromRow)]
+pub(crate) struct SecretRow {
+    pub(crate) ciphertext: Vec<u8>,
+    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) retires_at: Option<DateTime<Utc>>,
+}
+
+/// The newest first.
+pub(crate) async fn in_force(
+    db: impl PgExecutor<'_>,
+    endpoint: EndpointId,
+) -> Result<Vec<SecretRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select ciphertext, created_at, retires_at from postrider.secrets
+         where endpoint_id = $1 and (retires_at is null or retires_at > clock_timestamp()) order by id desc",
+    )
+    .bind(endpoint)
+    .fetch_all(db)
+    .await
+}
+
+pub(crate) async fn insert(
+    db: impl PgExecutor<'_>,
+    endpoint: EndpointId,
+    ciphertext: &[u8],
+) -> Result<(), sqlx::Error> {
+    sqlx::query("insert into postrider.secrets (endpoint_id, ciphertext) values ($1, $2)")
+        .bind(endpoint)
+        .bind(ciphertext)
+        .execute(db)
+        .await?;
+    Ok(())
+}
+
+/// Those already retiring sooner keep their time.
+pub(crate) async fn retire_current(
+    db: impl PgExecutor<'_>,
+    endpoint: EndpointId,
+    overlap_seconds: i32,
+) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "update postrider.secrets set retires_at = clock_timestamp() + make_interval(secs => $2)
+         where endpoint_id = $1 and retires_at is null",
+    )
+    .bind(endpoint)
+    .bind(f64::from(overlap_seconds))
+    .execute(db)
+    .await?;
+    Ok(())
+}

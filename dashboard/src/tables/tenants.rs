@@ -1,0 +1,83 @@
+//! `tenants`. A deleted one is kept, and its slug may be taken again.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{TenantId, routing::is_tenant_slug};
+use sqlx::{FromRow, PgExecutor};
+
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct TenantRow {
+    pub(crate) id: TenantId,
+    pub(crate) slug: String,
+    pub(crate) name: Option<String>,
+    pub(crate) created_at: DateTime<Utc>,
+}
+
+pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> Result<Option<TenantRow>, sqlx::Error> {
+    if !is_tenant_slug(slug) {
+        return Ok(None);
+    }
+    sqlx::query_as(
+        "select id, slug, name, created_at from postrider.tenants where slug = $1 and deleted_at is null",
+    )
+    .bind(slug)
+    .fetch_optional(db)
+    .await
+}
+
+/// Makes the tenant or gives it the name; tells whether it is new.
+pub(crate) async fn put(
+    db: impl PgExecutor<'_>,
+    slug: &str,
+    name: Option<&str>,
+) -> Result<(TenantRow, bool), sqlx::Error> {
+    #[derive(FromRow)]
+    struct Put {
+        #[sqlx(flatten)]
+        row: TenantRow,
+        is_new: bool,
+    }
+    let put: Put = sqlx::query_as(
+        "insert into postrider.tenants (slug, name) values ($1, $2)
+         on conflict (slug) where deleted_at is null do update set name = excluded.name
+         returning id, slug, name, created_at, xmax = 0 as is_new",
+    )
+    .bind(slug)
+    .bind(name)
+    .fetch_one(db)
+    .await?;
+    Ok((put.row, put.is_new))
+}
+
+pub(crate) async fn list(
+    db: impl PgExecutor<'_>,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<TenantRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select id, slug, name, created_at from postrider.tenants
+         where deleted_at is null and slug > $1 order by slug limit $2",
+    )
+    .bind(after)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+/// Holds off others who would add to the tenant or delete it. Emits go on: they lock no tenant.
+pub(crate) async fn lock(db: impl PgExecutor<'_>, id: TenantId) -> Result<bool, sqlx::Error> {
+    let row: Option<(TenantId,)> = sqlx::query_as(
+        "select id from postrider.tenants where id = $1 and deleted_at is null for no key update",
+    )
+    .bind(id)
+    .fetch_optional(db)
+    .await?;
+    Ok(row.is_some())
+}
+
+pub(crate) async fn delete(db: impl PgExecutor<'_>, id: TenantId) -> Result<(), sqlx::Error> {
+    sqlx::query("update postrider.tenants set deleted_at = clock_timestamp() where id = $1")
+        .bind(id)
+        .execute(db)
+        .await?;
+    Ok(())
+}

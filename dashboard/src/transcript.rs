@@ -1,0 +1,146 @@
+//! What went over the wire in an attempt, as far as it was kept; the request's headers are put together again.
+//! Invariant: the values of custom headers are never shown: they often hold a token.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use postrider_dispatcher::vault::{Purpose, Vault};
+use postrider_proto::{OutcomeKind, limits::ANSWER_KEPT_BYTES_MAX};
+use serde::Serialize;
+
+use crate::tables::{attempts::AttemptRow, endpoints::EndpointRow};
+
+/// Stands for the value of a custom header.
+pub(crate) const HIDDEN: &str = "[hidden]";
+
+const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Attempt {
+    pub(crate) number: i16,
+    pub(crate) started_at: DateTime<Utc>,
+    pub(crate) duration_ms: i32,
+    pub(crate) outcome: &'static str,
+    pub(crate) status: Option<i16>,
+    pub(crate) error: Option<String>,
+    /// Empty when nothing was sent.
+    pub(crate) request_headers: BTreeMap<String, String>,
+    pub(crate) response_head: Option<String>,
+    pub(crate) response_body: Option<String>,
+    pub(crate) replay: Option<String>,
+}
+
+impl Attempt {
+    pub(crate) fn of(row: AttemptRow, event_id: &str, custom_headers: &[String]) -> Self {
+        let request_headers = match &row.signature {
+            None => BTreeMap::new(),
+            Some(signature) => request_headers(&row, event_id, signature, custom_headers),
+        };
+        Self {
+            number: row.number,
+            started_at: row.started_at,
+            duration_ms: row.duration_ms,
+            outcome: outcome_word(row.outcome),
+            status: row.status,
+            error: row.error,
+            request_headers,
+            response_head: row.response_head,
+            response_body: row.response_body.map(|bytes| {
+                let kept = &bytes[..bytes.len().min(ANSWER_KEPT_BYTES_MAX)];
+                String::from_utf8_lossy(kept).into_owned()
+            }),
+            replay: row.replay_id,
+        }
+    }
+
+    /// What happened, in a sentence for people.
+    pub(crate) fn in_words(&self) -> String {
+        let after = format!("after {} ms", self.duration_ms);
+        match (self.status, &self.error) {
+            (Some(status), _) if (200..300).contains(&status) => format!("Accepted with {status} {after}"),
+            (Some(status), _) => format!("Refused with {status} {after}"),
+            (None, Some(error)) => format!("{error} ({after})"),
+            (None, None) => format!("{} {after}", self.outcome),
+        }
+    }
+}
+
+pub(crate) fn outcome_word(number: i16) -> &'static str {
+    OutcomeKind::from_number(number).map_or("unknown", OutcomeKind::as_str)
+}
+
+fn request_headers(
+    row: &AttemptRow,
+    event_id: &str,
+    signature: &str,
+    custom_headers: &[String],
+) -> BTreeMap<String, String> {
+    let mut headers: BTreeMap<String, String> = custom_headers
+        .iter()
+        .map(|name| (name.clone(), HIDDEN.to_owned()))
+        .collect();
+    let ours = [
+        ("Content-Type", "application/json".to_owned()),
+        ("User-Agent", USER_AGENT.to_owned()),
+        ("Webhook-Id", event_id.to_owned()),
+        ("Webhook-Timestamp", row.started_at.timestamp().to_string()),
+        ("Webhook-Signature", signature.to_owned()),
+    ];
+    for (name, value) in ours {
+        headers.insert(name.to_owned(), value);
+    }
+    if let Some(replay) = &row.replay_id {
+        headers.insert("Webhook-Replay".to_owned(), replay.clone());
+    }
+    headers
+}
+
+/// The custom headers an endpoint has now. A value that does not open is as good as none here.
+pub(crate) fn custom_header_names(vault: &Vault, endpoint: &EndpointRow) -> Vec<String> {
+    let Some(sealed) = &endpoint.headers else {
+        return Vec::new();
+    };
+    vault
+        .open(endpoint.id, Purpose::Headers, sealed)
+        .ok()
+        .and_then(|clear| serde_json::from_slice::<BTreeMap<String, String>>(&clear).ok())
+        .map(|headers| headers.into_keys().collect())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(signature: Option<&str>) -> AttemptRow {
+        AttemptRow {
+            number: 2,
+            started_at: DateTime::from_timestamp_millis(1_700_000_000_999).expect("a time"),
+            duration_ms: 12,
+            outcome: 2,
+            status: Some(500),
+            error: None,
+            signature: signature.map(str::to_owned),
+            response_head: None,
+            response_body: Some(b"a\xff\0b".to_vec()),
+            replay_id: Some("dlv_1".to_owned()),
+        }
+    }
+
+    #[test]
+    fn the_request_is_put_together_without_secrets() {
+        let attempt = Attempt::of(row(Some("t=1,v1=ab")), "evt_1", &["authorization".to_owned()]);
+        let headers = attempt.request_headers;
+        assert_eq!(headers["Webhook-Timestamp"], "1700000000");
+        assert_eq!(headers["Webhook-Signature"], "t=1,v1=ab");
+        assert_eq!(headers["Webhook-Replay"], "dlv_1");
+        assert_eq!(headers["authorization"], HIDDEN);
+        assert_eq!(attempt.outcome, "refused");
+        assert_eq!(attempt.response_body.as_deref(), Some("a\u{fffd}\0b"));
+    }
+
+    #[test]
+    fn nothing_was_sent_shows_no_headers() {
+        assert!(Attempt::of(row(None), "evt_1", &[]).request_headers.is_empty());
+    }
+}

@@ -1,0 +1,205 @@
+//! Whether a text is data that every receiver can read: a JSON object, not too deep, with nothing in it that common
+//! parsers refuse. Invariant: the text is looked at and never written again, and its depth costs no stack.
+
+use postrider_proto::limits::JSON_DEPTH_MAX;
+use serde_json::value::RawValue;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadData {
+    #[error("data is not valid JSON: {0}")]
+    NotJson(String),
+    #[error("data must be a JSON object")]
+    NotAnObject,
+    #[error("data is nested too deep: at most {JSON_DEPTH_MAX} levels")]
+    TooDeep,
+    #[error("data has half of a surrogate pair (a lone \\ud800 to \\udfff): it is no character")]
+    LoneSurrogate,
+    #[error("data has a number outside the range of a 64-bit float: write it as a string")]
+    NumberOutOfRange,
+}
+
+/// Integers of any length pass, as do `\u0000` escapes, any spacing and any order of keys.
+pub fn check_data(text: &str) -> Result<(), BadData> {
+    // RawValue walks over a value with a loop, so that 100,000 brackets are as harmless as one.
+    let raw: &RawValue = serde_json::from_str(text).map_err(|e| BadData::NotJson(e.to_string()))?;
+    let bytes = raw.get().as_bytes();
+    if bytes.first() != Some(&b'{') {
+        return Err(BadData::NotAnObject);
+    }
+    walk(bytes)
+}
+
+/// Looks at each token once. The bytes are known to be valid JSON.
+fn walk(bytes: &[u8]) -> Result<(), BadData> {
+    let mut depth = 0_usize;
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        at += match byte {
+            b'{' | b'[' => {
+                depth += 1;
+                if depth > JSON_DEPTH_MAX {
+                    return Err(BadData::TooDeep);
+                }
+                1
+            }
+            b'}' | b']' => {
+                depth -= 1;
+                1
+            }
+            b'"' => string_length(&bytes[at..])?,
+            b'-' | b'0'..=b'9' => number_length(&bytes[at..])?,
+            _ => 1,
+        };
+    }
+    Ok(())
+}
+
+fn string_length(bytes: &[u8]) -> Result<usize, BadData> {
+    let mut at = 1;
+    loop {
+        match bytes.get(at) {
+            None | Some(b'"') => return Ok(at + 1),
+            Some(b'\\') => at += escape_length(&bytes[at..])?,
+            Some(_) => at += 1,
+        }
+    }
+}
+
+/// The length of the escape at the start; of both halves of a surrogate pair.
+fn escape_length(bytes: &[u8]) -> Result<usize, BadData> {
+    match unit(bytes) {
+        None => Ok(2),
+        Some(0xd800..=0xdbff) => match unit(bytes.get(6..).unwrap_or_default()) {
+            Some(0xdc00..=0xdfff) => Ok(12),
+            _ => Err(BadData::LoneSurrogate),
+        },
+        Some(0xdc00..=0xdfff) => Err(BadData::LoneSurrogate),
+        Some(_) => Ok(6),
+    }
+}
+
+/// The number of a `\uXXXX` that stands at the start.
+fn unit(bytes: &[u8]) -> Option<u16> {
+    let digits = bytes.strip_prefix(b"\\u")?.get(..4)?;
+    u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
+fn number_length(bytes: &[u8]) -> Result<usize, BadData> {
+    let length = bytes
+        .iter()
+        .take_while(|b| matches!(b, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E'))
+        .count();
+    let token = &bytes[..length];
+    let is_integer = !token.iter().any(|b| matches!(b, b'.' | b'e' | b'E'));
+    let fits = || {
+        std::str::from_utf8(token)
+            .ok()
+            .and_then(|text| text.parse::<f64>().ok())
+            .is_some_and(f64::is_finite)
+    };
+    if is_integer || fits() {
+        Ok(length)
+    } else {
+        Err(BadData::NumberOutOfRange)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    fn nested(levels: usize) -> String {
+        format!(
+            "{{\"a\":{}{}}}",
+            "[".repeat(levels - 1),
+            "]".repeat(levels - 1)
+        )
+    }
+
+    #[test]
+    fn unusual_but_valid_data_is_taken() {
+        for good in [
+            "{}",
+            "  { \"b\" : 1.0 , \"a\" : 1 }\n",
+            r#"{"a":"\u0000","a":"twice"}"#,
+            r#"{"a":"\ud83d\ude00 \\ud800 \" [[[ {{{"}"#,
+            r#"{"a":-0.0e-400,"b":1e308,"c":[true,false,null]}"#,
+            &format!("{{\"a\":{}}}", "9".repeat(5_000)),
+            &nested(JSON_DEPTH_MAX),
+        ] {
+            assert_eq!(check_data(good), Ok(()), "{good}");
+        }
+    }
+
+    #[test]
+    fn each_fault_has_its_own_name() {
+        for (bad, fault) in [
+            ("[]", BadData::NotAnObject),
+            ("\"{}\"", BadData::NotAnObject),
+            ("null", BadData::NotAnObject),
+            (r#"{"a":"\ud800"}"#, BadData::LoneSurrogate),
+            (r#"{"a":"\ud800\u0041"}"#, BadData::LoneSurrogate),
+            (r#"{"\uDC00":1}"#, BadData::LoneSurrogate),
+            (r#"{"a":1e400}"#, BadData::NumberOutOfRange),
+            (r#"{"a":[-1.5E+999]}"#, BadData::NumberOutOfRange),
+            (&nested(JSON_DEPTH_MAX + 1), BadData::TooDeep),
+            (&nested(100_000), BadData::TooDeep),
+        ] {
+            assert_eq!(check_data(bad), Err(fault), "{:.60}", bad);
+        }
+    }
+
+    #[test]
+    fn broken_json_is_refused_whatever_its_depth() {
+        for bad in [
+            "",
+            "{",
+            "{}{}",
+            "{'a':1}",
+            "{\"a\":01}",
+            "{\"a\":NaN}",
+            "{\"a\":\"\u{0}\"}",
+            "{\"a\":\"\n\"}",
+            &"[".repeat(100_000),
+            &"{\"a\":".repeat(100_000),
+        ] {
+            assert!(matches!(check_data(bad), Err(BadData::NotJson(_))), "{:.60}", bad);
+        }
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            any::<String>().prop_map(Value::from),
+        ];
+        leaf.prop_recursive(6, 64, 6, |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+                proptest::collection::hash_map(any::<String>(), inner, 0..6)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_serde_writes_is_taken_when_it_is_an_object(value in value()) {
+            let expected = if value.is_object() { Ok(()) } else { Err(BadData::NotAnObject) };
+            prop_assert_eq!(check_data(&value.to_string()), expected);
+        }
+
+        #[test]
+        fn any_text_is_read_without_a_panic(text: String, json in r#"\{"a":[\[\]{}",:\\u0-9dDeE+. -]{0,40}\}"#) {
+            for text in [text, json] {
+                if check_data(&text).is_ok() {
+                    prop_assert!(serde_json::from_str::<serde_json::Map<String, Value>>(&text).is_ok());
+                }
+            }
+        }
+    }
+}
