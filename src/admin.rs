@@ -6,7 +6,7 @@ use data_encoding::{BASE32_NOPAD, BASE64, BASE64URL_NOPAD};
 use sha2::{Digest, Sha256};
 use sqlx::PgPool;
 
-use crate::{dashboard, settings::Settings};
+use crate::settings::Settings;
 
 /// The row that holds the generated key.
 const GENERATED_KEY_ID: &str = "key_first_admin";
@@ -69,7 +69,7 @@ pub(crate) async fn make_missing(pool: &PgPool, settings: &Settings) -> anyhow::
 }
 
 pub(crate) async fn set_password(pool: &PgPool, password: &str) -> anyhow::Result<()> {
-    dashboard::set_admin_password(pool, password)
+    postrider_dashboard::set_admin_password(pool, password)
         .await
         .context("the admin's password could not be set")
 }

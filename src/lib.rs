@@ -8,7 +8,6 @@ pub mod settings;
 mod admin;
 mod banner;
 mod connect;
-mod dashboard;
 mod data_dir;
 mod demo;
 mod health;

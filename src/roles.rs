@@ -4,17 +4,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use postrider_dashboard::App;
 use postrider_dispatcher::{Dispatcher, Wake, partitions, schema};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    admin, connect,
-    dashboard::{self, App},
-    health, machine,
-    settings::Settings,
-};
+use crate::{admin, connect, health, machine, settings::Settings};
 
 /// The last resort for a part that does not end by itself: longer than the longest attempt.
 const STOP_WAIT: Duration = Duration::from_secs(75);
@@ -90,7 +86,9 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         admin_api_key,
     };
     announce(&listener, "api")?;
-    parts.add("dashboard", |stop| dashboard::serve(listener, app, stop));
+    parts.add("dashboard", |stop| {
+        postrider_dashboard::serve(listener, app, stop)
+    });
     let ended = parts.run_until_stopped().await;
     pool.close().await;
     ended

@@ -2,6 +2,7 @@
 //! Invariant: an embedded server does not outlive a clean stop.
 
 use anyhow::Context;
+use postrider_dashboard::App;
 use postrider_dispatcher::{Dispatcher, Wake, vault::Vault};
 use tokio::{net::TcpListener, task::spawn_blocking};
 use tokio_util::sync::CancellationToken;
@@ -10,7 +11,6 @@ use crate::{
     admin,
     banner::{Banner, Shown},
     connect,
-    dashboard::{self, App},
     data_dir::DataDir,
     demo,
     embedded::{Cluster, Home},
@@ -119,7 +119,9 @@ async fn run(
         admin_api_key: api_key.value.clone(),
     };
     roles::announce(&listener, "api")?;
-    parts.add("dashboard", |stop| dashboard::serve(listener, app, stop));
+    parts.add("dashboard", |stop| {
+        postrider_dashboard::serve(listener, app, stop)
+    });
 
     let banner = Banner {
         public_url,
