@@ -116,7 +116,10 @@ impl Problem {
     pub(crate) fn faults(errors: Vec<Fault>) -> Self {
         let told: Vec<String> = errors
             .iter()
-            .map(|fault| format!("{}: {}", fault.pointer, fault.detail))
+            .map(|fault| match fault.pointer.as_str() {
+                "" => fault.detail.clone(),
+                pointer => format!("{pointer}: {}", fault.detail),
+            })
             .collect();
         Self {
             kind: Kind::Invalid,
@@ -150,6 +153,7 @@ impl From<sqlx::Error> for Problem {
                 }
             }),
         };
+        eprintln!("DBG {error}");
         tracing::error!(%error, passes, "a request failed in the database");
         if passes {
             Self::busy()

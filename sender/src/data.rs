@@ -111,11 +111,7 @@ mod tests {
     use serde_json::Value;
 
     fn nested(levels: usize) -> String {
-        format!(
-            "{{\"a\":{}{}}}",
-            "[".repeat(levels - 1),
-            "]".repeat(levels - 1)
-        )
+        format!("{{\"a\":{}{}}}", "[".repeat(levels - 1), "]".repeat(levels - 1))
     }
 
     #[test]
