@@ -153,7 +153,6 @@ impl From<sqlx::Error> for Problem {
                 }
             }),
         };
-        eprintln!("DBG {error}");
         tracing::error!(%error, passes, "a request failed in the database");
         if passes {
             Self::busy()

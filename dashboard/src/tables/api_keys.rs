@@ -42,7 +42,7 @@ pub(crate) async fn insert(
 ) -> Result<DateTime<Utc>, sqlx::Error> {
     sqlx::query_scalar(
         "insert into postrider.api_keys (public_id, hash, role, tenant_id, name)
-         values ($1, $2, $3, $4, $5) returning created_at",
+         values ($1, $2, $3::postrider.key_role, $4, $5) returning created_at",
     )
     .bind(public_id)
     .bind(hash.as_slice())

@@ -170,7 +170,7 @@ pub(crate) async fn insert(
     sqlx::query_as(concat!(
         "insert into postrider.endpoints (tenant_id, public_id, shard, url, description, types, versions,
             concurrency, rate_per_second, ordered, retry_schedule, timeout_ms, signature)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) returning ",
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::postrider.signature_format) returning ",
         columns!()
     ))
     .bind(tenant)
@@ -198,8 +198,8 @@ pub(crate) async fn update(
 ) -> Result<EndpointRow, sqlx::Error> {
     sqlx::query_as(concat!(
         "update postrider.endpoints set url = $2, description = $3, types = $4, versions = $5, concurrency = $6,
-            rate_per_second = $7, ordered = $8, retry_schedule = $9, timeout_ms = $10, signature = $11,
-            state = $12, state_reason = $13, headers = $14, updated_at = clock_timestamp()
+            rate_per_second = $7, ordered = $8, retry_schedule = $9, timeout_ms = $10,
+            signature = $11::postrider.signature_format, state = $12::postrider.endpoint_state, state_reason = $13, headers = $14, updated_at = clock_timestamp()
          where id = $1 returning ",
         columns!()
     ))
