@@ -192,7 +192,7 @@ impl Settings {
             deny_ports: parse("POSTRIDER_DENY_PORTS", &flags.deny_ports, parse_ports)?,
             log: Log {
                 filter: parse("POSTRIDER_LOG", &flags.log, parse_filter)?
-                    .unwrap_or_else(|| "info,sqlx::postgres::notice=warn".to_owned()),
+                    .unwrap_or_else(|| "info,apalis_core=warn,sqlx::postgres::notice=warn".to_owned()),
                 json: parse("POSTRIDER_LOG_FORMAT", &flags.log_format, parse_format)?.unwrap_or(false),
             },
             unknown: environment.unknown(),

@@ -143,7 +143,10 @@ async fn a_person_signs_in_sees_the_dead_letter_and_replays_it() {
     assert!(person.sign_in(ADMIN_PASSWORD).await.is_redirection());
     let (status, page) = person.visit("/dead-letters").await;
     assert_eq!(status, StatusCode::OK);
-    assert!(page.contains("evt_page") && page.contains("exhausted"), "{page}");
+    assert!(
+        page.contains("evt_page") && page.contains("every attempt of the schedule failed"),
+        "{page}"
+    );
 
     receiver.answer(Answer::Status(204));
     let form = Form::find(&page, "/replay");
