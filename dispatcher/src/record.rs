@@ -285,7 +285,7 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
              where r.final = 'dead'
              group by r.endpoint_id, m.type_id, r.reason
              on conflict (endpoint_id, type_id, reason) do update set count = c.count + excluded.count
-         )
+         ),
          recovered as (
              delete from postrider.endpoint_health h
              where h.endpoint_id in (select r.endpoint_id from result r where r.final = 'delivered')
