@@ -188,3 +188,26 @@ pub(crate) async fn load(
     .fetch_all(connection)
     .await
 }
+
+#[cfg(test)]
+impl Endpoint {
+    pub(crate) fn for_simulation(concurrency: usize, ordered: bool, state: EndpointState) -> Self {
+        Self {
+            id: EndpointId(1),
+            shard: Shard(0),
+            state,
+            url: Url::parse("http://example.com/").expect("a URL"),
+            concurrency,
+            rate_per_second: None,
+            ordered,
+            disabled_reason: DeadReason::EndpointDisabled,
+            was_failing: false,
+            schedule: Schedule::default(),
+            timeout: Duration::from_secs(10),
+            format: SignatureFormat::TV1,
+            headers: HeaderMap::new(),
+            secrets: Vec::new(),
+            stopped: AtomicBool::new(false),
+        }
+    }
+}

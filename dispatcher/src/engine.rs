@@ -308,7 +308,7 @@ impl Engine {
             if lane.is_ready(now) && state.is_ready.insert(id) {
                 state.ready.push_back(id);
             }
-            if (lane.wants_refill().is_some() || lane.wants_keys().is_some()) && state.is_hungry.insert(id) {
+            if (lane.wants_refill().is_some() || lane.wants_keys()) && state.is_hungry.insert(id) {
                 state.hungry.push_back(id);
             }
         }
@@ -340,13 +340,15 @@ impl Engine {
             && let Some(id) = state.hungry.pop_front()
         {
             state.is_hungry.remove(&id);
-            let Some(lane) = state.lanes.get(&id) else {
+            let Some(lane) = state.lanes.get_mut(&id) else {
                 continue;
             };
             cycle
                 .refills
                 .extend(lane.wants_refill().map(|refill| (id, refill)));
-            cycle.keys.extend(lane.wants_keys().map(|keys| (id, keys)));
+            if lane.wants_keys() {
+                cycle.keys.push((id, lane.key_read_begins()));
+            }
         }
         for (_, id) in state.due.iter().take_while(|(at, _)| *at <= now) {
             if cycle.due.len() == READS_MAX {
@@ -367,12 +369,13 @@ impl Engine {
             Err(mpsc::error::TrySendError::Full(cycle) | mpsc::error::TrySendError::Closed(cycle)) => {
                 state.taken = cycle.taken;
                 state.forget = cycle.forget;
-                for id in cycle
-                    .refills
-                    .into_iter()
-                    .map(|(id, _)| id)
-                    .chain(cycle.keys.into_iter().map(|(id, _)| id))
-                {
+                for (id, keys) in cycle.keys {
+                    if let Some(lane) = self.state.lanes.get_mut(&id) {
+                        lane.look_again(keys);
+                    }
+                    self.settle(id);
+                }
+                for (id, _) in cycle.refills {
                     self.settle(id);
                 }
             }
@@ -501,13 +504,9 @@ impl Engine {
                 }
                 self.settle(endpoint);
             }
-            Message::Keys {
-                endpoint,
-                asked,
-                heads,
-            } => {
+            Message::Keys { endpoint, heads } => {
                 if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
-                    lane.keys_read(&asked, heads);
+                    lane.keys_read(heads);
                 }
                 self.settle(endpoint);
             }

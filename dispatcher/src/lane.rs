@@ -9,7 +9,7 @@
 //! - an ordered endpoint has one delivery of a key on the wire, and it is the key's first.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -95,7 +95,7 @@ pub(crate) struct Lane {
     /// Of an ordered endpoint: the first deliveries of their keys.
     heads: VecDeque<Job>,
     /// Keys that may have a first delivery to send.
-    look: HashSet<i64>,
+    look: BTreeSet<i64>,
     /// Keys with a delivery in `heads`, on the wire or being recorded.
     active: HashSet<i64>,
     turn: u8,
@@ -133,7 +133,7 @@ impl Lane {
             fresh: VecDeque::new(),
             due: VecDeque::new(),
             heads: VecDeque::new(),
-            look: HashSet::new(),
+            look: BTreeSet::new(),
             active: HashSet::new(),
             turn: 0,
             floor: spilled.then_some(EventId::LOWEST),
@@ -271,18 +271,27 @@ impl Lane {
         }
     }
 
-    /// Keys whose first delivery is to be looked up.
-    pub(crate) fn wants_keys(&self) -> Option<Vec<i64>> {
-        let wanted = !self.look.is_empty() && !self.is_held() && self.heads.len() * 2 <= self.capacity();
-        wanted.then(|| self.look.iter().copied().take(KEYS_MAX).collect())
+    /// Whether keys wait to have their first delivery looked up.
+    pub(crate) fn wants_keys(&self) -> bool {
+        !self.look.is_empty() && !self.is_held() && self.heads.len() * 2 <= self.capacity()
+    }
+
+    /// A read of these keys begins now. They are no longer marked: whatever happens to one from here on, which the read
+    /// may not see, marks it again.
+    pub(crate) fn key_read_begins(&mut self) -> Vec<i64> {
+        let keys: Vec<i64> = self.look.iter().copied().take(KEYS_MAX).collect();
+        self.look.retain(|key| keys.binary_search(key).is_err());
+        keys
+    }
+
+    /// The read did not take place.
+    pub(crate) fn look_again(&mut self, keys: Vec<i64>) {
+        self.look.extend(keys);
     }
 
     /// The first deliveries of the keys asked for, where they are fresh. A key whose first one is a retry is not among
     /// them: that one comes when it is due, and the key is looked at again when it has ended.
-    pub(crate) fn keys_read(&mut self, asked: &[i64], heads: Vec<Job>) {
-        for key in asked {
-            self.look.remove(key);
-        }
+    pub(crate) fn keys_read(&mut self, heads: Vec<Job>) {
         for job in heads {
             let Some(key) = self.line_of(&job) else { continue };
             if self.is_stale(&job) {

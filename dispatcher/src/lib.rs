@@ -26,6 +26,8 @@ pub mod schema;
 pub mod send;
 pub mod settings;
 mod shards;
+#[cfg(test)]
+mod simulation;
 mod snapshot;
 pub mod vault;
 mod wake;

@@ -55,7 +55,10 @@ pub(crate) struct Cycle {
 #[derive(Debug)]
 pub(crate) enum Message {
     /// Settings of endpoints that were not known, or that changed.
-    Endpoints { rows: Vec<EndpointRow>, taken: bool },
+    Endpoints {
+        rows: Vec<EndpointRow>,
+        taken: bool,
+    },
     Page {
         rows: Vec<QueueRow>,
         cut: Option<(EndpointId, EventId)>,
@@ -72,11 +75,12 @@ pub(crate) enum Message {
     },
     Keys {
         endpoint: EndpointId,
-        asked: Vec<i64>,
         heads: Vec<Job>,
     },
     /// Endpoints that have queue rows, found by the sweep.
-    Swept { endpoints: Vec<EndpointId> },
+    Swept {
+        endpoints: Vec<EndpointId>,
+    },
     /// The cycle is over. `settings` is its snapshot when it brought changed settings.
     Done {
         number: ReadNumber,
@@ -553,7 +557,6 @@ impl Session {
                 out,
                 Message::Keys {
                     endpoint: *endpoint,
-                    asked: keys.clone(),
                     heads,
                 },
             )

@@ -1,0 +1,360 @@
+//! A lane against a simulated database, in thousands of random histories: commits in any order, reads that are applied
+//! late, records that are heard of late, attempts that fail, hang and are given up, pauses.
+//!
+//! What must hold in each: every delivery is delivered, none is sent twice unless its attempt was given up, never more
+//! on the wire than allowed, each key in sequence.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use postrider_proto::{EndpointState, Epoch, EventId, TenantId, TypeId};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use uuid::Uuid;
+
+use crate::{
+    endpoint::Endpoint,
+    job::Job,
+    lane::{DueRead, Lane, ReadNumber, Refill, Verdict},
+};
+
+const HISTORIES: u64 = 3_000;
+const STEPS: usize = 300;
+const KEYS: i64 = 3;
+
+#[derive(Clone)]
+struct Row {
+    job: Job,
+    sequence: i64,
+    due: DateTime<Utc>,
+}
+
+/// What one read saw, to be applied later.
+struct Read {
+    number: ReadNumber,
+    tail: Vec<Job>,
+    refill: Option<(Refill, Vec<Job>)>,
+    due: Option<(Vec<Job>, Option<DateTime<Utc>>)>,
+    keys: Option<Vec<Job>>,
+}
+
+struct World {
+    rng: StdRng,
+    lane: Lane,
+    concurrency: usize,
+    ordered: bool,
+    queue: BTreeMap<EventId, Row>,
+    retries: BTreeMap<EventId, Row>,
+    /// Committed and not yet seen by a tail.
+    unseen: Vec<EventId>,
+    reads: ReadNumber,
+    reading: Option<Read>,
+    wire: Vec<Job>,
+    recording: Vec<(Job, bool)>,
+    unheard: Vec<(Job, Option<DateTime<Utc>>)>,
+    forgettable: Vec<(ReadNumber, EventId, u16)>,
+    delivered: HashSet<EventId>,
+    given_up: HashMap<EventId, u32>,
+    sends: HashMap<EventId, u32>,
+    attempts: HashMap<EventId, u32>,
+    emitted: HashMap<EventId, Option<(i64, i64)>>,
+    sequences: HashMap<i64, i64>,
+    /// The last sequence of each key that was delivered.
+    ended: HashMap<i64, i64>,
+    minute: i64,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let concurrency = rng.random_range(1..6);
+        let ordered = rng.random_bool(0.4);
+        let endpoint = Endpoint::for_simulation(concurrency, ordered, EndpointState::Active);
+        Self {
+            lane: Lane::new(Arc::new(endpoint), Epoch(1), false, None),
+            rng,
+            concurrency,
+            ordered,
+            queue: BTreeMap::new(),
+            retries: BTreeMap::new(),
+            unseen: Vec::new(),
+            reads: 0,
+            reading: None,
+            wire: Vec::new(),
+            recording: Vec::new(),
+            unheard: Vec::new(),
+            forgettable: Vec::new(),
+            delivered: HashSet::new(),
+            given_up: HashMap::new(),
+            sends: HashMap::new(),
+            attempts: HashMap::new(),
+            emitted: HashMap::new(),
+            sequences: HashMap::new(),
+            ended: HashMap::new(),
+            minute: 0,
+        }
+    }
+
+    fn now(&self) -> DateTime<Utc> {
+        DateTime::<Utc>::UNIX_EPOCH + TimeDelta::minutes(self.minute)
+    }
+
+    fn elapsed(&self) -> Duration {
+        Duration::from_secs(60 * self.minute as u64)
+    }
+
+    /// Ids come in any order: a transaction that began early may commit late.
+    fn emit(&mut self) {
+        let event = EventId(Uuid::from_u128(self.rng.random_range(1..=u128::MAX >> 1)));
+        let line = (self.ordered && self.rng.random_bool(0.8)).then(|| self.rng.random_range(0..KEYS));
+        let line = line.map(|key| {
+            let sequence = self.sequences.entry(key).or_default();
+            *sequence += 1;
+            (key, *sequence)
+        });
+        let job = Job {
+            event,
+            tenant: TenantId(1),
+            type_id: TypeId(1),
+            attempt: 0,
+            step: 0,
+            key: line.map(|(key, _)| key),
+            replay: None,
+        };
+        self.emitted.insert(event, line);
+        let row = Row {
+            job,
+            sequence: line.map_or(0, |(_, sequence)| sequence),
+            due: self.now(),
+        };
+        self.queue.insert(event, row);
+        self.unseen.push(event);
+    }
+
+    fn begin_read(&mut self) {
+        self.reads += 1;
+        let tail = self
+            .unseen
+            .drain(..)
+            .filter_map(|id| self.queue.get(&id))
+            .map(|row| row.job.clone())
+            .collect();
+        let refill = self.lane.wants_refill().map(|asked| {
+            let above = self
+                .queue
+                .range(asked.floor..)
+                .filter(|(id, _)| **id > asked.floor);
+            (
+                asked,
+                above.take(asked.limit).map(|(_, row)| row.job.clone()).collect(),
+            )
+        });
+        let now = self.now();
+        let due = self.lane.wants_due(now).map(|asked| self.read_due(asked, now));
+        let keys = self.lane.wants_keys().then(|| {
+            let keys = self.lane.key_read_begins();
+            keys.iter().filter_map(|key| self.head_of(*key)).collect()
+        });
+        self.reading = Some(Read {
+            number: self.reads,
+            tail,
+            refill,
+            due,
+            keys,
+        });
+    }
+
+    fn read_due(&mut self, asked: DueRead, now: DateTime<Utc>) -> (Vec<Job>, Option<DateTime<Utc>>) {
+        self.lane.due_read_begins();
+        let mut rows: Vec<&Row> = self.retries.values().collect();
+        rows.sort_by_key(|row| row.due);
+        rows.truncate(asked.limit);
+        let mut later = rows.iter().map(|row| row.due).find(|due| *due > now);
+        if rows.len() == asked.limit && later.is_none() {
+            later = Some(now);
+        }
+        (
+            rows.into_iter()
+                .filter(|row| row.due <= now)
+                .map(|row| row.job.clone())
+                .collect(),
+            later,
+        )
+    }
+
+    fn head_of(&self, key: i64) -> Option<Job> {
+        let of_key = |rows: &BTreeMap<EventId, Row>| {
+            rows.values()
+                .filter(|row| row.job.key == Some(key))
+                .min_by_key(|row| row.sequence)
+                .cloned()
+        };
+        let first = of_key(&self.queue)?;
+        let before = of_key(&self.retries).is_some_and(|retry| retry.sequence < first.sequence);
+        (!before).then_some(first.job)
+    }
+
+    fn apply_read(&mut self) {
+        let Some(read) = self.reading.take() else { return };
+        for job in read.tail {
+            self.lane.offer(job);
+        }
+        if let Some((asked, rows)) = read.refill {
+            self.lane.refilled(asked, rows);
+        }
+        if let Some((rows, later)) = read.due {
+            self.lane.due_read(rows, later);
+        }
+        if let Some(heads) = read.keys {
+            self.lane.keys_read(heads);
+        }
+        let lane = &mut self.lane;
+        self.forgettable.retain(|(after, event, number)| {
+            let keep = *after > read.number;
+            if !keep {
+                lane.forget(*event, *number);
+            }
+            keep
+        });
+    }
+
+    fn pick(&mut self) {
+        let Some((job, _)) = self.lane.pick(self.elapsed()) else {
+            return;
+        };
+        assert!(
+            !self.delivered.contains(&job.event),
+            "{:?} was delivered already",
+            job.event
+        );
+        if let Some(Some((key, sequence))) = self.emitted.get(&job.event) {
+            let ended = self.ended.get(key).copied().unwrap_or(0);
+            assert_eq!(*sequence, ended + 1, "key {key}: sent out of its order");
+        }
+        *self.sends.entry(job.event).or_default() += 1;
+        self.wire.push(job);
+        assert!(self.wire.len() <= self.concurrency, "the bulkhead was broken");
+    }
+
+    fn end_one_attempt(&mut self) {
+        if self.wire.is_empty() {
+            return;
+        }
+        let job = self.wire.swap_remove(self.rng.random_range(0..self.wire.len()));
+        if self.rng.random_bool(0.1) {
+            *self.given_up.entry(job.event).or_default() += 1;
+            self.lane.handed_back(job.event, job.number(), self.now());
+            return;
+        }
+        let (success, now) = (self.rng.random_bool(0.7), self.elapsed());
+        self.lane
+            .answered(job.event, job.number(), Verdict { success, slow: false }, now);
+        self.recording.push((job, success));
+    }
+
+    /// One statement commits; the lane hears of it later.
+    fn commit_records(&mut self) {
+        for (job, success) in std::mem::take(&mut self.recording) {
+            let row = self
+                .queue
+                .remove(&job.event)
+                .or_else(|| self.retries.remove(&job.event));
+            let mut row = row.expect("a delivery being recorded is in one of the tables");
+            *self.attempts.entry(job.event).or_default() += 1;
+            let mut due = None;
+            if success {
+                assert!(self.delivered.insert(job.event));
+                if let Some((key, sequence)) = self.emitted[&job.event] {
+                    self.ended.insert(key, sequence);
+                }
+            } else {
+                row.job.attempt = job.number();
+                row.job.step += 1;
+                row.due = self.now() + TimeDelta::minutes(self.rng.random_range(0..5));
+                due = Some(row.due);
+                self.retries.insert(job.event, row);
+            }
+            self.unheard.push((job, due));
+        }
+    }
+
+    fn hear_of_records(&mut self) {
+        for (job, due) in std::mem::take(&mut self.unheard) {
+            self.lane.recorded(job.event, job.number(), due);
+            self.forgettable.push((self.reads + 1, job.event, job.number()));
+        }
+    }
+
+    fn change_state(&mut self, state: EndpointState) {
+        let endpoint = Endpoint::for_simulation(self.concurrency, self.ordered, state);
+        let now = self.now();
+        self.lane.change(Arc::new(endpoint), now);
+    }
+
+    fn step(&mut self) {
+        match self.rng.random_range(0..100) {
+            0..20 => self.emit(),
+            20..21 => (0..100).for_each(|_| self.emit()),
+            21..35 if self.reading.is_none() => self.begin_read(),
+            35..50 => self.apply_read(),
+            50..70 => self.pick(),
+            70..84 => self.end_one_attempt(),
+            84..90 => self.commit_records(),
+            90..95 => self.hear_of_records(),
+            95..98 => self.minute += 1,
+            98 => self.change_state(EndpointState::Paused),
+            99 => self.change_state(EndpointState::Active),
+            _ => {}
+        }
+    }
+
+    fn drain(&mut self) {
+        self.change_state(EndpointState::Active);
+        for _ in 0..20_000 {
+            if self.delivered.len() == self.emitted.len() {
+                return;
+            }
+            self.apply_read();
+            self.begin_read();
+            (0..self.concurrency).for_each(|_| self.pick());
+            (0..self.concurrency).for_each(|_| self.end_one_attempt());
+            self.commit_records();
+            self.hear_of_records();
+            self.minute += 1;
+        }
+        panic!(
+            "{} of {} were delivered: something is stuck",
+            self.delivered.len(),
+            self.emitted.len()
+        );
+    }
+
+    fn check(&self) {
+        for (event, sends) in &self.sends {
+            let explained = self.attempts[event] + self.given_up.get(event).copied().unwrap_or(0);
+            assert_eq!(
+                *sends, explained,
+                "{event:?} was sent more often than its attempts explain"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_delivery_ends_once_in_every_history() {
+    for seed in 0..HISTORIES {
+        let history = std::panic::catch_unwind(|| {
+            let mut world = World::new(seed);
+            (0..STEPS).for_each(|_| world.step());
+            world.drain();
+            world.check();
+        });
+        if let Err(panic) = history {
+            eprintln!("the history of seed {seed} failed");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
