@@ -1,1 +1,11 @@
-fn main() {}
+//! End-to-end tests: the real program as processes, a real Postgres, receivers that record what reached them.
+//! One binary, so that one database server serves them all. A file for each behaviour.
+
+mod support;
+
+mod crash;
+mod delivery;
+mod emit;
+mod first_run;
+mod pages;
+mod refusals;

@@ -1,0 +1,125 @@
+#!/bin/sh
+# Installs what a development machine lacks, with the system's own package manager.
+# usage: install.sh [postgres] [python] [curl]
+# Does nothing, and needs no network, when everything is there. Starts no service and makes no system cluster.
+set -eu
+
+postgres_major_min=14
+
+# The newest server's major version, or nothing.
+postgres_major() {
+    for program in "$(command -v postgres || true)" /usr/lib/postgresql/*/bin/postgres /usr/pgsql-*/bin/postgres \
+        /usr/libexec/postgresql*/postgres /usr/lib/postgresql*/bin/postgres /opt/homebrew/opt/postgresql*/bin/postgres \
+        /usr/local/opt/postgresql*/bin/postgres /usr/local/pgsql/bin/postgres; do
+        # hstore comes in a package of its own on some systems.
+        [ -x "$program" ] && has_hstore "$program" && "$program" --version
+    done 2>/dev/null | sed -n 's/.*(PostgreSQL) \([0-9]*\).*/\1/p' | sort -n | tail -n 1
+}
+
+has_hstore() {
+    folder=$(dirname "$(readlink -f "$1")")
+    [ ! -x "$folder/pg_config" ] || [ -e "$("$folder/pg_config" --sharedir)/extension/hstore.control" ]
+}
+
+has() {
+    case $1 in
+    postgres)
+        major=$(postgres_major)
+        [ -n "$major" ] && [ "$major" -ge $postgres_major_min ]
+        ;;
+    python) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
+    curl) command -v curl >/dev/null ;;
+    *) echo "install.sh: it is not known how to install $1" >&2 && exit 2 ;;
+    esac
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        echo "install.sh: run this as root, or install sudo: $*" >&2
+        exit 1
+    fi
+}
+
+# What a thing is called by a package manager.
+packages() {
+    case $1-$2 in
+    apt-postgres) echo postgresql ;;
+    apt-python) echo python3 python3-venv ;;
+    dnf-postgres | zypper-postgres) echo postgresql-server postgresql-contrib postgresql ;;
+    apk-postgres) echo postgresql postgresql-contrib postgresql-client ;;
+    pacman-postgres) echo postgresql ;;
+    pacman-python) echo python ;;
+    brew-postgres) echo postgresql@17 ;;
+    *-python) echo python3 ;;
+    *-curl) echo curl ;;
+    esac
+}
+
+install_apt() {
+    # Debian makes and starts a cluster when the server is installed. This file is asked before it does.
+    if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
+        as_root mkdir -p /etc/postgresql-common
+        echo 'create_main_cluster = false' | as_root tee /etc/postgresql-common/createcluster.conf >/dev/null
+    fi
+    as_root apt-get update -q
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
+        -o Dpkg::Options::=--force-confold "$@"
+}
+
+missing=
+for thing in "$@"; do
+    has "$thing" || missing="$missing $thing"
+done
+[ -n "$missing" ] || exit 0
+echo "Installing:$missing"
+
+manager=
+for candidate in apt-get dnf yum apk pacman zypper brew; do
+    if command -v $candidate >/dev/null; then
+        manager=$candidate
+        break
+    fi
+done
+family=$manager
+case $manager in
+apt-get) family=apt ;;
+yum) family=dnf ;;
+esac
+
+names=
+for thing in $missing; do
+    names="$names $(packages "$family" "$thing")"
+done
+# Each name is a word of its own.
+# shellcheck disable=SC2086
+case $manager in
+apt-get) install_apt $names ;;
+dnf | yum) as_root $manager install -y $names ;;
+apk) as_root apk add --no-progress $names ;;
+pacman) as_root pacman -Sy --noconfirm --needed $names ;;
+zypper) as_root zypper --non-interactive install $names ;;
+brew) brew install $names ;;
+*)
+    echo "install.sh: no known package manager here. Install these and try again:" >&2
+    for thing in $missing; do
+        case $thing in
+        postgres) echo "  PostgreSQL $postgres_major_min or newer: the server with its contrib modules" >&2 ;;
+        python) echo "  Python 3 with venv" >&2 ;;
+        *) echo "  $thing" >&2 ;;
+        esac
+    done
+    exit 1
+    ;;
+esac
+
+for thing in $missing; do
+    if ! has "$thing"; then
+        echo "install.sh: $thing was installed, but is not new enough or not where it is looked for." >&2
+        [ "$thing" != postgres ] || echo "PostgreSQL $postgres_major_min or newer is needed." >&2
+        exit 1
+    fi
+done

@@ -1,0 +1,243 @@
+//! One private cluster: made once, started, stopped, and found again after a `kill -9`.
+//! Invariant: whoever calls this holds the data directory's lock, so a server found running is a leftover of ours.
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::{ffi::OsStrExt, net::UnixStream},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, postgres::PgConnectOptions};
+
+use super::{EmbeddedError, Home, Programs};
+
+/// Part of the socket's name only: nothing listens on TCP.
+const PORT: u16 = 5432;
+const SUPERUSER: &str = "postgres";
+/// The role that owns everything of ours. Not a superuser.
+const OWNER: &str = "postrider";
+const WAIT_SECONDS: u32 = 120;
+
+/// Durability stays as Postgres ships it. The naptime keeps the queue's dead rows from piling up.
+const CONFIGURATION: &str = "\
+listen_addresses = ''
+unix_socket_permissions = 0700
+max_connections = 100
+shared_buffers = '128MB'
+max_wal_size = '2GB'
+autovacuum_naptime = '5s'
+log_line_prefix = '%m [%p] '
+";
+
+/// A running server. It goes on running when this is dropped: stop it.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    home: Home,
+    programs: Programs,
+}
+
+impl Cluster {
+    /// Makes the cluster if it is not there, and starts it. `extra` lines are added to its configuration.
+    pub fn start(home: Home, extra: &str) -> Result<Self, EmbeddedError> {
+        let programs = Programs::for_data(&home.data())?;
+        let cluster = Self { home, programs };
+        if cluster.home.data().join("PG_VERSION").is_file() {
+            cluster.end_leftover()?;
+        } else {
+            cluster.initialise()?;
+        }
+        cluster.configure(extra)?;
+        let wait = WAIT_SECONDS.to_string();
+        let started = cluster.pg_ctl(
+            &["start", "-w", "-s", "-t", &wait, "-l"],
+            Some(&cluster.home.log()),
+        );
+        if let Err(EmbeddedError::Program { program, told }) = started {
+            let told = format!("{told}; its log is {}", cluster.home.log().display());
+            return Err(EmbeddedError::Program { program, told });
+        }
+        started.map(|()| cluster)
+    }
+
+    /// Made beside its place and moved there when it is complete: a kill in the middle leaves no half cluster.
+    fn initialise(&self) -> Result<(), EmbeddedError> {
+        let new = self.home.folder.join("data.new");
+        if new.exists() {
+            fs::remove_dir_all(&new).map_err(EmbeddedError::at(&new))?;
+        }
+        let mut initdb = self
+            .home
+            .account
+            .command(&self.programs.path("initdb"), &self.home.folder);
+        initdb
+            .arg("-D")
+            .arg(&new)
+            .args(["-U", SUPERUSER, "--encoding=UTF8", "--no-locale"]);
+        initdb.args(["--auth-local=trust", "--auth-host=reject"]);
+        run(initdb, "initdb")?;
+        let main = new.join("postgresql.conf");
+        fs::OpenOptions::new()
+            .append(true)
+            .open(&main)
+            .and_then(|mut file| file.write_all(b"\ninclude 'postrider.conf'\n"))
+            .map_err(EmbeddedError::at(&main))?;
+        fs::rename(&new, self.home.data()).map_err(EmbeddedError::at(self.home.data()))
+    }
+
+    /// Written at every start: where the socket is depends on where the directory is now.
+    fn configure(&self, extra: &str) -> Result<(), EmbeddedError> {
+        let path = self.home.data().join("postrider.conf");
+        let sockets = self.home.sockets.to_string_lossy().replace('\'', "''");
+        let text = format!("{CONFIGURATION}port = {PORT}\nunix_socket_directories = '{sockets}'\n{extra}");
+        // Readable by the server's account whatever our umask says. The folder itself is private.
+        let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        fs::write(&path, text)
+            .and_then(|()| fs::set_permissions(&path, readable))
+            .map_err(EmbeddedError::at(path))
+    }
+
+    /// After a `kill -9` of ours the server runs on. It is stopped, so that it starts with today's configuration.
+    fn end_leftover(&self) -> Result<(), EmbeddedError> {
+        let pid_file = self.home.data().join("postmaster.pid");
+        let Ok(text) = fs::read_to_string(&pid_file) else {
+            return Ok(());
+        };
+        let pid = text.lines().next().unwrap_or_default().trim().to_owned();
+        let socket = self.home.sockets.join(format!(".s.PGSQL.{PORT}"));
+        if UnixStream::connect(socket).is_ok() || runs_postgres(&pid) {
+            tracing::info!("stopping the database server that an earlier run left behind");
+            return self.stop();
+        }
+        // After a reboot the number may belong to another process by now, and Postgres would not start beside it.
+        fs::remove_file(&pid_file).map_err(EmbeddedError::at(pid_file))
+    }
+
+    /// Ends the server: sessions are cut off, what was committed is on disk.
+    pub fn stop(&self) -> Result<(), EmbeddedError> {
+        self.pg_ctl(
+            &["stop", "-w", "-s", "-m", "fast", "-t", &WAIT_SECONDS.to_string()],
+            None,
+        )
+    }
+
+    fn pg_ctl(&self, arguments: &[&str], path: Option<&Path>) -> Result<(), EmbeddedError> {
+        let mut command = self.command("pg_ctl");
+        command.args(arguments).args(path);
+        run(command, "pg_ctl")
+    }
+
+    /// A server program on this cluster, as the account that runs it.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = self
+            .home
+            .account
+            .command(&self.programs.path(program), &self.home.folder);
+        command.arg("-D").arg(self.home.data());
+        command
+    }
+
+    pub fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// Our own database, as the role that owns it.
+    pub fn options(&self) -> PgConnectOptions {
+        PgConnectOptions::new_without_pgpass()
+            .socket(&self.home.sockets)
+            .port(PORT)
+            .username(OWNER)
+            .database(OWNER)
+    }
+
+    pub fn superuser_options(&self) -> PgConnectOptions {
+        self.options().username(SUPERUSER).database("postgres")
+    }
+
+    /// What to type for `psql`: some systems keep it out of PATH with the server.
+    pub fn psql(&self) -> PathBuf {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let in_path = std::env::split_paths(&path).any(|folder| folder.join("psql").is_file());
+        if in_path {
+            PathBuf::from("psql")
+        } else {
+            self.programs.path("psql")
+        }
+    }
+
+    /// What other programs connect with. `psql` takes it too.
+    pub fn url(&self) -> String {
+        let mut folder = String::new();
+        for byte in self.home.sockets.as_os_str().as_bytes() {
+            match byte {
+                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+                    folder.push(char::from(*byte));
+                }
+                other => folder.push_str(&format!("%{other:02X}")),
+            }
+        }
+        format!("postgresql://{OWNER}@localhost/{OWNER}?host={folder}")
+    }
+
+    /// The owner and its database, if they are not there. The superuser is needed for this alone.
+    pub async fn make_database(&self) -> Result<(), EmbeddedError> {
+        let mut connection = PgConnection::connect_with(&self.superuser_options()).await?;
+        let role_exists: bool = sqlx::query_scalar("select exists (select from pg_roles where rolname = $1)")
+            .bind(OWNER)
+            .fetch_one(&mut connection)
+            .await?;
+        if !role_exists {
+            let create = format!("create role {OWNER} login");
+            sqlx::raw_sql(AssertSqlSafe(create))
+                .execute(&mut connection)
+                .await?;
+        }
+        let database_exists: bool =
+            sqlx::query_scalar("select exists (select from pg_database where datname = $1)")
+                .bind(OWNER)
+                .fetch_one(&mut connection)
+                .await?;
+        if !database_exists {
+            let create = format!("create database {OWNER} owner {OWNER}");
+            sqlx::raw_sql(AssertSqlSafe(create))
+                .execute(&mut connection)
+                .await?;
+        }
+        connection.close().await?;
+        Ok(())
+    }
+}
+
+fn run(mut command: Command, program: &str) -> Result<(), EmbeddedError> {
+    // Output goes to a file and not through a pipe: the server would inherit the pipe and keep it open.
+    let failed = |told: String| EmbeddedError::Program {
+        program: program.to_owned(),
+        told,
+    };
+    let mut output = tempfile::tempfile().map_err(|e| failed(e.to_string()))?;
+    let copy = |file: &fs::File| file.try_clone().map_err(|e| failed(e.to_string()));
+    command
+        .stdout(Stdio::from(copy(&output)?))
+        .stderr(Stdio::from(copy(&output)?));
+    let status = command.status().map_err(|e| failed(e.to_string()))?;
+    if status.success() {
+        return Ok(());
+    }
+    let mut told = String::new();
+    use std::io::{Read, Seek};
+    let read = output.rewind().and_then(|()| output.read_to_string(&mut told));
+    Err(failed(match read {
+        Ok(_) => told.trim().replace('\n', "; "),
+        Err(error) => error.to_string(),
+    }))
+}
+
+/// Small systems have no `ps`, others no `/proc`.
+fn runs_postgres(pid: &str) -> bool {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).or_else(|_| {
+        let answer = Command::new("ps").args(["-o", "comm=", "-p", pid]).output()?;
+        Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer.stdout).into_owned())
+    });
+    name.is_ok_and(|name| name.contains("postgres"))
+}

@@ -1,0 +1,80 @@
+//! Where the cluster lives: a folder that the account which runs the server can reach, and a socket with a short path.
+
+use std::{
+    fs,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use data_encoding::HEXLOWER;
+use sha2::{Digest, Sha256};
+
+use super::{Account, EmbeddedError};
+
+/// What a socket's path may have, with room for the name that Postgres adds and its lock file's.
+const SOCKET_FOLDER_BYTES_MAX: usize = 80;
+
+/// Where a cluster lives: its data, its socket and its log.
+#[derive(Debug, Clone)]
+pub struct Home {
+    pub(super) folder: PathBuf,
+    pub(super) sockets: PathBuf,
+    pub(super) account: Account,
+}
+
+impl Home {
+    /// Below the data directory; or, when the account that must run the server can't get there, in a place of its own
+    /// that the data directory points to.
+    pub fn below(data_dir: &Path) -> Result<Self, EmbeddedError> {
+        let account = Account::for_server()?;
+        let pointer = data_dir.join("pg-home");
+        let folder = if let Ok(recorded) = fs::read_to_string(&pointer) {
+            PathBuf::from(recorded.trim_end())
+        } else if account.can_enter(data_dir) {
+            data_dir.join("pg")
+        } else {
+            // A new name each time: a directory that was deleted and made anew must not find its old database, whose
+            // secrets are encrypted with a key that is gone.
+            let name = HEXLOWER.encode(&rand::random::<[u8; 6]>());
+            let folder = Path::new("/var/lib").join(format!("postrider-{name}"));
+            fs::write(&pointer, format!("{}\n", folder.display())).map_err(EmbeddedError::at(&pointer))?;
+            folder
+        };
+        Self::at(folder, account)
+    }
+
+    /// In this very folder.
+    pub fn at(folder: PathBuf, account: Account) -> Result<Self, EmbeddedError> {
+        account.private_folder(&folder)?;
+        let beside = folder.join("socket");
+        let sockets = if beside.as_os_str().len() <= SOCKET_FOLDER_BYTES_MAX {
+            beside
+        } else {
+            std::env::temp_dir().join(format!("postrider-{}", short_name(&folder)))
+        };
+        account.private_folder(&sockets)?;
+        Ok(Self {
+            folder,
+            sockets,
+            account,
+        })
+    }
+
+    pub(super) fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.folder.join("postgres.log")
+    }
+
+    /// Where the socket is: `psql -h` takes this.
+    pub fn sockets(&self) -> &Path {
+        &self.sockets
+    }
+}
+
+/// The same folder has the same name at each start.
+fn short_name(folder: &Path) -> String {
+    HEXLOWER.encode(&Sha256::digest(folder.as_os_str().as_bytes())[..6])
+}

@@ -1,0 +1,36 @@
+//! Liveness and readiness on an address of their own, without a key.
+
+use std::time::Duration;
+
+use axum::{Router, extract::State, http::StatusCode, routing::get};
+use sqlx::PgPool;
+use tokio::{net::TcpListener, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+/// Probes usually give up after a second or two.
+const DATABASE_WAIT: Duration = Duration::from_secs(1);
+
+pub(crate) async fn serve(
+    listener: TcpListener,
+    pool: PgPool,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
+    let routes = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .with_state((pool, stop.clone()));
+    axum::serve(listener, routes)
+        .with_graceful_shutdown(stop.cancelled_owned())
+        .await
+}
+
+/// Ready is: not stopping, and the database answers.
+async fn ready(State((pool, stop)): State<(PgPool, CancellationToken)>) -> (StatusCode, &'static str) {
+    if stop.is_cancelled() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "stopping\n");
+    }
+    match timeout(DATABASE_WAIT, sqlx::query("select 1").execute(&pool)).await {
+        Ok(Ok(_)) => (StatusCode::OK, "ready\n"),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "the database does not answer\n"),
+    }
+}

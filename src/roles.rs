@@ -1,0 +1,171 @@
+//! The production roles: a dispatcher, a dashboard, a migration. Each needs a database of its own accord.
+//! Invariant: only `up` and `migrate` change the schema; the others refuse one that is too old.
+
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use postrider_dashboard::App;
+use postrider_dispatcher::{Dispatcher, Wake, partitions, schema};
+use sqlx::PgPool;
+use tokio::{net::TcpListener, task::JoinSet, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::{admin, connect, health, machine, settings::Settings};
+
+/// The last resort for a part that does not end by itself: longer than the longest attempt.
+const STOP_WAIT: Duration = Duration::from_secs(75);
+
+pub(crate) async fn migrate(settings: Settings) -> anyhow::Result<()> {
+    let database = settings.require_database()?;
+    let pool = connect::pool(&database.direct, "migrate").await?;
+    bring_up_to_date(&pool).await?;
+    pool.close().await;
+    tracing::info!("the schema is up to date");
+    Ok(())
+}
+
+pub(crate) async fn bring_up_to_date(pool: &PgPool) -> anyhow::Result<()> {
+    schema::migrate(pool).await?;
+    partitions::make_ahead(pool)
+        .await
+        .context("the partitions of the coming days could not be made")
+}
+
+pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+    machine::fit(&mut settings.dispatcher);
+    let database = settings.require_database()?.clone();
+    let vault = settings.require_vault()?;
+    let health = listen_for_health(&settings).await?;
+    let pool = connect::pool(&database.direct, "dispatcher").await?;
+    schema::check(&pool).await?;
+    let mut parts = Parts::new(stop);
+    if let Some(listener) = health {
+        parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
+    }
+    let dispatcher = Dispatcher {
+        pool: pool.clone(),
+        direct: connect::named(&database.direct, "dispatcher"),
+        guard: settings.guard(),
+        settings: settings.dispatcher,
+        vault,
+        wake: Wake::default(),
+    };
+    parts.add("dispatcher", |stop| dispatcher.run(stop));
+    let ended = parts.run_until_stopped().await;
+    pool.close().await;
+    ended
+}
+
+pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+    let database = settings.require_database()?.clone();
+    let vault = settings.require_vault()?;
+    let listener = connect::listen(settings.listen, "POSTRIDER_LISTEN").await?;
+    let health = listen_for_health(&settings).await?;
+    let pool = connect::pool(&database.pooled, "dashboard").await?;
+    schema::check(&pool).await?;
+    let made = admin::make_missing(&pool, &settings).await?;
+    if let Some(key) = made.api_key {
+        println!("The admin API key, shown this once: {key}");
+    }
+    if let Some(password) = made.password {
+        println!("The password of the login `admin`, shown this once: {password}");
+    }
+    let mut parts = Parts::new(stop);
+    if let Some(listener) = health {
+        parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
+    }
+    // Empty is none: then the key in the table is the way in.
+    let admin_api_key = settings.admin_api_key.clone().unwrap_or_default();
+    let app = App {
+        pool: pool.clone(),
+        wake: Wake::default(),
+        vault,
+        guard: settings.guard(),
+        public_url: public_url(&settings, &listener)?,
+        defaults: settings.dispatcher,
+        admin_api_key,
+    };
+    announce(&listener, "api")?;
+    parts.add("dashboard", |stop| {
+        postrider_dashboard::serve(listener, app, stop)
+    });
+    let ended = parts.run_until_stopped().await;
+    pool.close().await;
+    ended
+}
+
+pub(crate) async fn listen_for_health(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
+    let Some(address) = settings.metrics_listen else {
+        return Ok(None);
+    };
+    let listener = connect::listen(address, "POSTRIDER_METRICS_LISTEN").await?;
+    announce(&listener, "health")?;
+    Ok(Some(listener))
+}
+
+/// With port 0 the system chooses: this line is how a program that started us learns the address.
+pub(crate) fn announce(listener: &TcpListener, service: &str) -> anyhow::Result<()> {
+    let address = listener.local_addr()?;
+    tracing::info!(service, %address, "listening");
+    Ok(())
+}
+
+pub(crate) fn public_url(settings: &Settings, listener: &TcpListener) -> anyhow::Result<String> {
+    Ok(match &settings.public_url {
+        Some(url) => url.clone(),
+        None => connect::local_url(listener.local_addr()?),
+    })
+}
+
+/// What runs side by side in one process. When one part ends, all are stopped.
+pub(crate) struct Parts {
+    running: JoinSet<anyhow::Result<()>>,
+    stop: CancellationToken,
+}
+
+impl Parts {
+    pub(crate) fn new(stop: CancellationToken) -> Self {
+        Self {
+            running: JoinSet::new(),
+            stop,
+        }
+    }
+
+    pub(crate) fn add<F, E>(&mut self, name: &'static str, start: impl FnOnce(CancellationToken) -> F)
+    where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<anyhow::Error> + Send,
+    {
+        let stop = self.stop.clone();
+        let part = start(stop.clone());
+        self.running.spawn(async move {
+            match part.await {
+                Err(error) => Err(error.into().context(format!("the {name} ended"))),
+                Ok(()) if stop.is_cancelled() => Ok(()),
+                Ok(()) => Err(anyhow!("the {name} ended by itself")),
+            }
+        });
+    }
+
+    /// Returns when every part has ended: without an error when they were told to.
+    pub(crate) async fn run_until_stopped(mut self) -> anyhow::Result<()> {
+        let mut result = Ok(());
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            Some(ended) = self.running.join_next() => result = ended.unwrap_or_else(|panic| Err(panic.into())),
+        }
+        self.stop.cancel();
+        let rest = async {
+            while let Some(ended) = self.running.join_next().await {
+                let ended = ended.unwrap_or_else(|panic| Err(panic.into()));
+                if result.is_ok() {
+                    result = ended;
+                }
+            }
+        };
+        if timeout(STOP_WAIT, rest).await.is_err() {
+            return Err(anyhow!("not every part stopped within {} s", STOP_WAIT.as_secs()));
+        }
+        result
+    }
+}

@@ -1,0 +1,147 @@
+//! Each setting's good and bad values, and the sentence a bad one is refused with.
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+
+use super::*;
+
+#[derive(Parser)]
+struct Alone {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+fn read(flags: &[&str], variables: &[(&str, &str)]) -> Result<Settings, SettingError> {
+    // The variables of whoever runs the tests must not come in.
+    let command = Alone::command().mut_args(|arg| arg.env(None::<&str>));
+    let arguments = std::iter::once("postrider").chain(flags.iter().copied());
+    let matches = command.try_get_matches_from(arguments).expect("known flags");
+    let flags = Alone::from_arg_matches(&matches).expect("known flags").flags;
+    let environment = variables
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    Settings::read(&flags, &environment.collect())
+}
+
+fn refusal(flags: &[&str], variables: &[(&str, &str)]) -> String {
+    match read(flags, variables) {
+        Ok(_) => panic!("{flags:?} {variables:?} was taken"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn nothing_set_is_the_contract_s_defaults() {
+    let settings = read(&[], &[]).expect("defaults");
+    assert!(settings.database.is_none());
+    assert_eq!(settings.listen.to_string(), "127.0.0.1:8080");
+    assert_eq!(settings.dispatcher.concurrency, 16);
+    assert_eq!(settings.dispatcher.max_in_flight, 4096);
+    assert!(settings.guard().allow_http);
+    assert!(settings.guard().allows([127, 0, 0, 1].into()));
+    assert!(!settings.guard().allows([10, 0, 0, 1].into()));
+}
+
+#[test]
+fn with_a_database_of_its_own_nothing_private_may_be_called() {
+    let settings = read(&[], &[("POSTRIDER_DATABASE_URL", "postgres://u:p@db/x")]).expect("a URL");
+    assert!(!settings.guard().allow_http);
+    assert!(!settings.guard().allows([127, 0, 0, 1].into()));
+}
+
+#[test]
+fn an_empty_value_is_not_set() {
+    assert!(read(&["--retry-jitter", " "], &[("POSTRIDER_DATABASE_URL", "")]).is_ok());
+}
+
+#[test]
+fn a_bad_value_is_refused_by_name() {
+    for (flag, value, name) in [
+        ("--listen", "8080", "POSTRIDER_LISTEN"),
+        ("--metrics-listen", "here", "POSTRIDER_METRICS_LISTEN"),
+        ("--public-url", "hooks.example.com", "POSTRIDER_PUBLIC_URL"),
+        ("--retry-schedule", "0s,soon", "POSTRIDER_RETRY_SCHEDULE"),
+        ("--retry-jitter", "2", "POSTRIDER_RETRY_JITTER"),
+        ("--retry-jitter", "NaN", "POSTRIDER_RETRY_JITTER"),
+        ("--timeout", "0s", "POSTRIDER_TIMEOUT"),
+        ("--timeout", "10", "POSTRIDER_TIMEOUT"),
+        ("--endpoint-concurrency", "0", "POSTRIDER_ENDPOINT_CONCURRENCY"),
+        ("--max-in-flight", "-1", "POSTRIDER_MAX_IN_FLIGHT"),
+        ("--allow-networks", "10.0.0.0/33", "POSTRIDER_ALLOW_NETWORKS"),
+        ("--deny-networks", "all", "POSTRIDER_DENY_NETWORKS"),
+        ("--deny-ports", "0", "POSTRIDER_DENY_PORTS"),
+        ("--allow-http", "maybe", "POSTRIDER_ALLOW_HTTP"),
+        ("--log", "info,=x=", "POSTRIDER_LOG"),
+        ("--log-format", "xml", "POSTRIDER_LOG_FORMAT"),
+    ] {
+        let argument = format!("{flag}={value}");
+        let sentence = refusal(&[&argument], &[]);
+        assert!(
+            sentence.starts_with(&format!("{name} can't be used: ")),
+            "{sentence}"
+        );
+        assert!(!sentence.contains('\n'), "{sentence}");
+    }
+}
+
+#[test]
+fn a_bad_secret_is_refused_by_name_and_not_repeated() {
+    for (name, value) in [
+        ("POSTRIDER_DATABASE_URL", "hunter2hunter2"),
+        ("POSTRIDER_DATABASE_URL", "mysql://hunter2@x/y"),
+        ("POSTRIDER_MASTER_KEY", "hunter2"),
+        ("POSTRIDER_ADMIN_API_KEY", "hunter2"),
+        ("POSTRIDER_ADMIN_PASSWORD", "hunter2"),
+        ("POSTRIDER_MASTER_KEY_FILE", "/nowhere/at/all"),
+    ] {
+        let sentence = refusal(&[], &[(name, value)]);
+        assert!(sentence.starts_with(name), "{sentence}");
+        assert!(!sentence.contains("hunter2"), "{sentence}");
+    }
+}
+
+#[test]
+fn a_secret_comes_from_its_variable_or_its_file_and_not_both() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "postgres://u:p@db/x\n").expect("written");
+    let path = file.path().to_str().expect("a plain path");
+    let settings = read(&[], &[("POSTRIDER_DATABASE_URL_FILE", path)]).expect("a URL in a file");
+    assert_eq!(settings.require_database().expect("set").pooled.get_host(), "db");
+    let both = [
+        ("POSTRIDER_DATABASE_URL_FILE", path),
+        ("POSTRIDER_DATABASE_URL", "postgres://u@db/x"),
+    ];
+    assert!(refusal(&[], &both).contains("both set"));
+}
+
+#[test]
+fn what_is_not_there_yet_is_refused_and_what_is_unknown_is_told() {
+    let sentence = refusal(&[], &[("POSTRIDER_EGRESS_PROXY", "http://proxy:3128")]);
+    assert!(sentence.starts_with("POSTRIDER_EGRESS_PROXY "), "{sentence}");
+    let settings = read(
+        &[],
+        &[
+            ("POSTRIDER_LISTN", "x"),
+            ("POSTRIDER_LISTEN", "x"),
+            ("OTHER", "x"),
+        ],
+    )
+    .expect("taken");
+    assert_eq!(settings.unknown, ["POSTRIDER_LISTN"]);
+}
+
+#[test]
+fn every_flag_is_a_known_variable_and_no_secret_is_a_flag() {
+    for argument in Alone::command().get_arguments() {
+        let Some(variable) = argument.get_env().and_then(|name| name.to_str()) else {
+            continue;
+        };
+        let environment: Environment = [(variable.to_owned(), "x".to_owned())].into_iter().collect();
+        assert!(environment.unknown().is_empty(), "{variable}");
+        assert!(
+            !["KEY", "PASSWORD", "DATABASE_URL"]
+                .iter()
+                .any(|word| variable.contains(word)),
+            "{variable}"
+        );
+    }
+}

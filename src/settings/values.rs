@@ -1,0 +1,94 @@
+//! How each kind of value is read, and what is said when it can't be.
+
+use std::{net::SocketAddr, str::FromStr, time::Duration};
+
+use ipnet::IpNet;
+use postrider_dispatcher::retry::{Jitter, parse_wait};
+use tracing_subscriber::EnvFilter;
+
+const TIMEOUT_MIN: Duration = Duration::from_millis(100);
+const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+
+pub(super) fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| format!("`{text}` is not an address and a port like 127.0.0.1:8080"))
+}
+
+pub(super) fn parse_public_url(text: &str) -> Result<String, String> {
+    let host = text
+        .strip_prefix("https://")
+        .or_else(|| text.strip_prefix("http://"));
+    match host {
+        Some(host) if !host.is_empty() && !text.contains([' ', '?', '#']) => {
+            Ok(text.trim_end_matches('/').to_owned())
+        }
+        _ => Err(format!(
+            "`{text}` is not a base URL like https://hooks.example.com"
+        )),
+    }
+}
+
+pub(super) fn parse_jitter(text: &str) -> Result<Jitter, String> {
+    let share = text.parse().ok().and_then(Jitter::new);
+    share.ok_or_else(|| format!("`{text}` is not a number from 0 to 1"))
+}
+
+pub(super) fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let wait = parse_wait(text).map_err(|e| e.to_string())?;
+    if (TIMEOUT_MIN..=TIMEOUT_MAX).contains(&wait) {
+        Ok(wait)
+    } else {
+        Err(format!("`{text}` is not between 100ms and 60s"))
+    }
+}
+
+pub(super) fn number_between<N: FromStr + PartialOrd + std::fmt::Display>(
+    text: &str,
+    least: N,
+    most: N,
+) -> Result<N, String> {
+    match text.parse::<N>() {
+        Ok(number) if number >= least && number <= most => Ok(number),
+        _ => Err(format!("`{text}` is not a whole number from {least} to {most}")),
+    }
+}
+
+pub(super) fn parse_networks(text: &str) -> Result<Vec<IpNet>, String> {
+    let network = |part: &str| {
+        let part = part.trim();
+        part.parse::<IpNet>()
+            .map_err(|_| format!("`{part}` is not a network like 10.0.0.0/8 or fd00::/8"))
+    };
+    text.split(',').map(network).collect()
+}
+
+pub(super) fn parse_ports(text: &str) -> Result<Vec<u16>, String> {
+    text.split(',')
+        .map(|part| number_between(part.trim(), 1, u16::MAX))
+        .collect()
+}
+
+pub(super) fn parse_bool(text: &str) -> Result<bool, String> {
+    match text {
+        "true" | "1" | "yes" => Ok(true),
+        "false" | "0" | "no" => Ok(false),
+        _ => Err(format!("`{text}` is neither true nor false")),
+    }
+}
+
+pub(super) fn parse_filter(text: &str) -> Result<String, String> {
+    match EnvFilter::try_new(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(format!(
+            "`{text}` is not a filter like info or postrider=debug: {error}"
+        )),
+    }
+}
+
+pub(super) fn parse_format(text: &str) -> Result<bool, String> {
+    match text {
+        "json" => Ok(true),
+        "text" => Ok(false),
+        _ => Err(format!("`{text}` is neither text nor json")),
+    }
+}

@@ -1,0 +1,155 @@
+//! `up`: everything in one process, with nothing set up before.
+//! Invariant: an embedded server does not outlive a clean stop.
+
+use anyhow::Context;
+use postrider_dashboard::App;
+use postrider_dispatcher::{Dispatcher, Wake, vault::Vault};
+use tokio::{net::TcpListener, task::spawn_blocking};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    admin,
+    banner::{Banner, Shown},
+    connect,
+    data_dir::DataDir,
+    demo,
+    embedded::{Cluster, Home},
+    health, machine,
+    roles::{self, Parts},
+    settings::{Database, Settings},
+};
+
+pub(crate) async fn up(mut settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+    machine::fit(&mut settings.dispatcher);
+    let data_dir = DataDir::open(&settings.data_dir)?;
+    // Before the database is started: a taken port is told at once.
+    let listener = connect::listen(settings.listen, "POSTRIDER_LISTEN").await?;
+    if let Some(database) = settings.database.clone() {
+        return run(settings, data_dir, database, None, listener, stop).await;
+    }
+    let cluster = start_embedded(&data_dir).await?;
+    let database = Database {
+        pooled: cluster.options(),
+        direct: cluster.options(),
+    };
+    let ended = run(
+        settings,
+        data_dir,
+        database,
+        Some(cluster.clone()),
+        listener,
+        stop,
+    )
+    .await;
+    let stopped = spawn_blocking(move || cluster.stop()).await?;
+    ended.and(stopped.context("the embedded database could not be stopped"))
+}
+
+async fn start_embedded(data_dir: &DataDir) -> anyhow::Result<Cluster> {
+    let folder = data_dir.path().to_owned();
+    tracing::info!(data_dir = %folder.display(), "starting the embedded database");
+    let cluster =
+        spawn_blocking(move || Home::below(&folder).and_then(|home| Cluster::start(home, ""))).await??;
+    let made = async {
+        cluster.make_database().await?;
+        data_dir.write("database-url", &cluster.url())
+    };
+    match made.await {
+        Ok(()) => Ok(cluster),
+        Err(error) => {
+            spawn_blocking(move || cluster.stop()).await??;
+            Err(error)
+        }
+    }
+}
+
+async fn run(
+    settings: Settings,
+    data_dir: DataDir,
+    database: Database,
+    cluster: Option<Cluster>,
+    listener: TcpListener,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let vault = match &settings.vault {
+        Some(vault) => vault.clone(),
+        None => {
+            let key = data_dir.keep("master-key", admin::new_master_key)?;
+            Vault::parse(&key.value).with_context(|| format!("{} can't be used", key.path.display()))?
+        }
+    };
+    let api_key = Shown::set_or_kept(&settings.admin_api_key, "POSTRIDER_ADMIN_API_KEY", || {
+        data_dir.keep("admin-api-key", admin::new_api_key)
+    })?;
+    let password = Shown::set_or_kept(&settings.admin_password, "POSTRIDER_ADMIN_PASSWORD", || {
+        data_dir.keep("admin-password", admin::new_password)
+    })?;
+
+    let sending_pool = connect::pool(&database.direct, "dispatcher").await?;
+    roles::bring_up_to_date(&sending_pool).await?;
+    let serving_pool = connect::pool(&database.pooled, "dashboard").await?;
+    admin::set_password(&serving_pool, &password.value).await?;
+
+    let mut parts = Parts::new(stop);
+    if let Some(listener) = roles::listen_for_health(&settings).await? {
+        parts.add("health", |stop| {
+            health::serve(listener, serving_pool.clone(), stop)
+        });
+    }
+    let wake = Wake::default();
+    let dispatcher = Dispatcher {
+        pool: sending_pool.clone(),
+        direct: connect::named(&database.direct, "dispatcher"),
+        settings: settings.dispatcher.clone(),
+        guard: settings.guard(),
+        vault: vault.clone(),
+        wake: wake.clone(),
+    };
+    parts.add("dispatcher", |stop| dispatcher.run(stop));
+
+    let public_url = roles::public_url(&settings, &listener)?;
+    let api_url = connect::local_url(listener.local_addr()?);
+    let app = App {
+        pool: serving_pool.clone(),
+        wake,
+        vault,
+        guard: settings.guard(),
+        defaults: settings.dispatcher.clone(),
+        public_url: public_url.clone(),
+        admin_api_key: api_key.value.clone(),
+    };
+    roles::announce(&listener, "api")?;
+    parts.add("dashboard", |stop| {
+        postrider_dashboard::serve(listener, app, stop)
+    });
+
+    let banner = Banner {
+        public_url,
+        api_url: api_url.clone(),
+        api_key,
+        password,
+        cluster,
+    };
+    parts.add("demo", |stop| async move {
+        demo::wait_for_api(&api_url, &stop).await?;
+        if stop.is_cancelled() {
+            return Ok(());
+        }
+        let demo = match &banner.cluster {
+            Some(_) => Some(demo::start(&data_dir, &api_url, &banner.api_key.value, &stop).await?),
+            None => None,
+        };
+        banner.print(demo.is_some());
+        match demo {
+            Some(receiver) => receiver.serve(stop).await,
+            None => {
+                stop.cancelled().await;
+                Ok(())
+            }
+        }
+    });
+    let ended = parts.run_until_stopped().await;
+    serving_pool.close().await;
+    sending_pool.close().await;
+    ended
+}

@@ -1,0 +1,137 @@
+//! One throwaway cluster for the whole run, and a fresh database for each test, copied from a migrated template.
+//! Durability is as Postgres ships it, so that what is proven here holds elsewhere.
+
+use std::{
+    process::{Child, Stdio},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use postrider::embedded::{Account, Cluster, Home};
+use postrider_dispatcher::{partitions, schema};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, postgres::PgConnectOptions};
+
+const TEMPLATE: &str = "migrated";
+
+struct Shared {
+    cluster: Cluster,
+    /// Reads from a pipe that closes when this process ends, in whichever way.
+    _watcher: Child,
+}
+
+static SHARED: OnceLock<Shared> = OnceLock::new();
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) struct Database {
+    name: String,
+}
+
+impl Database {
+    pub(crate) async fn fresh() -> Self {
+        let shared = shared();
+        let name = format!("test_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        run(
+            &shared.cluster,
+            &format!("create database {name} template {TEMPLATE} owner postrider"),
+        )
+        .await;
+        Self { name }
+    }
+
+    /// As the owner of the schema, which is not a superuser.
+    pub(crate) fn options(&self) -> PgConnectOptions {
+        shared().cluster.options().database(&self.name)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        url(&self.name)
+    }
+
+    /// A database without our schema.
+    pub(crate) fn unmigrated_url() -> String {
+        url("postrider")
+    }
+
+    pub(crate) async fn connect(&self) -> PgConnection {
+        PgConnection::connect_with(&self.options())
+            .await
+            .expect("connected")
+    }
+
+    /// A login that may use the schema and call `emit`, and nothing else.
+    pub(crate) async fn producer(&self) -> PgConnection {
+        let role = format!("producer_{}", self.name);
+        run(&shared().cluster, &format!("create role {role} login")).await;
+        let mut owner = self.connect().await;
+        for grant in [
+            format!("grant usage on schema postrider to {role}"),
+            format!("grant execute on function postrider.emit to {role}"),
+        ] {
+            sqlx::raw_sql(AssertSqlSafe(grant))
+                .execute(&mut owner)
+                .await
+                .expect("granted");
+        }
+        PgConnection::connect_with(&self.options().username(&role))
+            .await
+            .expect("connected")
+    }
+}
+
+fn url(database: &str) -> String {
+    let folder = shared().cluster.home().sockets().display();
+    format!("postgresql://postrider@localhost/{database}?host={folder}")
+}
+
+/// Statements that only a superuser may run.
+async fn run(cluster: &Cluster, statement: &str) {
+    let options = cluster.superuser_options();
+    let mut connection = PgConnection::connect_with(&options).await.expect("connected");
+    sqlx::raw_sql(AssertSqlSafe(statement))
+        .execute(&mut connection)
+        .await
+        .expect(statement);
+}
+
+fn shared() -> &'static Shared {
+    // On a thread of its own: a test's own runtime is busy waiting for this.
+    SHARED.get_or_init(|| std::thread::spawn(start).join().expect("the test cluster starts"))
+}
+
+fn start() -> Shared {
+    let account = Account::for_server().expect("an account for the server");
+    let folder = std::env::temp_dir().join(format!("postrider-it-{}", uuid::Uuid::new_v4().simple()));
+    let home = Home::at(folder.clone(), account).expect("a home for the cluster");
+    // A test binary has no end of its own to hook into, so a watcher outlives it: it reads until the pipe closes.
+    let mut watcher = account.command("/bin/sh".as_ref(), &folder);
+    let script = "cat > /dev/null
+        kill -QUIT \"$(head -n 1 data/postmaster.pid)\"
+        while [ -e data/postmaster.pid ] && kill -0 \"$(head -n 1 data/postmaster.pid)\"; do sleep 0.1; done
+        cd / && rm -rf \"$1\"";
+    watcher.args(["-c", script, "sh"]).arg(&folder);
+    watcher
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let watcher = watcher.spawn().expect("sh starts");
+
+    let cluster = Cluster::start(home, "max_connections = 500\n").expect("the test cluster starts");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        cluster.make_database().await.expect("the owner is made");
+        run(&cluster, &format!("create database {TEMPLATE} owner postrider")).await;
+        let pool = PgPool::connect_with(cluster.options().database(TEMPLATE))
+            .await
+            .expect("connected");
+        schema::migrate(&pool).await.expect("migrated");
+        partitions::make_ahead(&pool).await.expect("partitions made");
+        // A template can be copied only while nobody is connected to it.
+        pool.close().await;
+    });
+    Shared {
+        cluster,
+        _watcher: watcher,
+    }
+}

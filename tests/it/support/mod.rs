@@ -1,0 +1,37 @@
+//! What the tests stand on: a throwaway Postgres, the program as a process, a scripted receiver, an API client.
+//! Invariant: a test has a database, a program and receivers of its own; nothing is left behind, however it ends.
+
+mod api;
+mod database;
+mod process;
+mod receiver;
+
+use std::{future::Future, time::Duration};
+
+pub(crate) use api::Api;
+pub(crate) use database::Database;
+pub(crate) use process::{ADMIN_PASSWORD, DataFolder, Postrider};
+pub(crate) use receiver::{Answer, Receiver};
+
+/// Long enough for a busy machine; a test that gets here has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(20);
+
+/// Asks until the answer is there. For states that send no signal; where there is one, wait for that.
+pub(crate) async fn until<T, F>(what: &str, mut ask: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Option<T>>,
+{
+    let asked = async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    match tokio::time::timeout(PATIENCE, asked).await {
+        Ok(answer) => answer,
+        Err(_) => panic!("waited {PATIENCE:?} in vain: {what}"),
+    }
+}

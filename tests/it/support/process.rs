@@ -1,0 +1,270 @@
+//! The program as a process: started with settings, asked for its address, killed, frozen, stopped.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::{Arc, Mutex, mpsc},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::{Api, Database, PATIENCE, until};
+
+pub(crate) const ADMIN_PASSWORD: &str = "correct horse battery";
+const ADMIN_API_KEY: &str = "prk_of_the_tests_0123456789";
+const MASTER_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const LOG_LINES_SHOWN: usize = 80;
+const STOP_WAIT: Duration = Duration::from_secs(30);
+
+/// What to start and with which settings. Nothing of the tester's own environment gets through.
+#[derive(Clone)]
+pub(crate) struct Launch {
+    role: &'static str,
+    settings: BTreeMap<String, String>,
+}
+
+impl Launch {
+    pub(crate) fn new(role: &'static str) -> Self {
+        let settings = BTreeMap::new();
+        Self { role, settings }.set("POSTRIDER_LOG_FORMAT", "json")
+    }
+
+    pub(crate) fn set(mut self, name: &str, value: impl ToString) -> Self {
+        self.settings.insert(name.to_owned(), value.to_string());
+        self
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+        command.arg(self.role).env_clear();
+        for inherited in ["PATH", "HOME", "TMPDIR"] {
+            command.envs(std::env::var_os(inherited).map(|value| (inherited, value)));
+        }
+        command
+            .envs(&self.settings)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// For a start that is expected to end by itself.
+    pub(crate) fn output(&self) -> Output {
+        self.command().output().expect("the program starts")
+    }
+
+    pub(crate) async fn start(self) -> Postrider {
+        let mut child = self.command().spawn().expect("the program starts");
+        let stderr = child.stderr.take().expect("piped");
+        let stdout = child.stdout.take().expect("piped");
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let printed = Arc::new(Mutex::new(String::new()));
+        let (found, address) = mpsc::channel();
+        let kept = log.clone();
+        let service = if self.role == "dispatcher" {
+            "health"
+        } else {
+            "api"
+        };
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if let Some(address) = announced(&line, service) {
+                    let _ = found.send(address);
+                }
+                kept.lock().expect("not poisoned").push(line);
+            }
+        });
+        let kept = printed.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let mut text = kept.lock().expect("not poisoned");
+                text.push_str(&line);
+                text.push('\n');
+            }
+        });
+        let mut started = Postrider {
+            launch: self,
+            child,
+            address: SocketAddr::from(([0, 0, 0, 0], 0)),
+            log,
+            printed,
+            _data: None,
+        };
+        started.address = match tokio::task::spawn_blocking(move || address.recv_timeout(PATIENCE)).await {
+            Ok(Ok(address)) => address,
+            _ => panic!("the program told no address"),
+        };
+        let api = started.api();
+        until("the program is ready", || async {
+            api.is_ready().await.then_some(())
+        })
+        .await;
+        started
+    }
+}
+
+/// The line by which a program that was given port 0 tells what it got.
+fn announced(line: &str, service: &str) -> Option<SocketAddr> {
+    let line: serde_json::Value = serde_json::from_str(line).ok()?;
+    let ours = line["message"] == "listening" && line["service"] == service;
+    ours.then(|| line["address"].as_str()?.parse().ok()).flatten()
+}
+
+pub(crate) struct Postrider {
+    launch: Launch,
+    child: Child,
+    address: SocketAddr,
+    log: Arc<Mutex<Vec<String>>>,
+    printed: Arc<Mutex<String>>,
+    _data: Option<DataFolder>,
+}
+
+impl Postrider {
+    /// Everything in one process on this database.
+    pub(crate) async fn start(database: &Database) -> Self {
+        Self::start_with(database, &[]).await
+    }
+
+    pub(crate) async fn start_with(database: &Database, settings: &[(&str, &str)]) -> Self {
+        let data = DataFolder::new();
+        let mut launch = Self::on_database("up", database).set("POSTRIDER_DATA_DIR", data.path().display());
+        for (name, value) in settings {
+            launch = launch.set(name, value);
+        }
+        let mut started = launch.start().await;
+        started._data = Some(data);
+        started
+    }
+
+    /// One role on this database, with the settings that every process of one installation shares.
+    pub(crate) fn on_database(role: &'static str, database: &Database) -> Launch {
+        let address = if role == "dispatcher" {
+            "POSTRIDER_METRICS_LISTEN"
+        } else {
+            "POSTRIDER_LISTEN"
+        };
+        Launch::new(role)
+            .set("POSTRIDER_DATABASE_URL", database.url())
+            .set(address, "127.0.0.1:0")
+            .set("POSTRIDER_MASTER_KEY", MASTER_KEY)
+            .set("POSTRIDER_ADMIN_API_KEY", ADMIN_API_KEY)
+            .set("POSTRIDER_ADMIN_PASSWORD", ADMIN_PASSWORD)
+            .set("POSTRIDER_ALLOW_NETWORKS", "127.0.0.0/8")
+            .set("POSTRIDER_ALLOW_HTTP", "true")
+            .set("POSTRIDER_RETRY_JITTER", "0")
+    }
+
+    /// On the embedded database, as `make run` does.
+    pub(crate) fn embedded(data: &DataFolder) -> Launch {
+        Launch::new("up")
+            .set("POSTRIDER_LISTEN", "127.0.0.1:0")
+            .set("POSTRIDER_DATA_DIR", data.path().display())
+    }
+
+    pub(crate) fn api(&self) -> Api {
+        self.api_with_key(ADMIN_API_KEY)
+    }
+
+    pub(crate) fn api_with_key(&self, key: &str) -> Api {
+        Api::new(format!("http://{}", self.address), key)
+    }
+
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// What it has told the person at the terminal.
+    pub(crate) fn printed(&self) -> String {
+        self.printed.lock().expect("not poisoned").clone()
+    }
+
+    pub(crate) fn log_lines(&self) -> Vec<String> {
+        self.log.lock().expect("not poisoned").clone()
+    }
+
+    /// SIGSTOP freezes it, SIGCONT lets it go on.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("the process is there");
+    }
+
+    /// No time to clean up: as a crash of the machine would have it.
+    pub(crate) fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.child.wait().expect("ended");
+    }
+
+    /// SIGTERM, and how it ended.
+    pub(crate) async fn stop(&mut self) -> ExitStatus {
+        self.signal(Signal::TERM);
+        let ended = async {
+            loop {
+                if let Some(status) = self.child.try_wait().expect("our own child") {
+                    return status;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(STOP_WAIT, ended)
+            .await
+            .expect("it stops in time")
+    }
+
+    /// The same again, after it has ended.
+    pub(crate) async fn restart(&mut self) {
+        let data = self._data.take();
+        *self = self.launch.clone().start().await;
+        self._data = data;
+    }
+}
+
+impl Drop for Postrider {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = self.log_lines();
+            for line in log.iter().skip(log.len().saturating_sub(LOG_LINES_SHOWN)) {
+                eprintln!("{} | {line}", self.launch.role);
+            }
+        }
+    }
+}
+
+/// A data directory. An embedded server that a failed test left running in it is stopped with it.
+pub(crate) struct DataFolder(TempDir);
+
+impl DataFolder {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("postrider-data-")
+            // Open to the account that runs the server when the tests run as root.
+            .permissions(std::fs::Permissions::from_mode(0o755))
+            .tempdir()
+            .expect("a folder");
+        Self(folder)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(crate) fn server_pid(&self) -> Option<Pid> {
+        let file: PathBuf = self.path().join("pg/data/postmaster.pid");
+        let text = std::fs::read_to_string(file).ok()?;
+        Pid::from_raw(text.lines().next()?.trim().parse().ok()?)
+    }
+}
+
+impl Drop for DataFolder {
+    fn drop(&mut self) {
+        if let Some(pid) = self.server_pid() {
+            let _ = kill_process(pid, Signal::QUIT);
+        }
+    }
+}

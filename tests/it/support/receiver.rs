@@ -1,0 +1,257 @@
+//! A receiver as a customer would run it: a real HTTP server that records every request and answers as it is told.
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{HeaderMap, Request, Response, body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use postrider_proto::signature::{Secret, VerifyError, verify};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+
+use super::PATIENCE;
+
+#[derive(Debug, Clone)]
+pub(crate) enum Answer {
+    Status(u16),
+    /// A redirect to this place.
+    Redirect(String),
+    /// Answers nothing until `release` is called.
+    Hold,
+    /// Closes the connection instead of answering.
+    HangUp,
+}
+
+/// One request as it came in.
+#[derive(Debug, Clone)]
+pub(crate) struct Received {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    pub(crate) at: Instant,
+    pub(crate) unix_seconds: i64,
+}
+
+impl Received {
+    pub(crate) fn header(&self, name: &str) -> &str {
+        let value = self
+            .headers
+            .get(name)
+            .unwrap_or_else(|| panic!("no header {name} in {:?}", self.headers));
+        value.to_str().expect("a plain header")
+    }
+
+    pub(crate) fn event_id(&self) -> &str {
+        self.header("webhook-id")
+    }
+
+    /// The `t` of its signature.
+    pub(crate) fn signed_at(&self) -> i64 {
+        let t = self
+            .header("webhook-signature")
+            .split(',')
+            .find_map(|part| part.strip_prefix("t="));
+        t.and_then(|t| t.parse().ok()).expect("a signature with a time")
+    }
+
+    pub(crate) fn verify(&self, secret: &str) -> Result<(), VerifyError> {
+        verify(
+            self.header("webhook-signature"),
+            &self.body,
+            &[Secret::new(secret)],
+            self.unix_seconds,
+        )
+    }
+}
+
+#[derive(Default)]
+struct Book {
+    received: Vec<Received>,
+    script: VecDeque<Answer>,
+    answer: Option<Answer>,
+    in_flight: usize,
+    in_flight_max: usize,
+}
+
+#[derive(Clone)]
+struct Shared {
+    book: Arc<Mutex<Book>>,
+    /// Goes up with every change of the book.
+    changed: watch::Sender<u64>,
+    released: watch::Sender<bool>,
+}
+
+pub(crate) struct Receiver {
+    address: SocketAddr,
+    shared: Shared,
+    server: JoinHandle<()>,
+}
+
+impl Receiver {
+    /// Answers 204 to everything until told otherwise.
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let shared = Shared {
+            book: Arc::default(),
+            changed: watch::Sender::new(0),
+            released: watch::Sender::new(false),
+        };
+        let server = tokio::spawn(accept(listener, shared.clone()));
+        Self {
+            address,
+            shared,
+            server,
+        }
+    }
+
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// The answer to everything that the script does not cover.
+    pub(crate) fn answer(&self, answer: Answer) {
+        self.book(|book| book.answer = Some(answer));
+    }
+
+    /// The answers to the next requests, one each.
+    pub(crate) fn script(&self, answers: impl IntoIterator<Item = Answer>) {
+        self.book(|book| book.script.extend(answers));
+    }
+
+    /// Lets go of everything that is held, with 204, and holds nothing any more.
+    pub(crate) fn release(&self) {
+        self.shared.released.send_replace(true);
+    }
+
+    pub(crate) fn received(&self) -> Vec<Received> {
+        self.book(|book| book.received.clone())
+    }
+
+    pub(crate) fn in_flight_max(&self) -> usize {
+        self.book(|book| book.in_flight_max)
+    }
+
+    /// Waits until this many requests have come in, and hands out all there are.
+    pub(crate) async fn wait_for(&self, count: usize) -> Vec<Received> {
+        self.wait_until(&format!("{count} requests"), |receiver| {
+            receiver.received().len() >= count
+        })
+        .await;
+        self.received()
+    }
+
+    /// Waits until this many requests are being held.
+    pub(crate) async fn wait_in_flight(&self, count: usize) {
+        self.wait_until(&format!("{count} in flight"), |receiver| {
+            receiver.book(|book| book.in_flight) >= count
+        })
+        .await;
+    }
+
+    pub(crate) async fn wait_until(&self, what: &str, mut reached: impl FnMut(&Self) -> bool) {
+        let mut changes = self.shared.changed.subscribe();
+        let waited = async {
+            while !reached(self) {
+                changes.changed().await.expect("the receiver runs");
+            }
+        };
+        if tokio::time::timeout(PATIENCE, waited).await.is_err() {
+            panic!(
+                "waited {PATIENCE:?} in vain for {what}: {} requests came",
+                self.received().len()
+            );
+        }
+    }
+
+    fn book<T>(&self, look: impl FnOnce(&mut Book) -> T) -> T {
+        look(&mut self.shared.book.lock().expect("not poisoned"))
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Shared) {
+    // Connections end with the receiver.
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            continue;
+        };
+        let shared = shared.clone();
+        connections.spawn(async move {
+            let service = service_fn(|request| respond(request, shared.clone()));
+            // An error is a connection that was hung up, by us or by them.
+            let _ = http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        });
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+/// Counts a request as in flight until it is dropped, also when its sender goes away.
+struct InFlight(Shared);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.book.lock().expect("not poisoned").in_flight -= 1;
+        self.0.changed.send_modify(|version| *version += 1);
+    }
+}
+
+async fn respond(
+    request: Request<Incoming>,
+    shared: Shared,
+) -> Result<Response<Full<Bytes>>, std::io::Error> {
+    let at = Instant::now();
+    let unix = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO);
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
+    let received = Received {
+        method: head.method.to_string(),
+        path: head.uri.path().to_owned(),
+        headers: head.headers,
+        body,
+        at,
+        unix_seconds: unix.as_secs() as i64,
+    };
+    let answer = {
+        let mut book = shared.book.lock().expect("not poisoned");
+        book.received.push(received);
+        book.in_flight += 1;
+        book.in_flight_max = book.in_flight_max.max(book.in_flight);
+        book.script
+            .pop_front()
+            .or_else(|| book.answer.clone())
+            .unwrap_or(Answer::Status(204))
+    };
+    let _in_flight = InFlight(shared.clone());
+    shared.changed.send_modify(|version| *version += 1);
+    let answered = Response::builder();
+    let answered = match answer {
+        Answer::Status(status) => answered.status(status),
+        Answer::Redirect(place) => answered.status(302).header("location", place),
+        Answer::Hold => {
+            let mut released = shared.released.subscribe();
+            let _ = released.wait_for(|released| *released).await;
+            answered.status(204)
+        }
+        Answer::HangUp => return Err(std::io::ErrorKind::ConnectionAborted.into()),
+    };
+    let answered: Result<_, Infallible> = Ok(answered.body(Full::default()).expect("a plain answer"));
+    answered.map_err(|never| match never {})
+}
