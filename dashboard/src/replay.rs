@@ -1,5 +1,8 @@
 //! Sending a stored event again: the delivery goes back to `queue`, due now, its attempt numbers go on.
-//! Invariant: each move is one statement, and the row it takes away is the guard: of two clicks one moves it.
+//! Invariant: each move is one statement, and the row it takes away is the guard: of two clicks one moves it. A click
+//! that comes to its turn only after the other's attempt was made is answered by that attempt.
+
+use std::time::Instant;
 
 use postrider_proto::{DeliveryId, EndpointState, TenantId};
 use sqlx::{PgConnection, PgExecutor};
@@ -7,7 +10,7 @@ use sqlx::{PgConnection, PgExecutor};
 use crate::{
     App,
     audit::{self, Action, Entry},
-    auth::Actor,
+    auth::{Actor, Arrived},
     deliveries,
     problem::Problem,
     tables::{self, endpoints, queue},
@@ -16,12 +19,21 @@ use crate::{
 /// A delivery that moves while we look for it is looked for again.
 const LOOKS_MAX: usize = 3;
 
+/// What the one who asked knew, and when.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    pub(crate) arrived: Arrived,
+    /// The number of the latest attempt on the page that was clicked; none when there was no page.
+    pub(crate) seen: Option<i16>,
+}
+
 /// Puts the delivery back in line, whatever it is doing.
 pub(crate) async fn replay(
     app: &App,
     actor: &Actor,
     tenant: Option<TenantId>,
     id: DeliveryId,
+    asked: Asked,
 ) -> Result<(), Problem> {
     let delivery = deliveries::find(&app.pool, tenant, id)
         .await?
@@ -41,10 +53,15 @@ pub(crate) async fn replay(
     }
 
     let mut transaction = tables::begin(&app.pool).await?;
-    if !back_in_line(&mut transaction, id).await? {
-        return Err(Problem::conflict(
-            "The delivery could not be put back in line just now: its endpoint changed. Look again.",
-        ));
+    let seen = asked.seen.unwrap_or(delivery.attempt_count);
+    match back_in_line(&mut transaction, id, seen, asked.arrived.0).await? {
+        Some(Moved::Now) => {}
+        Some(Moved::Before) => return Ok(()),
+        None => {
+            return Err(Problem::conflict(
+                "The delivery could not be put back in line just now: its endpoint changed. Look again.",
+            ));
+        }
     }
     audit::write(
         &mut transaction,
@@ -62,26 +79,62 @@ pub(crate) async fn replay(
     Ok(())
 }
 
-async fn back_in_line(connection: &mut PgConnection, id: DeliveryId) -> Result<bool, sqlx::Error> {
+enum Moved {
+    Now,
+    /// It is in line already, or was tried since it was asked for.
+    Before,
+}
+
+async fn back_in_line(
+    connection: &mut PgConnection,
+    id: DeliveryId,
+    seen: i16,
+    arrived: Instant,
+) -> Result<Option<Moved>, sqlx::Error> {
     for _ in 0..LOOKS_MAX {
-        let moved = revive_ended(&mut *connection, id).await?
-            || hasten_retry(&mut *connection, id).await?
-            || queue::holds(&mut *connection, id).await?;
-        if moved {
-            return Ok(true);
+        if has_moved_on(&mut *connection, id, seen, arrived).await?
+            || queue::holds(&mut *connection, id).await?
+        {
+            return Ok(Some(Moved::Before));
+        }
+        if revive_ended(&mut *connection, id, seen).await? || hasten_retry(&mut *connection, id, seen).await?
+        {
+            return Ok(Some(Moved::Now));
         }
     }
-    Ok(false)
+    Ok(None)
+}
+
+/// Whether an attempt was made after the latest that was seen, or after the request came in. How long ago that was is
+/// measured here and taken from the database's clock, which the attempts' times are from.
+async fn has_moved_on(
+    db: impl PgExecutor<'_>,
+    id: DeliveryId,
+    seen: i16,
+    arrived: Instant,
+) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar(
+        "select exists (
+            select from postrider.attempts
+            where event_id = $1 and endpoint_id = $2
+              and (number > $3 or started_at >= clock_timestamp() - make_interval(secs => $4)))",
+    )
+    .bind(id.event)
+    .bind(id.endpoint)
+    .bind(seen)
+    .bind(arrived.elapsed().as_secs_f64())
+    .fetch_one(db)
+    .await
 }
 
 /// Of an ended delivery: the attempt loses `final`, the dead letter goes and is no longer counted, and the queue row
 /// comes. It has no ordering key: a replay is outside the order.
-async fn revive_ended(db: impl PgExecutor<'_>, id: DeliveryId) -> Result<bool, sqlx::Error> {
+async fn revive_ended(db: impl PgExecutor<'_>, id: DeliveryId, seen: i16) -> Result<bool, sqlx::Error> {
     let done = sqlx::query(
         "with cleared as (
             update postrider.attempts a set final = null
             from postrider.endpoints e
-            where a.event_id = $1 and a.endpoint_id = $2 and a.final is not null
+            where a.event_id = $1 and a.endpoint_id = $2 and a.final is not null and a.number = $4
               and e.id = a.endpoint_id and e.state in ('active', 'paused')
             returning a.event_id, a.endpoint_id, a.tenant_id, a.type_id, a.number, e.shard
          ), unburied as (
@@ -98,17 +151,18 @@ async fn revive_ended(db: impl PgExecutor<'_>, id: DeliveryId) -> Result<bool, s
     .bind(id.event)
     .bind(id.endpoint)
     .bind(id.to_string())
+    .bind(seen)
     .execute(db)
     .await?;
     Ok(done.rows_affected() > 0)
 }
 
 /// Of a delivery that waits for its time: due now, in its old place of the order.
-async fn hasten_retry(db: impl PgExecutor<'_>, id: DeliveryId) -> Result<bool, sqlx::Error> {
+async fn hasten_retry(db: impl PgExecutor<'_>, id: DeliveryId, seen: i16) -> Result<bool, sqlx::Error> {
     let done = sqlx::query(
         "with waiting as (
             delete from postrider.retries r using postrider.endpoints e
-            where r.endpoint_id = $2 and r.event_id = $1
+            where r.endpoint_id = $2 and r.event_id = $1 and r.attempt = $3
               and e.id = r.endpoint_id and e.state in ('active', 'paused')
             returning r.endpoint_id, r.event_id, e.shard, r.tenant_id, r.type_id, r.key_id, r.sequence,
                 r.replay_id, r.attempt
@@ -119,6 +173,7 @@ async fn hasten_retry(db: impl PgExecutor<'_>, id: DeliveryId) -> Result<bool, s
     )
     .bind(id.event)
     .bind(id.endpoint)
+    .bind(seen)
     .execute(db)
     .await?;
     Ok(done.rows_affected() > 0)

@@ -13,11 +13,12 @@ use serde::{Deserialize, Serialize};
 use super::{Answer, events};
 use crate::{
     Shared,
-    auth::{Actor, Tenant},
+    auth::{Actor, Arrived, Tenant},
     deliveries::{self, Delivery, Filter},
     input::Query,
     listing::{self, Page},
     problem::Problem,
+    replay::Asked,
     tables::{attempts, endpoints},
     transcript::{Attempt, custom_header_names},
 };
@@ -214,10 +215,12 @@ pub(crate) async fn replay(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Extension(tenant): Extension<Tenant>,
+    Extension(arrived): Extension<Arrived>,
     Path((_, id)): Path<(String, String)>,
 ) -> Result<Response, Problem> {
     let id = parse_id(&id)?;
-    crate::replay::replay(&app, &actor, Some(tenant.id), id).await?;
+    let asked = Asked { arrived, seen: None };
+    crate::replay::replay(&app, &actor, Some(tenant.id), id, asked).await?;
     let delivery = load(&app, &tenant, id).await?;
     Ok((StatusCode::ACCEPTED, Json(delivery)).into_response())
 }

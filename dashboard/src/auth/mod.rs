@@ -1,11 +1,11 @@
 //! Who is asking, and whether they may. The one place where roles are enforced.
 //! Invariant: a handler runs only after `check` admitted its request; what it finds in the request's extensions
-//! (`Actor`, `Tenant`, `Session`) was proved here.
+//! (`Actor`, `Tenant`, `Session`, `Arrived`) was put there here.
 
 mod password;
 mod session;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::{
     RequestExt,
@@ -64,6 +64,10 @@ impl Rule {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Actor(pub(crate) String);
 
+/// When the request came in, before it waited for anything.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arrived(pub(crate) Instant);
+
 /// The tenant of the path, which the caller may see.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tenant {
@@ -85,6 +89,7 @@ pub(crate) struct Gate {
 }
 
 pub(crate) async fn check(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
+    request.extensions_mut().insert(Arrived(Instant::now()));
     let answer = async {
         match admit(&gate, &mut request).await {
             Ok(()) => next.run(request).await,

@@ -106,12 +106,16 @@ pub(crate) fn tokens_match(given: &str, expected: &str) -> bool {
 }
 
 /// A form of the person who is signed in, sent from one of our own pages.
-pub(crate) struct Confirmed;
+pub(crate) struct Confirmed {
+    /// The number of the latest attempt on the page, where the form is about a delivery.
+    pub(crate) seen: Option<i16>,
+}
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct ConfirmedForm {
-    #[serde(default)]
     csrf: String,
+    seen: Option<i16>,
 }
 
 impl<S: Send + Sync> FromRequest<S> for Confirmed {
@@ -126,10 +130,10 @@ impl<S: Send + Sync> FromRequest<S> for Confirmed {
         DefaultBodyLimit::max(FORM_BYTES_MAX).apply(&mut request);
         let given = Form::<ConfirmedForm>::from_request(request, state)
             .await
-            .map(|Form(form)| form.csrf)
+            .map(|Form(form)| form)
             .unwrap_or_default();
-        if tokens_match(&given, &expected) {
-            Ok(Self)
+        if tokens_match(&given.csrf, &expected) {
+            Ok(Self { seen: given.seen })
         } else {
             Err(Problem::new(
                 Kind::Forbidden,

@@ -13,9 +13,10 @@ use super::{Frame, Line, Moment, PageProblem, dead_letters::in_words};
 use crate::{
     Shared,
     api::deliveries::attempts_of,
-    auth::{Actor, Confirmed, Session},
+    auth::{Actor, Arrived, Confirmed, Session},
     deliveries,
     problem::Problem,
+    replay::Asked,
     tables::events,
     transcript::Attempt,
 };
@@ -69,9 +70,10 @@ pub(crate) async fn replay(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Path(id): Path<String>,
-    _: Confirmed,
+    Extension(arrived): Extension<Arrived>,
+    Confirmed { seen }: Confirmed,
 ) -> Result<Redirect, PageProblem> {
     let id = parse_id(&id)?;
-    crate::replay::replay(&app, &actor, None, id).await?;
+    crate::replay::replay(&app, &actor, None, id, Asked { arrived, seen }).await?;
     Ok(Redirect::to(&format!("/deliveries/{id}")))
 }
