@@ -157,6 +157,13 @@ create table postrider.retries (
     primary key (endpoint_id, event_id)
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 create index retries_due on postrider.retries (endpoint_id, due_at);
+create index retries_keys on postrider.retries (endpoint_id, key_id, sequence) where key_id is not null;
+
+-- A row stands here while an endpoint fails: since its first failure, until its next success. A new owner starts from it.
+create table postrider.endpoint_health (
+    endpoint_id   int primary key,
+    failing_since timestamptz not null default clock_timestamp()
+);
 
 -- Append-only. A delivery's attempts lie in the partition of its event and expire with it.
 create table postrider.attempts (

@@ -75,9 +75,11 @@ create type postrider.emitted as (
     message    text
 );
 
+-- `reserved` is for events that Postrider itself emits: their types begin with `postrider.`.
 create function postrider.emit_event(
     tenant text, type text, data text,
-    id text default null, version text default null, ordering_key text default null
+    id text default null, version text default null, ordering_key text default null,
+    reserved boolean default false
 ) returns postrider.emitted language plpgsql
 security definer set search_path = pg_catalog, postrider, pg_temp as $$
 declare
@@ -102,6 +104,11 @@ begin
         return result;
     end if;
 
+    if emit_event.type like 'postrider.%' and not emit_event.reserved then
+        result.refusal := 'PR422'; result.field := 'type';
+        result.message := 'event types that begin with postrider. are reserved';
+        return result;
+    end if;
     select y.id, y.matches, s.id, s.version into v_type, v_matches, v_schema, v_version
     from postrider.event_types y left join lateral (
         select s.id, s.version from postrider.schemas s

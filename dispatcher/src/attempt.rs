@@ -1,7 +1,11 @@
 //! One attempt as a pipeline: body, signature, request, decision, record. No transaction is open across the network.
 //! Picked by `engine.rs`, recorded by `record.rs`.
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
@@ -15,6 +19,7 @@ use crate::{
     endpoint::Endpoint,
     engine::Event,
     job::Job,
+    lane::Verdict,
     lease::Lease,
     record::Finished,
     retry::{self, Jitter},
@@ -25,6 +30,8 @@ use crate::{
 const BODIES_MAX: usize = 128;
 /// Statements that read bodies at a time.
 const LOADS_MAX: usize = 2;
+/// An endpoint that takes longer than this shares its places with the other slow ones.
+const SLOW: Duration = Duration::from_secs(1);
 /// Bodies in memory, all together.
 const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 
@@ -44,25 +51,25 @@ pub(crate) struct Place {
     pub(crate) event: EventId,
     pub(crate) number: u16,
     pub(crate) events: mpsc::UnboundedSender<Event>,
-    pub(crate) answered: bool,
-    pub(crate) permit: Option<OwnedSemaphorePermit>,
+    pub(crate) verdict: Option<Verdict>,
+    pub(crate) permits: Vec<OwnedSemaphorePermit>,
 }
 
 impl Place {
-    fn answered(mut self) {
-        self.answered = true;
+    fn answered(mut self, verdict: Verdict) {
+        self.verdict = Some(verdict);
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         // Free before it is said, so that the engine finds it free.
-        self.permit = None;
+        self.permits.clear();
         let _ = self.events.send(Event::Left {
             endpoint: self.endpoint,
             event: self.event,
             number: self.number,
-            answered: self.answered,
+            verdict: self.verdict,
         });
     }
 }
@@ -111,7 +118,7 @@ impl Attempts {
             Err(error) => {
                 // The places are dropped, and with that the deliveries handed back.
                 tracing::warn!(%error, "bodies could not be read; the deliveries wait");
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
                 return;
             }
         };
@@ -197,6 +204,11 @@ impl Attempts {
             self.jitter,
             &mut rand::rng(),
         );
+        let duration = began.elapsed();
+        let verdict = Verdict {
+            success: outcome.is_success(),
+            slow: duration > SLOW,
+        };
         let finished = Finished {
             endpoint: endpoint.id,
             event: job.event,
@@ -204,14 +216,14 @@ impl Attempts {
             epoch,
             number: job.number(),
             started_at,
-            duration: began.elapsed(),
+            duration,
             signature: sent_signature,
             outcome,
             next,
             room,
         };
         // The place first: the engine must hear of the answer before it hears of the record.
-        place.answered();
+        place.answered(verdict);
         let _ = self.finished.send(finished);
     }
 

@@ -1,6 +1,7 @@
 //! An endpoint as the dispatcher sees it: its settings with the defaults filled in and its secrets opened.
 
 use std::{
+    num::NonZeroU32,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -8,7 +9,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use postrider_proto::{
-    EndpointId, EndpointState, Shard,
+    DeadReason, EndpointId, EndpointState, Shard,
     signature::{Secret, SignatureFormat},
 };
 use sqlx::{FromRow, PgConnection};
@@ -28,6 +29,13 @@ pub(crate) struct Endpoint {
     pub(crate) state: EndpointState,
     pub(crate) url: Url,
     pub(crate) concurrency: usize,
+    pub(crate) rate_per_second: Option<NonZeroU32>,
+    /// One delivery of an ordering key at a time, in sequence.
+    pub(crate) ordered: bool,
+    /// What its waiting deliveries die of while it is disabled.
+    pub(crate) disabled_reason: DeadReason,
+    /// Has had no success for a while, as an earlier owner saw.
+    pub(crate) was_failing: bool,
     pub(crate) schedule: Schedule,
     pub(crate) timeout: Duration,
     pub(crate) format: SignatureFormat,
@@ -64,7 +72,11 @@ pub(crate) struct EndpointRow {
     shard: Shard,
     state: EndpointState,
     url: String,
+    state_reason: Option<String>,
     concurrency: Option<i16>,
+    rate_per_second: Option<i32>,
+    ordered: bool,
+    was_failing: bool,
     retry_schedule: Option<Vec<i32>>,
     timeout_ms: Option<i32>,
     signature: SignatureFormat,
@@ -128,6 +140,15 @@ impl EndpointRow {
             concurrency: self
                 .concurrency
                 .map_or(usize::from(defaults.concurrency), |n| n.max(1) as usize),
+            rate_per_second: self
+                .rate_per_second
+                .and_then(|n| NonZeroU32::new(n.max(0) as u32)),
+            ordered: self.ordered,
+            disabled_reason: match self.state_reason.as_deref() {
+                Some("gone") => DeadReason::Gone,
+                _ => DeadReason::EndpointDisabled,
+            },
+            was_failing: self.was_failing,
             schedule,
             timeout: self
                 .timeout_ms
@@ -146,7 +167,11 @@ pub(crate) async fn load(
     ids: &[EndpointId],
 ) -> Result<Vec<EndpointRow>, sqlx::Error> {
     sqlx::query_as(
-        "select e.id, e.shard, e.state, e.url, e.concurrency, e.retry_schedule, e.timeout_ms, e.signature, e.headers,
+        "select e.id, e.shard, e.state, e.state_reason, e.url, e.concurrency, e.rate_per_second, e.ordered,
+                e.retry_schedule, e.timeout_ms, e.signature, e.headers,
+                exists (select from postrider.endpoint_health h
+                        where h.endpoint_id = e.id
+                          and h.failing_since < clock_timestamp() - interval '1 minute') as was_failing,
                 coalesce(s.secrets, '{}') as secrets, coalesce(s.retire, '{}') as retire,
                 (select min(r.due_at) from postrider.retries r where r.endpoint_id = e.id) as next_due,
                 exists (select from postrider.queue q where q.endpoint_id = e.id) as has_queue

@@ -18,11 +18,12 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Settings, Wake,
     attempt::{Picked, Place},
+    breaker::Monotonic,
     clock::Clock,
     endpoint::EndpointRow,
-    lane::{Lane, ReadNumber},
+    lane::{Deed, Lane, Pace, ReadNumber, Verdict},
     read::{Cycle, Message},
-    record::{Fate, Recorded},
+    record::{Fate, Finished, Recorded},
     vault::Vault,
 };
 
@@ -33,6 +34,8 @@ const IDLE_WAIT: Duration = Duration::from_millis(20);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// Lanes that refill in one cycle, and lanes whose retries are read in one.
 const READS_MAX: usize = 256;
+/// Lanes whose ordering keys are looked up in one cycle: each is a statement of its own.
+const KEY_READS_MAX: usize = 32;
 /// Results that wait for the database, before nothing new is sent.
 const UNRECORDED_MAX: usize = 16 * 1024;
 
@@ -51,7 +54,7 @@ pub(crate) enum Event {
         endpoint: EndpointId,
         event: EventId,
         number: u16,
-        answered: bool,
+        verdict: Option<Verdict>,
     },
     Recorded(Vec<Recorded>),
 }
@@ -62,6 +65,8 @@ pub(crate) struct Engine {
     pub(crate) clock: Clock,
     pub(crate) events: mpsc::UnboundedSender<Event>,
     pub(crate) picked: mpsc::UnboundedSender<Picked>,
+    pub(crate) finished: mpsc::UnboundedSender<Finished>,
+    pub(crate) started: Instant,
     pub(crate) cycles: mpsc::Sender<Cycle>,
     pub(crate) drained: mpsc::UnboundedSender<Shard>,
     /// Endpoints that were deleted while rows of them waited.
@@ -69,6 +74,31 @@ pub(crate) struct Engine {
     /// The snapshot of settings that has been applied.
     pub(crate) applied: watch::Sender<Option<String>>,
     pub(crate) state: State,
+}
+
+/// Places on the wire of this process. Slow lanes together get half of them: otherwise a thousand endpoints that hang
+/// would starve everybody all the same.
+struct Places {
+    wire: Arc<Semaphore>,
+    slow: Arc<Semaphore>,
+    room: Arc<Semaphore>,
+    count: usize,
+}
+
+impl Places {
+    fn new(count: usize) -> Self {
+        let semaphore = |n| Arc::new(Semaphore::new(n));
+        Self {
+            wire: semaphore(count),
+            slow: semaphore((count / 2).max(1)),
+            room: semaphore(UNRECORDED_MAX.max(count)),
+            count,
+        }
+    }
+
+    fn in_use(&self) -> bool {
+        self.wire.available_permits() < self.count
+    }
 }
 
 #[derive(Default)]
@@ -89,6 +119,11 @@ pub(crate) struct State {
     /// When lanes have retries due.
     due: BTreeSet<(DateTime<Utc>, EndpointId)>,
     due_of: HashMap<EndpointId, DateTime<Utc>>,
+    /// Slow lanes that could send if the slow ones' half of the wire were not full.
+    slow: VecDeque<EndpointId>,
+    /// When lanes that wait for their rate or for a probe may go on.
+    timers: BTreeSet<(Monotonic, EndpointId)>,
+    timer_of: HashMap<EndpointId, Monotonic>,
     /// Recorded deliveries, to be forgotten after a read of this number.
     recorded: VecDeque<(ReadNumber, EndpointId, EventId, u16)>,
     forget: Vec<EndpointId>,
@@ -105,14 +140,13 @@ impl Engine {
         wake: Wake,
         stop: CancellationToken,
     ) {
-        let wire = Arc::new(Semaphore::new(self.settings.max_in_flight));
-        let room = Arc::new(Semaphore::new(UNRECORDED_MAX.max(self.settings.max_in_flight)));
+        let places = Places::new(self.settings.max_in_flight);
         let mut heard = Vec::new();
         let mut read_at = Instant::now();
         let mut sweep_at = Instant::now() + SWEEP_EVERY;
         let mut give_up_at = None;
         loop {
-            self.pump(&wire, &room);
+            self.pump(&places);
             self.report_drained();
             if self.state.stopping {
                 let over = give_up_at.is_some_and(|at| Instant::now() >= at);
@@ -139,7 +173,7 @@ impl Engine {
                 }
                 Some(message) = messages.recv() => {
                     if let Some(rows) = self.apply(message) {
-                        let busy = rows > 0 || self.state.lanes.values().any(|lane| lane.on_wire() > 0);
+                        let busy = rows > 0 || places.in_use();
                         read_at = Instant::now() + if busy { BUSY_WAIT } else { IDLE_WAIT };
                         if self.wants_to_read() { read_at = Instant::now() + Duration::from_millis(1) }
                     }
@@ -163,6 +197,9 @@ impl Engine {
         } else {
             read_at
         };
+        if let Some((timer, _)) = self.state.timers.first() {
+            at = at.min(self.started + *timer);
+        }
         if let Some((due, _)) = self.state.due.first() {
             let wait = (*due - self.clock.now()).to_std().unwrap_or_default();
             at = at.min(now + wait.max(Duration::from_millis(1)));
@@ -177,68 +214,108 @@ impl Engine {
             || state.due.first().is_some_and(|(at, _)| *at <= self.clock.now())
     }
 
-    /// Sends what may be sent, one delivery a lane in turn.
-    fn pump(&mut self, wire: &Arc<Semaphore>, room: &Arc<Semaphore>) {
+    /// Deals with what may be dealt with, one delivery a lane in turn.
+    fn pump(&mut self, places: &Places) {
         if self.state.suspended || self.state.stopping {
             return;
         }
+        let now = self.started.elapsed();
+        self.wake_lanes(now, places);
         while let Some(id) = self.state.ready.front().copied() {
-            let Ok(permit) = wire.clone().try_acquire_owned() else {
+            let Ok(room) = places.room.clone().try_acquire_owned() else {
                 return;
             };
-            let Ok(room) = room.clone().try_acquire_owned() else {
+            let Ok(place) = places.wire.clone().try_acquire_owned() else {
                 return;
             };
+            let mut permits = vec![place];
             self.state.ready.pop_front();
-            self.state.is_ready.remove(&id);
             let Some(lane) = self.state.lanes.get_mut(&id) else {
+                self.state.is_ready.remove(&id);
                 continue;
             };
-            if let Some(job) = lane.pick() {
-                let place = Place {
-                    endpoint: id,
-                    event: job.event,
-                    number: job.number(),
-                    events: self.events.clone(),
-                    answered: false,
-                    permit: Some(permit),
-                };
-                let endpoint = lane.endpoint().clone();
-                let _ = self.picked.send(Picked {
-                    endpoint,
-                    epoch: lane.epoch(),
-                    job,
-                    place,
-                    room,
-                });
+            if self.state.draining.contains(&lane.endpoint().shard) {
+                self.state.is_ready.remove(&id);
+                continue;
+            }
+            if lane.pace() != Pace::Fast {
+                match places.slow.clone().try_acquire_owned() {
+                    Ok(permit) => permits.push(permit),
+                    Err(_) => {
+                        self.state.slow.push_back(id);
+                        continue;
+                    }
+                }
+            }
+            self.state.is_ready.remove(&id);
+            match lane.pick(now) {
+                Some((job, Deed::Send)) => {
+                    let place = Place {
+                        endpoint: id,
+                        event: job.event,
+                        number: job.number(),
+                        events: self.events.clone(),
+                        verdict: None,
+                        permits,
+                    };
+                    let endpoint = lane.endpoint().clone();
+                    let _ = self.picked.send(Picked {
+                        endpoint,
+                        epoch: lane.epoch(),
+                        job,
+                        place,
+                        room,
+                    });
+                }
+                Some((job, Deed::Bury(reason))) => {
+                    let buried = Finished::buried(
+                        lane.endpoint(),
+                        lane.epoch(),
+                        &job,
+                        reason,
+                        self.clock.now(),
+                        room,
+                    );
+                    let _ = self.finished.send(buried);
+                }
+                None => {}
             }
             self.settle(id);
         }
     }
 
+    /// Lanes that waited for their time, and slow lanes that waited for a place.
+    fn wake_lanes(&mut self, now: Monotonic, places: &Places) {
+        while let Some((_, id)) = self.state.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.state.timers.pop_first();
+            self.state.timer_of.remove(&id);
+            self.settle(id);
+        }
+        for _ in 0..places.slow.available_permits() {
+            let Some(id) = self.state.slow.pop_front() else {
+                break;
+            };
+            self.state.ready.push_back(id);
+        }
+    }
+
     /// Puts a lane into the lists it belongs in. Called after every change of one.
     fn settle(&mut self, id: EndpointId) {
+        let now = self.started.elapsed();
         let state = &mut self.state;
         let lane = state.lanes.get(&id);
-        if let Some(lane) = lane {
-            let draining = state.draining.contains(&lane.endpoint().shard);
-            if !draining && lane.is_ready() && state.is_ready.insert(id) {
+        if let Some(lane) = lane.filter(|lane| !state.draining.contains(&lane.endpoint().shard)) {
+            if lane.is_ready(now) && state.is_ready.insert(id) {
                 state.ready.push_back(id);
             }
-            if !draining && lane.wants_refill().is_some() && state.is_hungry.insert(id) {
+            if (lane.wants_refill().is_some() || lane.wants_keys().is_some()) && state.is_hungry.insert(id) {
                 state.hungry.push_back(id);
             }
         }
         let due = lane.and_then(Lane::next_due);
-        if state.due_of.get(&id) != due.as_ref() {
-            if let Some(old) = state.due_of.remove(&id) {
-                state.due.remove(&(old, id));
-            }
-            if let Some(due) = due {
-                state.due_of.insert(id, due);
-                state.due.insert((due, id));
-            }
-        }
+        keep_in_order(&mut state.due, &mut state.due_of, id, due);
+        let timer = lane.and_then(Lane::ready_at).filter(|at| *at > now);
+        keep_in_order(&mut state.timers, &mut state.timer_of, id, timer);
     }
 
     /// Asks the reader for the tail, and for what the lanes want beside it.
@@ -259,22 +336,27 @@ impl Engine {
             ..Cycle::default()
         };
         while cycle.refills.len() < READS_MAX
+            && cycle.keys.len() < KEY_READS_MAX
             && let Some(id) = state.hungry.pop_front()
         {
             state.is_hungry.remove(&id);
-            if let Some(refill) = state.lanes.get(&id).and_then(Lane::wants_refill) {
-                cycle.refills.push((id, refill));
-            }
+            let Some(lane) = state.lanes.get(&id) else {
+                continue;
+            };
+            cycle
+                .refills
+                .extend(lane.wants_refill().map(|refill| (id, refill)));
+            cycle.keys.extend(lane.wants_keys().map(|keys| (id, keys)));
         }
         for (_, id) in state.due.iter().take_while(|(at, _)| *at <= now) {
             if cycle.due.len() == READS_MAX {
                 break;
             }
             if let Some(lane) = state.lanes.get_mut(id)
-                && let Some(limit) = lane.wants_due(now)
+                && let Some(asked) = lane.wants_due(now)
             {
                 lane.due_read_begins();
-                cycle.due.push((*id, limit));
+                cycle.due.push((*id, asked));
             }
         }
         match self.cycles.try_send(cycle) {
@@ -285,7 +367,12 @@ impl Engine {
             Err(mpsc::error::TrySendError::Full(cycle) | mpsc::error::TrySendError::Closed(cycle)) => {
                 state.taken = cycle.taken;
                 state.forget = cycle.forget;
-                for (id, _) in cycle.refills {
+                for id in cycle
+                    .refills
+                    .into_iter()
+                    .map(|(id, _)| id)
+                    .chain(cycle.keys.into_iter().map(|(id, _)| id))
+                {
                     self.settle(id);
                 }
             }
@@ -320,14 +407,13 @@ impl Engine {
                 endpoint,
                 event,
                 number,
-                answered,
+                verdict,
             } => {
                 let now = self.clock.now();
                 if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
-                    if answered {
-                        lane.answered(event, number);
-                    } else {
-                        lane.handed_back(event, number, now);
+                    match verdict {
+                        Some(verdict) => lane.answered(event, number, verdict, self.started.elapsed()),
+                        None => lane.handed_back(event, number, now),
                     }
                     self.settle(endpoint);
                 }
@@ -412,6 +498,16 @@ impl Engine {
             } => {
                 if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
                     lane.due_read(rows, later);
+                }
+                self.settle(endpoint);
+            }
+            Message::Keys {
+                endpoint,
+                asked,
+                heads,
+            } => {
+                if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
+                    lane.keys_read(&asked, heads);
                 }
                 self.settle(endpoint);
             }
@@ -531,5 +627,24 @@ impl Engine {
             let _ = self.drained.send(*shard);
         }
         self.state.draining.retain(|shard| busy.contains(shard));
+    }
+}
+
+/// A set in order of time that holds each endpoint at most once.
+fn keep_in_order<T: Ord + Copy>(
+    order: &mut BTreeSet<(T, EndpointId)>,
+    times: &mut HashMap<EndpointId, T>,
+    id: EndpointId,
+    time: Option<T>,
+) {
+    if times.get(&id) == time.as_ref() {
+        return;
+    }
+    if let Some(old) = times.remove(&id) {
+        order.remove(&(old, id));
+    }
+    if let Some(time) = time {
+        times.insert(id, time);
+        order.insert((time, id));
     }
 }

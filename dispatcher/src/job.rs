@@ -11,6 +11,8 @@ pub(crate) struct Job {
     pub(crate) attempt: u16,
     /// Position in the schedule of the attempt to make.
     pub(crate) step: u16,
+    /// The ordering key's number. Replays have none: they are outside the order.
+    pub(crate) key: Option<i64>,
     pub(crate) replay: Option<Box<str>>,
 }
 

@@ -2,23 +2,33 @@
 //! read numbers are passed in, so that it can be simulated.
 //!
 //! Invariants:
-//! - never more than `concurrency` attempts on the wire;
+//! - never more than `concurrency` attempts on the wire, one while the breaker is open, two before the first answer;
 //! - a bounded number of ids in memory. Past it the lane is *spilled*: rows above its floor are on disk only, and are
 //!   read again from there;
-//! - a delivery that is on the wire or being recorded is not taken a second time, whatever an older snapshot says.
+//! - a delivery that is on the wire or being recorded is not taken a second time, whatever an older snapshot says;
+//! - an ordered endpoint has one delivery of a key on the wire, and it is the key's first.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
 use chrono::{DateTime, Utc};
-use postrider_proto::{EndpointState, Epoch, EventId};
+use postrider_proto::{DeadReason, EndpointState, Epoch, EventId};
 
-use crate::{endpoint::Endpoint, job::Job};
+use crate::{
+    breaker::{Breaker, Monotonic},
+    endpoint::Endpoint,
+    job::Job,
+    rate::Rate,
+};
 
 const CAPACITY_LEAST: usize = 64;
 const CAPACITY_MOST: usize = 1024;
+/// Attempts of an endpoint that has not answered yet.
+const UNKNOWN_LIMIT: usize = 2;
+/// Keys looked at in one read.
+const KEYS_MAX: usize = 256;
 
 /// Counts the reads of the queue. A recorded id is forgotten only after a read that began after its record.
 pub(crate) type ReadNumber = u64;
@@ -35,6 +45,7 @@ enum Stage {
 struct Busy {
     /// The number of the attempt being made. A row that has this number or more is a replay, not an old copy.
     number: u16,
+    key: Option<i64>,
     stage: Stage,
 }
 
@@ -45,20 +56,61 @@ pub(crate) struct Refill {
     pub(crate) limit: usize,
 }
 
+/// Rows of `retries` to read: the earliest, or whatever waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DueRead {
+    pub(crate) limit: usize,
+    pub(crate) even_later: bool,
+}
+
+/// What is to be done with a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Deed {
+    Send,
+    /// The endpoint is disabled: it becomes a dead letter without an attempt.
+    Bury(DeadReason),
+}
+
+/// How an attempt went, as far as the lane needs to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) success: bool,
+    pub(crate) slow: bool,
+}
+
+/// What the latest answer says of the endpoint. All but fast lanes share half of the places on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pace {
+    Unknown,
+    Fast,
+    Slow,
+}
+
 #[derive(Debug)]
 pub(crate) struct Lane {
     endpoint: Arc<Endpoint>,
     epoch: Epoch,
     fresh: VecDeque<Job>,
     due: VecDeque<Job>,
+    /// Of an ordered endpoint: the first deliveries of their keys.
+    heads: VecDeque<Job>,
+    /// Keys that may have a first delivery to send.
+    look: HashSet<i64>,
+    /// Keys with a delivery in `heads`, on the wire or being recorded.
+    active: HashSet<i64>,
+    turn: u8,
     /// Rows of the queue with an id above this are on disk only.
     floor: Option<EventId>,
     busy: HashMap<EventId, Busy>,
-    on_wire: usize,
+    on_wire: HashSet<EventId>,
     next_due: Option<DateTime<Utc>>,
     /// The earliest due time recorded since the latest read of `retries` began: that read may not know of it.
     due_since_read: Option<DateTime<Utc>>,
-    due_next: bool,
+    pace: Pace,
+    breaker: Breaker,
+    rate: Option<Rate>,
+    /// The rate allows nothing before this.
+    rate_at: Option<Monotonic>,
 }
 
 impl Lane {
@@ -69,19 +121,33 @@ impl Lane {
         spilled: bool,
         next_due: Option<DateTime<Utc>>,
     ) -> Self {
+        let breaker = if endpoint.was_failing {
+            Breaker::opened()
+        } else {
+            Breaker::default()
+        };
         let mut lane = Self {
+            rate: endpoint.rate_per_second.map(Rate::new),
             endpoint,
             epoch,
             fresh: VecDeque::new(),
             due: VecDeque::new(),
+            heads: VecDeque::new(),
+            look: HashSet::new(),
+            active: HashSet::new(),
+            turn: 0,
             floor: spilled.then_some(EventId::LOWEST),
             busy: HashMap::new(),
-            on_wire: 0,
+            on_wire: HashSet::new(),
             next_due,
             due_since_read: None,
-            due_next: false,
+            pace: Pace::Unknown,
+            breaker,
+            rate_at: None,
         };
-        lane.stop_unless_active();
+        if lane.is_held() {
+            lane.floor = Some(EventId::LOWEST);
+        }
         lane
     }
 
@@ -93,37 +159,57 @@ impl Lane {
         self.epoch
     }
 
-    pub(crate) fn on_wire(&self) -> usize {
-        self.on_wire
+    pub(crate) fn pace(&self) -> Pace {
+        self.pace
     }
 
     /// Takes new settings. What may no longer be sent is dropped from memory; it is still in the tables.
     pub(crate) fn change(&mut self, endpoint: Arc<Endpoint>, now: DateTime<Utc>) {
-        let resumed = self.endpoint.state != EndpointState::Active && endpoint.state == EndpointState::Active;
+        let other_way = self.endpoint.state != endpoint.state || self.endpoint.ordered != endpoint.ordered;
         if endpoint.state != EndpointState::Active {
             self.endpoint.stop();
         }
+        if endpoint.state == EndpointState::Active && self.endpoint.state != EndpointState::Active {
+            self.breaker = Breaker::default();
+        }
+        if self.rate.as_ref().map(Rate::per_second) != endpoint.rate_per_second {
+            self.rate = endpoint.rate_per_second.map(Rate::new);
+            self.rate_at = None;
+        }
         self.endpoint = endpoint;
-        self.stop_unless_active();
-        if resumed {
-            self.next_due = Some(now);
+        if other_way {
+            self.reload(now);
         }
     }
 
-    fn stop_unless_active(&mut self) {
-        if !self.is_active() {
-            self.fresh.clear();
-            self.due.clear();
-            self.floor = Some(EventId::LOWEST);
+    /// Paused, or deleted: nothing is read and nothing is sent.
+    fn is_held(&self) -> bool {
+        matches!(
+            self.endpoint.state,
+            EndpointState::Paused | EndpointState::Deleted
+        )
+    }
+
+    fn deed(&self) -> Deed {
+        match self.endpoint.state {
+            EndpointState::Disabled => Deed::Bury(self.endpoint.disabled_reason),
+            EndpointState::Active | EndpointState::Paused | EndpointState::Deleted => Deed::Send,
         }
     }
 
-    fn is_active(&self) -> bool {
-        self.endpoint.state == EndpointState::Active
+    /// The key that a delivery waits in line under, if this endpoint keeps order.
+    fn line_of(&self, job: &Job) -> Option<i64> {
+        job.key
+            .filter(|_| self.endpoint.ordered && self.deed() == Deed::Send)
     }
 
     fn capacity(&self) -> usize {
         (self.endpoint.concurrency * 4).clamp(CAPACITY_LEAST, CAPACITY_MOST)
+    }
+
+    fn room(&self) -> usize {
+        self.capacity()
+            .saturating_sub(self.fresh.len() + self.heads.len() + self.look.len())
     }
 
     /// A row that the tail saw.
@@ -135,10 +221,13 @@ impl Lane {
         if job.attempt > 0 {
             self.due.retain(|waiting| waiting.event != job.event);
         }
-        if self.fresh.len() < self.capacity() {
-            self.fresh.push_back(job);
-        } else {
-            self.lower_floor(job.event.pred());
+        match self.line_of(&job) {
+            Some(key) if self.active.contains(&key) || self.look.contains(&key) => {}
+            _ if self.room() == 0 => self.lower_floor(job.event.pred()),
+            Some(key) => {
+                self.look.insert(key);
+            }
+            None => self.fresh.push_back(job),
         }
     }
 
@@ -162,15 +251,15 @@ impl Lane {
 
     /// What to read from the queue, when the lane is spilled and half empty.
     pub(crate) fn wants_refill(&self) -> Option<Refill> {
-        let floor = self.floor.filter(|_| self.is_active())?;
-        let room = self.capacity() - self.fresh.len().min(self.capacity());
+        let floor = self.floor.filter(|_| !self.is_held())?;
+        let room = self.room();
         (room * 2 > self.capacity()).then_some(Refill { floor, limit: room })
     }
 
     /// The rows of a refill, ascending, from a snapshot whose tail was applied before.
     pub(crate) fn refilled(&mut self, asked: Refill, rows: Vec<Job>) {
         // The tail of the same read may have lowered the floor: then these rows begin in the wrong place.
-        if self.floor != Some(asked.floor) || !self.is_active() {
+        if self.floor != Some(asked.floor) || self.is_held() {
             return;
         }
         self.floor = match rows.last() {
@@ -178,22 +267,43 @@ impl Lane {
             _ => None,
         };
         for job in rows {
-            if !self.is_stale(&job) {
-                self.fresh.push_back(job);
+            self.offer(job);
+        }
+    }
+
+    /// Keys whose first delivery is to be looked up.
+    pub(crate) fn wants_keys(&self) -> Option<Vec<i64>> {
+        let wanted = !self.look.is_empty() && !self.is_held() && self.heads.len() * 2 <= self.capacity();
+        wanted.then(|| self.look.iter().copied().take(KEYS_MAX).collect())
+    }
+
+    /// The first deliveries of the keys asked for, where they are fresh. A key whose first one is a retry is not among
+    /// them: that one comes when it is due, and the key is looked at again when it has ended.
+    pub(crate) fn keys_read(&mut self, asked: &[i64], heads: Vec<Job>) {
+        for key in asked {
+            self.look.remove(key);
+        }
+        for job in heads {
+            let Some(key) = self.line_of(&job) else { continue };
+            if self.is_stale(&job) {
+                self.look.insert(key);
+            } else if !self.is_held() && self.active.insert(key) {
+                self.heads.push_back(job);
             }
         }
     }
 
-    /// How many rows of `retries` to read, when some are due and there is room for them.
-    pub(crate) fn wants_due(&self, now: DateTime<Utc>) -> Option<usize> {
-        let due = self.next_due.is_some_and(|at| at <= now);
-        let room = self.capacity() - self.due.len().min(self.capacity());
-        (due && self.is_active() && room * 2 > self.capacity())
-            .then(|| room + self.due.len() + self.busy.len())
+    /// Which rows of `retries` to read, when some are due and there is room for them.
+    pub(crate) fn wants_due(&self, now: DateTime<Utc>) -> Option<DueRead> {
+        let even_later = self.deed() != Deed::Send;
+        let due = self.next_due.is_some_and(|at| at <= now || even_later);
+        let room = self.capacity().saturating_sub(self.due.len());
+        let limit = room + self.due.len() + self.busy.len();
+        (due && !self.is_held() && room * 2 > self.capacity()).then_some(DueRead { limit, even_later })
     }
 
     pub(crate) fn next_due(&self) -> Option<DateTime<Utc>> {
-        self.next_due.filter(|_| self.is_active())
+        self.next_due.filter(|_| !self.is_held())
     }
 
     /// A read of `retries` begins now.
@@ -201,76 +311,138 @@ impl Lane {
         self.due_since_read = None;
     }
 
-    /// The earliest rows of `retries`, those due first; `later` is when the first of the others is due.
+    /// The rows of `retries` that were asked for; `later` is when the first of the others is due.
     pub(crate) fn due_read(&mut self, rows: Vec<Job>, later: Option<DateTime<Utc>>) {
         self.next_due = match (later, self.due_since_read) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
-        if !self.is_active() {
+        if self.is_held() {
             return;
         }
+        let waiting: HashSet<EventId> = self.due.iter().map(|job| job.event).collect();
         for job in rows {
-            let known = self.is_stale(&job) || self.due.iter().any(|waiting| waiting.event == job.event);
-            if !known {
+            if !self.is_stale(&job) && !waiting.contains(&job.event) {
                 self.due.push_back(job);
             }
         }
     }
 
-    /// Whether an attempt could start now.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.is_active()
-            && self.on_wire < self.endpoint.concurrency
-            && !(self.fresh.is_empty() && self.due.is_empty())
+    fn limit(&self) -> usize {
+        let limit = self.breaker.limit(self.endpoint.concurrency);
+        if self.pace == Pace::Unknown {
+            limit.min(UNKNOWN_LIMIT)
+        } else {
+            limit
+        }
     }
 
-    /// Takes a delivery to send; fresh ones and due retries in turn.
-    pub(crate) fn pick(&mut self) -> Option<Job> {
-        while self.is_ready() {
-            let (first, second) = if self.due_next {
-                (&mut self.due, &mut self.fresh)
-            } else {
-                (&mut self.fresh, &mut self.due)
-            };
-            let job = first.pop_front().or_else(|| second.pop_front())?;
-            self.due_next = !self.due_next;
+    fn has_jobs(&self) -> bool {
+        !(self.fresh.is_empty() && self.due.is_empty() && self.heads.is_empty())
+    }
+
+    /// Whether a delivery could be picked now.
+    pub(crate) fn is_ready(&self, now: Monotonic) -> bool {
+        match self.deed() {
+            _ if self.is_held() || !self.has_jobs() => false,
+            Deed::Bury(_) => true,
+            Deed::Send => self.on_wire.len() < self.limit() && self.not_before().is_none_or(|at| at <= now),
+        }
+    }
+
+    /// When a delivery that waits only for time may be picked.
+    pub(crate) fn ready_at(&self) -> Option<Monotonic> {
+        let waits = !self.is_held() && self.has_jobs() && self.on_wire.len() < self.limit();
+        self.not_before().filter(|_| waits)
+    }
+
+    fn not_before(&self) -> Option<Monotonic> {
+        self.rate_at.max(self.breaker.not_before())
+    }
+
+    /// Takes a delivery: first ones of keys, fresh ones and due retries in turn.
+    pub(crate) fn pick(&mut self, now: Monotonic) -> Option<(Job, Deed)> {
+        while self.is_ready(now) {
+            let deed = self.deed();
+            if deed == Deed::Send
+                && let Some(Err(at)) = self.rate.as_ref().map(|rate| rate.take(now))
+            {
+                self.rate_at = Some(at);
+                return None;
+            }
+            let job = self.next_in_turn()?;
+            let key = self.line_of(&job);
             if self.is_stale(&job) {
                 continue;
             }
+            if let Some(key) = key {
+                self.active.insert(key);
+            }
+            let stage = if deed == Deed::Send {
+                Stage::OnWire
+            } else {
+                Stage::Recording
+            };
             self.busy.insert(
                 job.event,
                 Busy {
                     number: job.number(),
-                    stage: Stage::OnWire,
+                    key,
+                    stage,
                 },
             );
-            self.on_wire += 1;
-            return Some(job);
+            if stage == Stage::OnWire {
+                self.on_wire.insert(job.event);
+            }
+            return Some((job, deed));
+        }
+        None
+    }
+
+    fn next_in_turn(&mut self) -> Option<Job> {
+        for _ in 0..3 {
+            self.turn = (self.turn + 1) % 3;
+            let job = match self.turn {
+                0 => self.heads.pop_front(),
+                1 => self.fresh.pop_front(),
+                _ => self.due.pop_front(),
+            };
+            if job.is_some() {
+                return job;
+            }
         }
         None
     }
 
     /// The answer is in and on its way to be recorded.
-    pub(crate) fn answered(&mut self, event: EventId, number: u16) {
+    pub(crate) fn answered(&mut self, event: EventId, number: u16, verdict: Verdict, now: Monotonic) {
         if let Some(busy) = self.busy.get_mut(&event)
             && busy.number == number
             && busy.stage == Stage::OnWire
         {
             busy.stage = Stage::Recording;
-            self.on_wire -= 1;
+            self.on_wire.remove(&event);
+        }
+        self.pace = if verdict.success && !verdict.slow {
+            Pace::Fast
+        } else {
+            Pace::Slow
+        };
+        if verdict.success {
+            self.breaker.succeeded();
+        } else {
+            self.breaker.failed(now);
         }
     }
 
     /// The attempt was given up before it began or without an answer: the delivery is read from the tables again.
     pub(crate) fn handed_back(&mut self, event: EventId, number: u16, now: DateTime<Utc>) {
-        if let Some(busy) = self.busy.get(&event)
+        if let Some(busy) = self.busy.get(&event).copied()
             && busy.number == number
         {
-            if busy.stage == Stage::OnWire {
-                self.on_wire -= 1;
-            }
+            self.on_wire.remove(&event);
             self.busy.remove(&event);
+            self.leave_line(busy.key);
             self.lower_floor(event.pred());
             self.next_due = Some(now);
         }
@@ -282,10 +454,20 @@ impl Lane {
             && busy.number == number
         {
             busy.stage = Stage::Recorded;
+            let key = busy.key;
+            self.leave_line(key);
         }
         if let Some(due) = due {
             self.next_due = Some(self.next_due.map_or(due, |at| at.min(due)));
             self.due_since_read = Some(self.due_since_read.map_or(due, |at| at.min(due)));
+        }
+    }
+
+    /// The one behind in the same line may be first now.
+    fn leave_line(&mut self, key: Option<i64>) {
+        if let Some(key) = key {
+            self.active.remove(&key);
+            self.look.insert(key);
         }
     }
 
@@ -309,8 +491,8 @@ impl Lane {
     pub(crate) fn is_idle(&self) -> bool {
         self.floor.is_none()
             && self.next_due.is_none()
-            && self.fresh.is_empty()
-            && self.due.is_empty()
+            && !self.has_jobs()
+            && self.look.is_empty()
             && self.busy.is_empty()
     }
 
@@ -323,6 +505,14 @@ impl Lane {
     pub(crate) fn reload(&mut self, now: DateTime<Utc>) {
         self.lower_floor(EventId::LOWEST);
         self.due.clear();
+        self.heads.clear();
+        self.look.clear();
+        self.active = self
+            .busy
+            .values()
+            .filter(|busy| busy.stage != Stage::Recorded)
+            .filter_map(|busy| busy.key)
+            .collect();
         self.next_due = Some(now);
     }
 }

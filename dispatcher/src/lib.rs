@@ -7,7 +7,9 @@
 //! exact across machines.
 
 mod attempt;
+mod breaker;
 mod clock;
+mod disable;
 mod endpoint;
 mod engine;
 pub mod guard;
@@ -16,6 +18,7 @@ mod jobs;
 mod lane;
 mod lease;
 pub mod partitions;
+mod rate;
 mod read;
 mod record;
 pub mod retry;
@@ -97,7 +100,7 @@ impl Dispatcher {
             clock: clock.clone(),
             lease: lease.clone(),
             jitter: self.settings.jitter,
-            finished,
+            finished: finished.clone(),
             tasks: tasks.clone(),
         };
         let reader = read::Reader {
@@ -120,6 +123,8 @@ impl Dispatcher {
             clock,
             events,
             picked,
+            finished,
+            started: Instant::now(),
             cycles,
             drained,
             deleted,

@@ -23,7 +23,7 @@ use crate::{
     clock::Clock,
     endpoint::{self, EndpointRow},
     job::Job,
-    lane::{ReadNumber, Refill},
+    lane::{DueRead, ReadNumber, Refill},
     snapshot::{Difference, Snapshot},
 };
 
@@ -42,7 +42,9 @@ pub(crate) struct Cycle {
     /// Shards taken since the cycle before: their endpoints with work are loaded.
     pub(crate) taken: Vec<Shard>,
     pub(crate) refills: Vec<(EndpointId, Refill)>,
-    pub(crate) due: Vec<(EndpointId, usize)>,
+    pub(crate) due: Vec<(EndpointId, DueRead)>,
+    /// Ordering keys whose first delivery is wanted.
+    pub(crate) keys: Vec<(EndpointId, Vec<i64>)>,
     /// Endpoints whose lanes are gone.
     pub(crate) forget: Vec<EndpointId>,
     /// Look for rows that the tail missed.
@@ -67,6 +69,11 @@ pub(crate) enum Message {
         endpoint: EndpointId,
         rows: Vec<Job>,
         later: Option<DateTime<Utc>>,
+    },
+    Keys {
+        endpoint: EndpointId,
+        asked: Vec<i64>,
+        heads: Vec<Job>,
     },
     /// Endpoints that have queue rows, found by the sweep.
     Swept { endpoints: Vec<EndpointId> },
@@ -199,6 +206,7 @@ impl Session {
         }
         self.refill(&cycle.refills, out).await?;
         self.read_due(&cycle.due, now, out).await?;
+        self.read_keys(&cycle.keys, out).await?;
         if cycle.sweep {
             self.sweep(&cycle.owned, out).await?;
         }
@@ -219,9 +227,12 @@ impl Session {
 
     /// One short question on an idle system: has any transaction begun or ended since?
     async fn is_unchanged(&mut self, cycle: &Cycle, clock: &Clock) -> Result<bool, ReadError> {
-        let asked =
-            cycle.taken.is_empty() && cycle.refills.is_empty() && cycle.due.is_empty() && !cycle.sweep;
-        if !asked || self.previous.is_none() {
+        let asked = !cycle.taken.is_empty()
+            || !cycle.refills.is_empty()
+            || !cycle.due.is_empty()
+            || !cycle.keys.is_empty()
+            || cycle.sweep;
+        if asked || self.previous.is_none() {
             return Ok(false);
         }
         let asked_at = Instant::now();
@@ -356,7 +367,7 @@ impl Session {
         // The bounds are plain parameters: with a function of the snapshot in the query the planner scans the table.
         let query = match span {
             Span::Began(from, to) => sqlx::query_as(
-                "select xid::text as xid, endpoint_id, event_id, tenant_id, type_id, attempt, replay_id
+                "select xid::text as xid, endpoint_id, event_id, tenant_id, type_id, key_id, attempt, replay_id
                  from postrider.queue
                  where xid >= $1::xid8 and xid < $2::xid8 and shard = any($3)
                    and (xid, endpoint_id, event_id) > ($4::xid8, $5, $6)
@@ -365,7 +376,7 @@ impl Session {
             .bind(from.to_string())
             .bind(to.to_string()),
             Span::Ended(list) => sqlx::query_as(
-                "select xid::text as xid, endpoint_id, event_id, tenant_id, type_id, attempt, replay_id
+                "select xid::text as xid, endpoint_id, event_id, tenant_id, type_id, key_id, attempt, replay_id
                  from postrider.queue
                  where xid = any($1::xid8[]) and $2::text is null and shard = any($3)
                    and (xid, endpoint_id, event_id) > ($4::xid8, $5, $6)
@@ -432,7 +443,7 @@ impl Session {
         let floors: Vec<EventId> = refills.iter().map(|(_, refill)| refill.floor).collect();
         let limits: Vec<i32> = refills.iter().map(|(_, refill)| refill.limit as i32).collect();
         let rows: Vec<WaitingRow> = sqlx::query_as(
-            "select q.endpoint_id, q.event_id, q.tenant_id, q.type_id, q.attempt, 0::smallint as step, q.replay_id,
+            "select q.endpoint_id, q.event_id, q.tenant_id, q.type_id, q.key_id, q.attempt, 0::smallint as step, q.replay_id,
                     null::timestamptz as due_at
              from unnest($1::int[], $2::uuid[], $3::int[]) as r(endpoint_id, floor, n)
              cross join lateral (
@@ -468,7 +479,7 @@ impl Session {
 
     async fn read_due(
         &mut self,
-        due: &[(EndpointId, usize)],
+        due: &[(EndpointId, DueRead)],
         now: DateTime<Utc>,
         out: &mpsc::Sender<Message>,
     ) -> Result<(), ReadError> {
@@ -476,9 +487,9 @@ impl Session {
             return Ok(());
         }
         let endpoints: Vec<EndpointId> = due.iter().map(|(id, _)| *id).collect();
-        let limits: Vec<i32> = due.iter().map(|(_, n)| *n as i32).collect();
+        let limits: Vec<i32> = due.iter().map(|(_, asked)| asked.limit as i32).collect();
         let rows: Vec<WaitingRow> = sqlx::query_as(
-            "select q.endpoint_id, q.event_id, q.tenant_id, q.type_id, q.attempt, q.step, q.replay_id, q.due_at
+            "select q.endpoint_id, q.event_id, q.tenant_id, q.type_id, q.key_id, q.attempt, q.step, q.replay_id, q.due_at
              from unnest($1::int[], $2::int[]) as r(endpoint_id, n)
              cross join lateral (
                  select * from postrider.retries q where q.endpoint_id = r.endpoint_id order by q.due_at limit r.n
@@ -489,17 +500,17 @@ impl Session {
         .fetch_all(&mut self.connection)
         .await?;
         let mut rows = rows.into_iter().peekable();
-        for (endpoint, limit) in due {
+        for (endpoint, asked) in due {
             let (mut jobs, mut later, mut read) = (Vec::new(), None, 0);
             while let Some(row) = rows.next_if(|row| row.endpoint_id == *endpoint) {
                 read += 1;
                 match row.due_at {
-                    Some(at) if at > now => later = later.or(Some(at)),
+                    Some(at) if at > now && !asked.even_later => later = later.or(Some(at)),
                     _ => jobs.push(row.job()),
                 }
             }
             // As many as were asked for, and all of them due: there may be more.
-            if read == *limit && later.is_none() {
+            if read == asked.limit && later.is_none() {
                 later = Some(now);
             }
             say(
@@ -508,6 +519,42 @@ impl Session {
                     endpoint: *endpoint,
                     rows: jobs,
                     later,
+                },
+            )
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// The first delivery of each key, where it is a fresh one.
+    async fn read_keys(
+        &mut self,
+        wanted: &[(EndpointId, Vec<i64>)],
+        out: &mpsc::Sender<Message>,
+    ) -> Result<(), ReadError> {
+        for (endpoint, keys) in wanted {
+            let rows: Vec<WaitingRow> = sqlx::query_as(
+                "select q.endpoint_id, q.event_id, q.tenant_id, q.type_id, q.key_id, q.attempt, 0::smallint as step,
+                        q.replay_id, null::timestamptz as due_at
+                 from unnest($2::bigint[]) as k(key_id)
+                 cross join lateral (
+                     select * from postrider.queue q
+                     where q.endpoint_id = $1 and q.key_id = k.key_id order by q.sequence limit 1
+                 ) q
+                 where not exists (select from postrider.retries r
+                                   where r.endpoint_id = $1 and r.key_id = k.key_id and r.sequence < q.sequence)",
+            )
+            .bind(endpoint)
+            .bind(keys)
+            .fetch_all(&mut self.connection)
+            .await?;
+            let heads = rows.into_iter().map(WaitingRow::job).collect();
+            say(
+                out,
+                Message::Keys {
+                    endpoint: *endpoint,
+                    asked: keys.clone(),
+                    heads,
                 },
             )
             .await?;
@@ -554,6 +601,7 @@ impl FromRow<'_, sqlx::postgres::PgRow> for TailRow {
             event_id: row.try_get("event_id")?,
             tenant_id: row.try_get("tenant_id")?,
             type_id: row.try_get("type_id")?,
+            key_id: row.try_get("key_id")?,
             attempt: row.try_get("attempt")?,
             step: 0,
             replay_id: row.try_get("replay_id")?,
@@ -577,6 +625,7 @@ struct WaitingRow {
     event_id: EventId,
     tenant_id: TenantId,
     type_id: TypeId,
+    key_id: Option<i64>,
     attempt: i16,
     step: i16,
     replay_id: Option<String>,
@@ -591,6 +640,7 @@ impl WaitingRow {
             type_id: self.type_id,
             attempt: self.attempt.max(0) as u16,
             step: self.step.max(0) as u16,
+            key: self.key_id,
             replay: self.replay_id.map(String::into_boxed_str),
         }
     }

@@ -5,7 +5,7 @@
 //! are results of a lost lease: void.
 //! What was recorded goes back to `engine.rs`.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, Shard};
@@ -14,7 +14,13 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::{engine::Event, retry::Next};
+use crate::{
+    disable::{Cause, disable},
+    endpoint::Endpoint,
+    engine::Event,
+    job::Job,
+    retry::Next,
+};
 
 const BATCH_MAX: usize = 500;
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -35,6 +41,34 @@ pub(crate) struct Finished {
     /// Given back once it is recorded: the number of results that wait for the database is bounded.
     #[expect(dead_code, reason = "held, not read")]
     pub(crate) room: OwnedSemaphorePermit,
+}
+
+impl Finished {
+    /// A delivery that dies without an attempt, because its endpoint is disabled.
+    pub(crate) fn buried(
+        endpoint: &Endpoint,
+        epoch: Epoch,
+        job: &Job,
+        reason: DeadReason,
+        now: DateTime<Utc>,
+        room: OwnedSemaphorePermit,
+    ) -> Self {
+        Self {
+            endpoint: endpoint.id,
+            event: job.event,
+            shard: endpoint.shard,
+            epoch,
+            number: job.number(),
+            started_at: now,
+            duration: Duration::ZERO,
+            signature: None,
+            outcome: Outcome::NotSent {
+                error: "the endpoint is disabled".to_owned(),
+            },
+            next: Next::Dead(reason),
+            room,
+        }
+    }
 }
 
 /// What became of it in the database.
@@ -84,6 +118,12 @@ impl Recorder {
         loop {
             match write(&self.pool, self.owner, batch).await {
                 Ok(rows) => {
+                    for (endpoint, cause) in to_disable(batch, &rows) {
+                        if let Err(error) = disable(&self.pool, endpoint, cause).await {
+                            // Its next answer brings us here again.
+                            tracing::warn!(%endpoint, %error, "an endpoint could not be disabled yet");
+                        }
+                    }
                     let _ = self.out.send(Event::Recorded(fates(batch, &rows)));
                     return;
                 }
@@ -126,10 +166,29 @@ struct WrittenRow {
     endpoint_id: EndpointId,
     event_id: EventId,
     due_at: Option<DateTime<Utc>>,
+    failing_long: bool,
+}
+
+/// Endpoints that these results take out of service.
+fn to_disable(batch: &[Finished], rows: &[WrittenRow]) -> HashMap<EndpointId, Cause> {
+    let gone = batch
+        .iter()
+        .filter(|one| one.outcome.status() == Some(410))
+        .map(|one| (one.endpoint, Cause::Gone));
+    let answered = |id| {
+        batch
+            .iter()
+            .any(|one| one.endpoint == id && one.next == Next::Delivered)
+    };
+    rows.iter()
+        .filter(|row| row.failing_long && !answered(row.endpoint_id))
+        .map(|row| (row.endpoint_id, Cause::Failing))
+        .chain(gone)
+        .collect()
 }
 
 fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
-    let written: std::collections::HashMap<_, _> = rows
+    let written: HashMap<_, _> = rows
         .iter()
         .map(|row| ((row.endpoint_id, row.event_id), row.due_at))
         .collect();
@@ -226,11 +285,25 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
              where r.final = 'dead'
              group by r.endpoint_id, m.type_id, r.reason
              on conflict (endpoint_id, type_id, reason) do update set count = c.count + excluded.count
+         ),
+         recovered as (
+             delete from postrider.endpoint_health h
+             where h.endpoint_id in (select r.endpoint_id from result r where r.final = 'delivered')
+         ),
+         failing as (
+             insert into postrider.endpoint_health (endpoint_id)
+             select r.endpoint_id from result r
+             where r.outcome between 2 and 7
+             group by r.endpoint_id
+             having not exists (select from result s where s.endpoint_id = r.endpoint_id and s.final = 'delivered')
+             on conflict do nothing
          )
-         select m.endpoint_id, m.event_id, coalesce(n.due_at, a.due_at) as due_at
+         select m.endpoint_id, m.event_id, coalesce(n.due_at, a.due_at) as due_at,
+                coalesce(h.failing_since < clock_timestamp() - interval '5 days', false) as failing_long
          from matched m
          left join moved n using (endpoint_id, event_id)
-         left join again a using (endpoint_id, event_id)",
+         left join again a using (endpoint_id, event_id)
+         left join postrider.endpoint_health h using (endpoint_id)",
     )
     .bind(owner)
     .bind(batch.iter().map(|one| one.endpoint).collect::<Vec<_>>())

@@ -34,7 +34,9 @@ macro_rules! words {
 
             fn compatible(ty: &sqlx::postgres::PgTypeInfo) -> bool {
                 use sqlx::TypeInfo;
-                ty.name() == $pg || <str as sqlx::Type<sqlx::Postgres>>::compatible(ty)
+                // Postgres names the schema only where the search path of the role does not have it.
+                let name = ty.name().strip_prefix("postrider.").unwrap_or(ty.name());
+                name == $pg || <str as sqlx::Type<sqlx::Postgres>>::compatible(ty)
             }
         }
 

@@ -1,34 +1,26 @@
 //! What an endpoint may be told, and why it is refused. Pure: the same form serves create and patch, where a field
 //! that is null goes back to its default and one that is not there stays.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
-use axum::http::{HeaderName, HeaderValue};
-use postrider_dispatcher::{
-    guard::{Guard, Refusal},
-    retry::parse_wait,
-};
+use postrider_dispatcher::guard::{Guard, Refusal};
 use postrider_proto::{
     EndpointState,
-    limits::{
-        CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX, DESCRIPTION_BYTES_MAX, SCHEDULE_STEPS_MAX,
-        TYPES_PER_ENDPOINT_MAX, URL_BYTES_MAX,
-    },
-    routing::{is_pattern, is_type_name, is_version},
-    signature::Secret,
+    limits::{DESCRIPTION_BYTES_MAX, URL_BYTES_MAX},
     state::SignatureFormat,
 };
 use serde::Deserialize;
 use serde_json::Value;
 use sqlx::types::Json;
 
+use super::endpoint_rules::{
+    Faults, check_headers, check_secret, check_types, check_versions, read_schedule,
+};
 use crate::{
     input::{given, is_plain_text},
-    problem::{Fault, Problem},
+    problem::Problem,
     tables::endpoints::EndpointSettings,
 };
-
-const SECRET_BYTES_MAX: usize = 256;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -63,37 +55,6 @@ pub(crate) struct EndpointForm {
     /// Only afterwards: a new endpoint is enabled.
     #[serde(deserialize_with = "given")]
     enabled: Option<Option<bool>>,
-}
-
-/// Everything that is wrong, not only the first thing.
-#[derive(Default)]
-struct Faults(Vec<Fault>);
-
-impl Faults {
-    fn add(&mut self, field: &str, detail: impl Into<String>) {
-        self.0.push(Fault {
-            pointer: format!("/{field}"),
-            detail: detail.into(),
-        });
-    }
-
-    fn number<T: TryFrom<i64>>(&mut self, field: &str, value: Option<i64>, low: i64, high: i64) -> Option<T> {
-        let number = value
-            .filter(|n| (low..=high).contains(n))
-            .and_then(|n| T::try_from(n).ok());
-        if value.is_some() && number.is_none() {
-            self.add(field, format!("must be a whole number from {low} to {high}"));
-        }
-        number
-    }
-
-    fn done(self) -> Result<(), Problem> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(Problem::faults(self.0))
-        }
-    }
 }
 
 /// What an endpoint is before anything is said about it.
@@ -227,142 +188,10 @@ impl EndpointForm {
     }
 }
 
-fn check_types(types: &[String], faults: &mut Faults) {
-    if types.is_empty() || types.len() > TYPES_PER_ENDPOINT_MAX {
-        faults.add(
-            "types",
-            format!("must have 1 to {TYPES_PER_ENDPOINT_MAX} entries"),
-        );
-        return;
-    }
-    for (index, pattern) in types.iter().enumerate() {
-        if !is_pattern(pattern) {
-            faults.add(
-                &format!("types/{index}"),
-                "must be an event type, a prefix with .* behind it, or *",
-            );
-        }
-    }
-}
-
-fn check_versions(versions: Option<&BTreeMap<String, String>>, faults: &mut Faults) {
-    let Some(versions) = versions else { return };
-    if versions.len() > TYPES_PER_ENDPOINT_MAX {
-        faults.add(
-            "versions",
-            format!("must have at most {TYPES_PER_ENDPOINT_MAX} entries"),
-        );
-        return;
-    }
-    for (name, version) in versions {
-        if !is_type_name(name) || !is_version(version) {
-            faults.add("versions", "must be event types with one version each");
-            return;
-        }
-    }
-}
-
-fn read_schedule(waits: &[String], faults: &mut Faults) -> Vec<i32> {
-    if waits.is_empty() || waits.len() > SCHEDULE_STEPS_MAX {
-        faults.add(
-            "retry_schedule",
-            format!("must have 1 to {SCHEDULE_STEPS_MAX} waits"),
-        );
-        return Vec::new();
-    }
-    let mut stored = Vec::new();
-    for (index, text) in waits.iter().enumerate() {
-        let field = format!("retry_schedule/{index}");
-        match parse_wait(text).map(|wait| i32::try_from(wait.as_millis())) {
-            Ok(Ok(ms)) => stored.push(ms),
-            // Waits are stored in milliseconds, in 32 bits.
-            Ok(Err(_)) => faults.add(&field, "must be at most 24d for an endpoint"),
-            Err(error) => faults.add(&field, error.to_string()),
-        }
-    }
-    stored
-}
-
-/// A wait as it is written: in the largest unit that loses nothing.
-pub(super) fn write_wait(ms: i32) -> String {
-    let ms = Duration::from_millis(ms.max(0) as u64).as_millis();
-    let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
-    match units.into_iter().find(|(unit, _)| ms > 0 && ms % unit == 0) {
-        Some((unit, word)) => format!("{}{word}", ms / unit),
-        None if ms == 0 => "0s".to_owned(),
-        None => format!("{ms}ms"),
-    }
-}
-
-pub(super) fn check_secret(secret: &str, format: SignatureFormat) -> Result<(), &'static str> {
-    if secret.len() > SECRET_BYTES_MAX || !secret.bytes().all(|b| b.is_ascii_graphic()) {
-        return Err("must be at most 256 visible ASCII characters without spaces");
-    }
-    if Secret::new(secret).fits(format) {
-        return Ok(());
-    }
-    Err(match format {
-        SignatureFormat::TV1 => "must be at least 24 characters",
-        SignatureFormat::Standard => "must be whsec_ and the base64 of 24 to 64 bytes",
-    })
-}
-
-fn check_headers(headers: &BTreeMap<String, String>, faults: &mut Faults) {
-    if headers.len() > CUSTOM_HEADERS_MAX {
-        faults.add("headers", format!("must be at most {CUSTOM_HEADERS_MAX}"));
-        return;
-    }
-    let mut seen = Vec::new();
-    for (name, value) in headers {
-        let field = format!("headers/{}", name.replace('~', "~0").replace('/', "~1"));
-        let Ok(parsed) = HeaderName::from_bytes(name.as_bytes()) else {
-            faults.add(&field, "is not a header name");
-            continue;
-        };
-        if is_ours(parsed.as_str()) {
-            faults.add(&field, "can't be set: Postrider or the connection sets it");
-        }
-        if value.trim() != value || HeaderValue::from_str(value).is_err() {
-            faults.add(
-                &field,
-                "its value must be visible ASCII characters, with no line end",
-            );
-        }
-        if name.len() + value.len() > CUSTOM_HEADER_BYTES_MAX {
-            faults.add(&field, format!("is longer than {CUSTOM_HEADER_BYTES_MAX} bytes"));
-        }
-        if seen.contains(&parsed) {
-            faults.add(
-                &field,
-                "is there twice: names are the same in upper and lower case",
-            );
-        }
-        seen.push(parsed);
-    }
-}
-
-/// Headers that frame the request, lead the connection, or carry the signature. `name` is in lower case.
-fn is_ours(name: &str) -> bool {
-    const FIXED: [&str; 11] = [
-        "connection",
-        "expect",
-        "forwarded",
-        "host",
-        "keep-alive",
-        "te",
-        "trailer",
-        "trailers",
-        "transfer-encoding",
-        "upgrade",
-        "user-agent",
-    ];
-    const PREFIXES: [&str; 3] = ["content-", "proxy-", "webhook-"];
-    FIXED.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::endpoint_rules::write_wait;
     use serde_json::json;
 
     fn form(value: Value) -> EndpointForm {

@@ -22,7 +22,8 @@ use url::Url;
 
 use super::{
     Answer,
-    endpoint_form::{EndpointForm, check_secret, write_wait},
+    endpoint_form::EndpointForm,
+    endpoint_rules::{check_secret, write_wait},
     secrets::open_in_force,
 };
 use crate::{

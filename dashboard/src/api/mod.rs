@@ -4,6 +4,7 @@ pub(crate) mod api_keys;
 pub(crate) mod audit;
 pub(crate) mod deliveries;
 mod endpoint_form;
+mod endpoint_rules;
 pub(crate) mod endpoints;
 pub(crate) mod event_types;
 pub(crate) mod events;

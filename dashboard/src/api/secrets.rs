@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgConnection;
 
-use super::{Answer, endpoint_form::check_secret};
+use super::{Answer, endpoint_rules::check_secret};
 use crate::{
     Shared,
     audit::{self, Action, Entry},
