@@ -13,7 +13,7 @@ use crate::tables::{attempts, dead_letters, endpoints, queue, retries};
 
 /// Looked at for one page before it is answered as it is, with a cursor to go on from.
 const WALK_MAX: usize = 5_000;
-const WALK_STEP: i64 = 500;
+const WALK_STEP_MAX: i64 = 500;
 /// Endpoints asked for what waits, when the list is of all tenants.
 const ENDPOINTS_WALKED_MAX: i64 = 20_000;
 const TENANTS_WALKED_MAX: i64 = 20_000;
@@ -93,13 +93,6 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// Whether something is left to check once a delivery has been found by its place.
-    fn is_checked_while_walking(&self) -> bool {
-        self.event_type.is_some()
-            || self.status_code.is_some()
-            || self.state == Some(DeliveryState::Delivered)
-    }
-
     fn admits(&self, delivery: &Delivery) -> bool {
         self.state.is_none_or(|state| state == delivery.state())
             && self.status_code.is_none_or(|code| Some(code) == delivery.status)
@@ -149,13 +142,8 @@ pub(crate) async fn list(
     limit: i64,
 ) -> Result<(Vec<Delivery>, Option<DeliveryId>), sqlx::Error> {
     let limit = limit.clamp(1, LIST_PAGE_MAX);
-    let step = if filter.is_checked_while_walking() {
-        WALK_STEP.max(limit + 1)
-    } else {
-        limit + 1
-    };
     let scope = Scope::of(pool, filter).await?;
-    let mut span = filter.span(after, step);
+    let mut span = filter.span(after, limit + 1);
     let mut found: Vec<Delivery> = Vec::new();
     let mut walked = 0;
     loop {
@@ -172,11 +160,13 @@ pub(crate) async fn list(
         }
         walked += places.len();
         match places.last() {
-            Some(last) if places.len() as i64 == step => {
+            Some(last) if places.len() as i64 == span.limit => {
                 span.before = DeliveryId {
                     event: last.event_id,
                     endpoint: last.endpoint_id,
                 };
+                // Where few match, the steps grow.
+                span.limit = (span.limit * 2).min(WALK_STEP_MAX.max(limit + 1));
             }
             _ => return Ok((found, None)),
         }
