@@ -61,9 +61,10 @@ packages() {
 
 install_apt() {
     # Debian makes and starts a cluster when the server is installed. This file is asked before it does.
-    if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
+    settings=/etc/postgresql-common/createcluster.conf
+    if ! grep -qs '^create_main_cluster *= *false' $settings; then
         as_root mkdir -p /etc/postgresql-common
-        echo 'create_main_cluster = false' | as_root tee /etc/postgresql-common/createcluster.conf >/dev/null
+        echo 'create_main_cluster = false' | as_root tee -a $settings >/dev/null
     fi
     as_root apt-get update -q
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \

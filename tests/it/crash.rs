@@ -76,17 +76,3 @@ async fn a_clean_stop_finishes_what_is_on_the_wire_and_the_next_start_sends_the_
     program.api().wait_for_state("acme", "delivered", 500).await;
     assert_eq!(receiver.received().len(), 500, "none twice");
 }
-
-#[tokio::test]
-async fn roles_in_processes_of_their_own_share_one_database() {
-    let database = Database::fresh().await;
-    let dashboard = Postrider::on_database("dashboard", &database).start().await;
-    let mut dispatcher = Postrider::on_database("dispatcher", &database).start().await;
-    let receiver = Receiver::start().await;
-    let api = dashboard.api();
-    api.acme(&receiver.url("/hook"), json!({})).await;
-    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
-        .await;
-    api.wait_for_state("acme", "delivered", 1).await;
-    assert!(dispatcher.stop().await.success());
-}

@@ -9,3 +9,4 @@ mod emit;
 mod first_run;
 mod pages;
 mod refusals;
+mod roles;

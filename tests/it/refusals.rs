@@ -39,6 +39,7 @@ fn a_setting_that_can_t_be_read_stops_the_start_by_name() {
 #[tokio::test]
 async fn the_production_roles_need_a_database_a_master_key_and_a_schema() {
     let database = Database::fresh().await;
+    let empty = Database::empty().await;
     for role in ["dispatcher", "dashboard"] {
         let launch = Postrider::on_database(role, &database);
         let (status, sentence) = refused(launch.clone().set("POSTRIDER_DATABASE_URL", "").output());
@@ -50,7 +51,7 @@ async fn the_production_roles_need_a_database_a_master_key_and_a_schema() {
         let (status, sentence) = refused(launch.clone().set("POSTRIDER_MASTER_KEY", "").output());
         assert_eq!(status, Some(2));
         assert!(sentence.contains("POSTRIDER_MASTER_KEY is not set"), "{sentence}");
-        let unmigrated = launch.set("POSTRIDER_DATABASE_URL", Database::unmigrated_url());
+        let unmigrated = launch.set("POSTRIDER_DATABASE_URL", empty.url());
         let (status, sentence) = refused(unmigrated.output());
         assert_eq!(status, Some(1));
         assert!(sentence.contains("run `postrider migrate` first"), "{sentence}");

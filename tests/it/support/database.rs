@@ -29,14 +29,20 @@ pub(crate) struct Database {
 }
 
 impl Database {
+    /// With the schema as it is today.
     pub(crate) async fn fresh() -> Self {
-        let shared = shared();
+        Self::copy_of(TEMPLATE).await
+    }
+
+    /// Without our schema.
+    pub(crate) async fn empty() -> Self {
+        Self::copy_of("template0").await
+    }
+
+    async fn copy_of(template: &str) -> Self {
         let name = format!("test_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        run(
-            &shared.cluster,
-            &format!("create database {name} template {TEMPLATE} owner postrider"),
-        )
-        .await;
+        let create = format!("create database {name} template {template} owner postrider");
+        run(&shared().cluster, &create).await;
         Self { name }
     }
 
@@ -46,12 +52,8 @@ impl Database {
     }
 
     pub(crate) fn url(&self) -> String {
-        url(&self.name)
-    }
-
-    /// A database without our schema.
-    pub(crate) fn unmigrated_url() -> String {
-        url("postrider")
+        let folder = shared().cluster.home().sockets().display();
+        format!("postgresql://postrider@localhost/{}?host={folder}", self.name)
     }
 
     pub(crate) async fn connect(&self) -> PgConnection {
@@ -78,11 +80,6 @@ impl Database {
             .await
             .expect("connected")
     }
-}
-
-fn url(database: &str) -> String {
-    let folder = shared().cluster.home().sockets().display();
-    format!("postgresql://postrider@localhost/{database}?host={folder}")
 }
 
 /// Statements that only a superuser may run.
