@@ -124,6 +124,7 @@ impl Recorder {
                             tracing::warn!(%endpoint, %error, "an endpoint could not be disabled yet");
                         }
                     }
+                    count_filtered(batch, &rows);
                     let _ = self.out.send(Event::Recorded(fates(batch, &rows)));
                     return;
                 }
@@ -187,6 +188,18 @@ fn to_disable(batch: &[Finished], rows: &[WrittenRow]) -> HashMap<EndpointId, Ca
         .collect()
 }
 
+fn count_filtered(batch: &[Finished], rows: &[WrittenRow]) {
+    let is_written = |one: &&Finished| {
+        rows.iter()
+            .any(|row| row.endpoint_id == one.endpoint && row.event_id == one.event)
+    };
+    let filtered = batch.iter().filter(|one| one.next == Next::Filtered);
+    let count = filtered.filter(is_written).count() as u64;
+    if count > 0 {
+        metrics::counter!("postrider_deliveries_filtered_total").increment(count);
+    }
+}
+
 fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
     let written: HashMap<_, _> = rows
         .iter()
@@ -214,16 +227,16 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
     let column = |f: &dyn Fn(&Finished) -> i64| batch.iter().map(f).collect::<Vec<i64>>();
     let retry = |one: &Finished| match one.next {
         Next::Retry { step, wait } => (i64::from(step), wait.as_millis() as i64),
-        Next::Delivered | Next::Dead(_) => (0, 0),
+        Next::Delivered | Next::Dead(_) | Next::Filtered => (0, 0),
     };
     sqlx::query_as(
         "with input as materialized (
              select * from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[],
                                   $8::bigint[], $9::bigint[], $10::bigint[], $11::text[], $12::text[], $13::text[],
                                   $14::bytea[], $15::postrider.final_state[], $16::postrider.dead_reason[],
-                                  $17::bigint[], $18::bigint[])
+                                  $17::bigint[], $18::bigint[], $19::bool[])
                  as i(endpoint_id, event_id, shard, epoch, number, started_at, duration_ms, outcome, status, error,
-                      signature, head, body, final, reason, step, wait_ms)
+                      signature, head, body, final, reason, step, wait_ms, filtered)
          ),
          held as materialized (
              select s.shard, s.epoch from postrider.shards s
@@ -256,7 +269,7 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
              select q.endpoint_id, q.event_id, q.tenant_id, q.type_id, q.key_id, q.sequence, q.replay_id,
                     r.number, r.step, clock_timestamp() + r.wait_ms * interval '1 millisecond'
              from from_queue q join result r using (endpoint_id, event_id)
-             where r.final is null
+             where r.final is null and not r.filtered
              returning endpoint_id, event_id, due_at
          ),
          matched as (
@@ -271,6 +284,7 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
              select r.event_id, r.endpoint_id, r.number, m.tenant_id, m.type_id, r.started_at, r.duration_ms,
                     r.outcome, r.status, r.error, r.signature, r.head, r.body, m.replay_id, r.final
              from matched m join result r using (endpoint_id, event_id)
+             where not r.filtered
          ),
          dead as (
              insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt)
@@ -323,6 +337,7 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
     .bind(batch.iter().map(|one| dead_reason(one.next)).collect::<Vec<_>>())
     .bind(column(&|one| retry(one).0))
     .bind(column(&|one| retry(one).1))
+    .bind(batch.iter().map(|one| one.next == Next::Filtered).collect::<Vec<_>>())
     .fetch_all(pool)
     .await
 }
@@ -331,13 +346,13 @@ fn final_state(next: Next) -> Option<FinalState> {
     match next {
         Next::Delivered => Some(FinalState::Delivered),
         Next::Dead(_) => Some(FinalState::Dead),
-        Next::Retry { .. } => None,
+        Next::Retry { .. } | Next::Filtered => None,
     }
 }
 
 fn dead_reason(next: Next) -> Option<DeadReason> {
     match next {
         Next::Dead(reason) => Some(reason),
-        Next::Delivered | Next::Retry { .. } => None,
+        Next::Delivered | Next::Retry { .. } | Next::Filtered => None,
     }
 }

@@ -3,10 +3,14 @@
 
 mod support;
 
+mod batch;
 mod crash;
 mod delivery;
 mod emit;
+mod filters;
 mod first_run;
+mod idempotency;
 mod pages;
 mod refusals;
 mod roles;
+mod schemas;
