@@ -106,7 +106,10 @@ pub(crate) struct State {
     owned: HashMap<Shard, Epoch>,
     /// Owned, but not yet loaded by the reader.
     taken: Vec<Shard>,
+    /// To be given back. Nothing of them is sent any more, until they are lost or gained anew.
     draining: HashSet<Shard>,
+    /// Draining, and reported to have nothing on the wire.
+    drained: HashSet<Shard>,
     suspended: bool,
     stopping: bool,
     lanes: HashMap<EndpointId, Lane>,
@@ -387,6 +390,8 @@ impl Engine {
             Event::Gained(shards) => {
                 for (shard, epoch) in shards {
                     self.drop_lanes(shard);
+                    self.state.draining.remove(&shard);
+                    self.state.drained.remove(&shard);
                     self.state.owned.insert(shard, epoch);
                     self.state.taken.push(shard);
                 }
@@ -395,11 +400,14 @@ impl Engine {
                 for shard in shards {
                     self.state.owned.remove(&shard);
                     self.state.draining.remove(&shard);
+                    self.state.drained.remove(&shard);
                     self.state.taken.retain(|taken| *taken != shard);
                     self.drop_lanes(shard);
                 }
             }
             Event::Drain(shards) => {
+                // Said again when one could not be released: then it is reported again.
+                self.state.drained.retain(|shard| !shards.contains(shard));
                 self.state
                     .draining
                     .extend(shards.iter().filter(|shard| self.state.owned.contains_key(shard)));
@@ -612,7 +620,7 @@ impl Engine {
     }
 
     fn report_drained(&mut self) {
-        if self.state.draining.is_empty() {
+        if self.state.draining.len() == self.state.drained.len() {
             return;
         }
         let busy: HashSet<Shard> = self
@@ -623,9 +631,10 @@ impl Engine {
             .map(|lane| lane.endpoint().shard)
             .collect();
         for shard in self.state.draining.iter().filter(|shard| !busy.contains(shard)) {
-            let _ = self.drained.send(*shard);
+            if self.state.drained.insert(*shard) {
+                let _ = self.drained.send(*shard);
+            }
         }
-        self.state.draining.retain(|shard| busy.contains(shard));
     }
 }
 
