@@ -5,7 +5,10 @@
 //! are results of a lost lease: void.
 //! What was recorded goes back to `engine.rs`.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, Shard};
@@ -169,11 +172,12 @@ struct WrittenRow {
     failing_long: bool,
 }
 
-/// Endpoints that these results take out of service.
+/// Endpoints that these results take out of service. Void ones do not count.
 fn to_disable(batch: &[Finished], rows: &[WrittenRow]) -> HashMap<EndpointId, Cause> {
+    let written: HashSet<_> = rows.iter().map(|row| (row.endpoint_id, row.event_id)).collect();
     let gone = batch
         .iter()
-        .filter(|one| one.outcome.status() == Some(410))
+        .filter(|one| one.outcome.status() == Some(410) && written.contains(&(one.endpoint, one.event)))
         .map(|one| (one.endpoint, Cause::Gone));
     let answered = |id| {
         batch
