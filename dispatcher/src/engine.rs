@@ -48,7 +48,8 @@ pub(crate) enum Event {
     Drain(Vec<Shard>),
     /// The lease ran out: nothing may start.
     Suspended,
-    Resumed,
+    /// A new term of the lease. What is picked under it ends with it.
+    Resumed(CancellationToken),
     /// A place on the wire is free again. Without an answer the delivery is handed back.
     Left {
         endpoint: EndpointId,
@@ -110,7 +111,8 @@ pub(crate) struct State {
     draining: HashSet<Shard>,
     /// Draining, and reported to have nothing on the wire.
     drained: HashSet<Shard>,
-    suspended: bool,
+    /// The term of the lease that deliveries are picked under, once there is one.
+    term: Option<CancellationToken>,
     stopping: bool,
     lanes: HashMap<EndpointId, Lane>,
     /// Lanes that can send, each once, served in turn.
@@ -219,7 +221,10 @@ impl Engine {
 
     /// Deals with what may be dealt with, one delivery a lane in turn.
     fn pump(&mut self, places: &Places) {
-        if self.state.suspended || self.state.stopping {
+        let Some(term) = self.state.term.clone().filter(|term| !term.is_cancelled()) else {
+            return;
+        };
+        if self.state.stopping {
             return;
         }
         let now = self.started.elapsed();
@@ -265,6 +270,7 @@ impl Engine {
                     let _ = self.picked.send(Picked {
                         endpoint,
                         epoch: lane.epoch(),
+                        term: term.clone(),
                         job,
                         place,
                         room,
@@ -412,8 +418,8 @@ impl Engine {
                     .draining
                     .extend(shards.iter().filter(|shard| self.state.owned.contains_key(shard)));
             }
-            Event::Suspended => self.state.suspended = true,
-            Event::Resumed => self.state.suspended = false,
+            Event::Suspended => self.state.term = None,
+            Event::Resumed(term) => self.state.term = Some(term),
             Event::Left {
                 endpoint,
                 event,
@@ -564,7 +570,13 @@ impl Engine {
         };
         let deleted = endpoint.state == EndpointState::Deleted;
         match self.state.lanes.get_mut(&id) {
-            Some(lane) => lane.change(endpoint, now),
+            Some(lane) => {
+                lane.change(endpoint, now);
+                // A read that was under way as the shard was lost and gained again has made it: it knows only the tail.
+                if taken {
+                    lane.reload(now);
+                }
+            }
             None => {
                 let Some(epoch) = self.state.owned.get(&endpoint.shard) else {
                     return;
@@ -613,7 +625,9 @@ impl Engine {
             .map(|(id, _)| *id)
             .collect();
         for id in gone {
-            self.state.lanes.remove(&id);
+            if let Some(lane) = self.state.lanes.remove(&id) {
+                lane.endpoint().stop();
+            }
             self.state.forget.push(id);
             self.settle(id);
         }
