@@ -60,7 +60,11 @@ async fn produce(database: &Database, producer: usize, transactions: usize) -> B
                 committed.insert(kept);
                 continue;
             }
-            _ => format!("begin; savepoint a; {} rollback to savepoint a; {} commit;", emit(&lost), emit(&kept)),
+            _ => format!(
+                "begin; savepoint a; {} rollback to savepoint a; {} commit;",
+                emit(&lost),
+                emit(&kept)
+            ),
         };
         // One at a time: several in one message would be one transaction.
         for statement in statements.split_inclusive(';') {
@@ -117,10 +121,12 @@ async fn every_committed_delivery_arrives_once_whatever_its_transaction_did() {
         produce(database, 4, 64),
         produce(database, 5, 64),
     );
-    let committed: BTreeSet<String> = [produced.0, produced.1, produced.2, produced.3, produced.4, produced.5]
-        .into_iter()
-        .flatten()
-        .collect();
+    let committed: BTreeSet<String> = [
+        produced.0, produced.1, produced.2, produced.3, produced.4, produced.5,
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let expected = paths
         .iter()
         .flat_map(|path| committed.iter().map(|id| (path.to_string(), id.clone())));
@@ -246,9 +252,7 @@ async fn a_reader_that_loses_its_connection_misses_nothing_and_repeats_nothing()
     for round in 0..ROUNDS {
         run(&mut late, &format!("begin; {}", emit(&format!("late-{round}")))).await;
         fleet.emit("invoice.paid", &format!("r{round}"), EVENTS).await;
-        let cut = async {
-            while cut_off(fleet.database(), "%pg_current_snapshot()::text%").await == 0 {}
-        };
+        let cut = async { while cut_off(fleet.database(), "%pg_current_snapshot()::text%").await == 0 {} };
         tokio::time::timeout(crate::support::PATIENCE, cut)
             .await
             .expect("a reader was cut off");
@@ -330,7 +334,9 @@ async fn a_crash_of_postgres_loses_no_acknowledged_event_and_the_dispatcher_goes
     }
     producer.await.expect("produced");
     receiver
-        .wait_until("every event", |receiver| times(&receiver.received()).len() == EVENTS)
+        .wait_until("every event", |receiver| {
+            times(&receiver.received()).len() == EVENTS
+        })
         .await;
     fleet.database().drained().await;
     assert!(started.elapsed() < BEFORE_THE_SWEEP, "{:?}", started.elapsed());

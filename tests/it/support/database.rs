@@ -90,7 +90,8 @@ impl Database {
 
     /// Waits until nothing waits to be sent or to be tried again.
     pub(crate) async fn drained(&self) {
-        let waiting = "select (select count(*) from postrider.queue) + (select count(*) from postrider.retries)";
+        let waiting =
+            "select (select count(*) from postrider.queue) + (select count(*) from postrider.retries)";
         until("nothing waits", || async {
             (self.count(waiting).await == 0).then_some(())
         })

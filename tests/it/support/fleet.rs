@@ -7,9 +7,10 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use super::{
-    Api, Database, Postrider, Received, until,
+    Api, Database, Postrider, Received,
     api::{Endpoint, VERSION},
     process::Launch,
+    until,
 };
 
 pub(crate) struct Fleet {
@@ -25,11 +26,7 @@ impl Fleet {
         Self::start_on(Database::fresh().await, dispatchers, &[]).await
     }
 
-    pub(crate) async fn start_on(
-        database: Database,
-        dispatchers: usize,
-        settings: &[(&str, &str)],
-    ) -> Self {
+    pub(crate) async fn start_on(database: Database, dispatchers: usize, settings: &[(&str, &str)]) -> Self {
         let dashboard = Postrider::on_database("dashboard", &database).start().await;
         let mut launch = Postrider::on_database("dispatcher", &database);
         for (name, value) in settings {
@@ -74,15 +71,13 @@ impl Fleet {
     /// Emits this many events in one transaction, with the ids `<prefix>-1` and so on.
     pub(crate) async fn emit(&self, r#type: &str, prefix: &str, count: usize) {
         let mut producer = self.database.connect().await;
-        sqlx::query(
-            "select postrider.emit('acme', $1, '{}', $2 || '-' || n) from generate_series(1, $3) n",
-        )
-        .bind(r#type)
-        .bind(prefix)
-        .bind(count as i32)
-        .execute(&mut producer)
-        .await
-        .expect("emitted");
+        sqlx::query("select postrider.emit('acme', $1, '{}', $2 || '-' || n) from generate_series(1, $3) n")
+            .bind(r#type)
+            .bind(prefix)
+            .bind(count as i32)
+            .execute(&mut producer)
+            .await
+            .expect("emitted");
     }
 
     /// Starts one more dispatcher and answers who it is, in the table of dispatchers.

@@ -9,7 +9,7 @@ mod receiver;
 
 use std::{future::Future, time::Duration};
 
-pub(crate) use api::Api;
+pub(crate) use api::{Api, Endpoint};
 pub(crate) use database::Database;
 pub(crate) use fleet::{Fleet, repeated, times};
 pub(crate) use process::{ADMIN_PASSWORD, DataFolder, Postrider};

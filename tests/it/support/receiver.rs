@@ -28,6 +28,8 @@ pub(crate) enum Answer {
     Redirect(String),
     /// Answers nothing until `release` is called.
     Hold,
+    /// The same, with another answer than 204 then.
+    HoldThen(u16),
     /// Closes the connection instead of answering.
     HangUp,
 }
@@ -103,6 +105,13 @@ struct Shared {
     released: watch::Sender<bool>,
 }
 
+impl Shared {
+    async fn wait_for_release(&self) {
+        let mut released = self.released.subscribe();
+        let _ = released.wait_for(|released| *released).await;
+    }
+}
+
 pub(crate) struct Receiver {
     address: SocketAddr,
     shared: Shared,
@@ -174,10 +183,8 @@ impl Receiver {
 
     /// Waits until this many requests have come in, and hands out all there are.
     pub(crate) async fn wait_for(&self, count: usize) -> Vec<Received> {
-        self.wait_until(&format!("{count} requests"), |receiver| {
-            receiver.count() >= count
-        })
-        .await;
+        self.wait_until(&format!("{count} requests"), |receiver| receiver.count() >= count)
+            .await;
         self.received()
     }
 
@@ -315,9 +322,12 @@ async fn respond(
         }
         Answer::Redirect(place) => answered.status(302).header("location", place),
         Answer::Hold => {
-            let mut released = shared.released.subscribe();
-            let _ = released.wait_for(|released| *released).await;
+            shared.wait_for_release().await;
             answered.status(204)
+        }
+        Answer::HoldThen(status) => {
+            shared.wait_for_release().await;
+            answered.status(status)
         }
         Answer::HangUp => return Err(std::io::ErrorKind::ConnectionAborted.into()),
     };
