@@ -208,6 +208,8 @@ impl Attempts {
             &mut rand::rng(),
         );
         let duration = began.elapsed();
+        metrics::counter!("postrider_attempts_total", "outcome" => outcome.kind().as_str()).increment(1);
+        metrics::histogram!("postrider_attempt_seconds").record(duration);
         let verdict = Verdict {
             success: outcome.is_success(),
             slow: duration > SLOW,

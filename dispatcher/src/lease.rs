@@ -89,7 +89,10 @@ mod tests {
         assert!(first.is_some_and(|term| term.is_cancelled()));
         let second = lease.extend(Instant::now()).expect("a new term");
         let third = lease.extend(Instant::now() + Duration::from_secs(60));
-        assert!(third.is_some(), "a new term, because the one before was over unsaid");
+        assert!(
+            third.is_some(),
+            "a new term, because the one before was over unsaid"
+        );
         assert!(second.is_cancelled() && lease.is_valid());
     }
 }

@@ -7,7 +7,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use chrono::{DateTime, Utc};
@@ -119,8 +119,11 @@ impl Recorder {
     async fn record(&self, batch: &[Finished]) {
         let mut wait = Duration::from_millis(20);
         loop {
+            let began = Instant::now();
             match write(&self.pool, self.owner, batch).await {
                 Ok(rows) => {
+                    metrics::histogram!("postrider_record_seconds").record(began.elapsed());
+                    metrics::histogram!("postrider_record_rows").record(batch.len() as f64);
                     for (endpoint, cause) in to_disable(batch, &rows) {
                         if let Err(error) = disable(&self.pool, endpoint, cause).await {
                             // Its next answer brings us here again.
