@@ -6,7 +6,7 @@
 //! What was recorded goes back to `engine.rs`.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     time::{Duration, Instant},
 };
 
@@ -175,11 +175,12 @@ struct WrittenRow {
     failing_long: bool,
 }
 
-/// Endpoints that these results take out of service.
+/// Endpoints that these results take out of service. Void ones do not count.
 fn to_disable(batch: &[Finished], rows: &[WrittenRow]) -> HashMap<EndpointId, Cause> {
+    let written: HashSet<_> = rows.iter().map(|row| (row.endpoint_id, row.event_id)).collect();
     let gone = batch
         .iter()
-        .filter(|one| one.outcome.status() == Some(410))
+        .filter(|one| one.outcome.status() == Some(410) && written.contains(&(one.endpoint, one.event)))
         .map(|one| (one.endpoint, Cause::Gone));
     let answered = |id| {
         batch

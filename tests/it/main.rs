@@ -3,10 +3,16 @@
 
 mod support;
 
+mod bulkhead;
 mod crash;
 mod delivery;
 mod emit;
 mod first_run;
+mod fleet;
+mod order;
 mod pages;
+mod rate;
 mod refusals;
+mod retry_rules;
 mod roles;
+mod tail;
