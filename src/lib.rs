@@ -7,11 +7,13 @@ pub mod settings;
 
 mod admin;
 mod banner;
+mod bench;
 mod connect;
 mod data_dir;
 mod demo;
 mod health;
 mod log;
 mod machine;
+mod metrics;
 mod roles;
 mod up;

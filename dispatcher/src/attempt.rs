@@ -13,7 +13,7 @@ use postrider_proto::{EndpointId, Epoch, EventId, Outcome, signature};
 use postrider_sender::{read_data, read_data_of_body};
 use sqlx::PgPool;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     clock::Clock,
@@ -40,6 +40,8 @@ const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 pub(crate) struct Picked {
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) epoch: Epoch,
+    /// Of the lease: over when somebody else may own the shard.
+    pub(crate) term: CancellationToken,
     pub(crate) job: Job,
     pub(crate) place: Place,
     /// Room for its result.
@@ -174,6 +176,7 @@ impl Attempts {
         let Picked {
             endpoint,
             epoch,
+            term,
             job,
             place,
             room,
@@ -216,13 +219,13 @@ impl Attempts {
                 let request = self.request(&endpoint, &job, &content, t, &value);
                 sent_signature = Some(value);
                 // Checked last: a lease that ran out or an endpoint that was stopped while the body was read sends nothing.
-                if !self.lease.is_valid() || !endpoint.may_start() {
+                if term.is_cancelled() || !self.lease.is_valid() || !endpoint.may_start() {
                     return;
                 }
                 tokio::select! {
                     outcome = self.sender.send(request) => outcome,
                     // Somebody else may own the shard by now. The attempt counts for nothing.
-                    () = self.lease.over() => return,
+                    () = term.cancelled() => return,
                 }
             }
         };
@@ -237,6 +240,8 @@ impl Attempts {
             &mut rand::rng(),
         );
         let duration = began.elapsed();
+        metrics::counter!("postrider_attempts_total", "outcome" => outcome.kind().as_str()).increment(1);
+        metrics::histogram!("postrider_attempt_seconds").record(duration);
         let verdict = Verdict {
             success: outcome.is_success(),
             slow: duration > SLOW,

@@ -160,6 +160,13 @@ impl Dispatcher {
     }
 }
 
+/// Makes the counters that should be seen before they first count.
+pub fn describe_metrics() {
+    metrics::counter!("postrider_tail_missed_total").increment(0);
+    metrics::counter!("postrider_results_void_total").increment(0);
+    metrics::counter!("postrider_deliveries_dropped_total").increment(0);
+}
+
 /// Says which settings this dispatcher has applied, for those who wait until a change has taken effect.
 async fn publish_applied(pool: PgPool, id: Uuid, mut applied: watch::Receiver<Option<String>>) {
     while applied.changed().await.is_ok() {

@@ -5,7 +5,10 @@
 //! are results of a lost lease: void.
 //! What was recorded goes back to `engine.rs`.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, Shard};
@@ -116,8 +119,11 @@ impl Recorder {
     async fn record(&self, batch: &[Finished]) {
         let mut wait = Duration::from_millis(20);
         loop {
+            let began = Instant::now();
             match write(&self.pool, self.owner, batch).await {
                 Ok(rows) => {
+                    metrics::histogram!("postrider_record_seconds").record(began.elapsed());
+                    metrics::histogram!("postrider_record_rows").record(batch.len() as f64);
                     for (endpoint, cause) in to_disable(batch, &rows) {
                         if let Err(error) = disable(&self.pool, endpoint, cause).await {
                             // Its next answer brings us here again.
@@ -170,11 +176,12 @@ struct WrittenRow {
     failing_long: bool,
 }
 
-/// Endpoints that these results take out of service.
+/// Endpoints that these results take out of service. Void ones do not count.
 fn to_disable(batch: &[Finished], rows: &[WrittenRow]) -> HashMap<EndpointId, Cause> {
+    let written: HashSet<_> = rows.iter().map(|row| (row.endpoint_id, row.event_id)).collect();
     let gone = batch
         .iter()
-        .filter(|one| one.outcome.status() == Some(410))
+        .filter(|one| one.outcome.status() == Some(410) && written.contains(&(one.endpoint, one.event)))
         .map(|one| (one.endpoint, Cause::Gone));
     let answered = |id| {
         batch

@@ -89,7 +89,7 @@ impl Shards {
             Ok(Err(error)) => return tracing::warn!(%error, "the lease could not be renewed"),
             Err(_) => return tracing::warn!("the lease could not be renewed: the database does not answer"),
         };
-        let resumed = self.lease.extend(asked_at + LEASE - MARGIN);
+        let term = self.lease.extend(asked_at + LEASE - MARGIN);
         view.note_owners(&dispatchers, Instant::now());
         let mine: HashMap<Shard, Epoch> = shards
             .iter()
@@ -112,8 +112,9 @@ impl Shards {
             .filter(|(shard, _)| !view.held.contains_key(shard))
             .collect();
         self.gain(view, found);
-        if resumed {
-            let _ = self.events.send(Event::Resumed);
+        // After what was lost: under the new term nothing of that may be sent.
+        if let Some(term) = term {
+            let _ = self.events.send(Event::Resumed(term));
         }
         self.balance(view, &dispatchers, &shards).await;
     }

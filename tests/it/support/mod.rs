@@ -3,15 +3,17 @@
 
 mod api;
 mod database;
+mod fleet;
 mod process;
 mod receiver;
 
 use std::{future::Future, time::Duration};
 
-pub(crate) use api::Api;
+pub(crate) use api::{Api, Endpoint};
 pub(crate) use database::Database;
+pub(crate) use fleet::{Fleet, repeated, times};
 pub(crate) use process::{ADMIN_PASSWORD, DataFolder, Postrider};
-pub(crate) use receiver::{Answer, Receiver};
+pub(crate) use receiver::{Answer, Received, Receiver, most_at_once};
 
 /// Long enough for a busy machine; a test that gets here has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

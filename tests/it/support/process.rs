@@ -188,6 +188,10 @@ impl Postrider {
         self.log.lock().expect("not poisoned").clone()
     }
 
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("our own child").is_none()
+    }
+
     /// SIGSTOP freezes it, SIGCONT lets it go on.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("the process is there");
