@@ -15,10 +15,11 @@ const SECRETS: [&str; 5] = [
     "POSTRIDER_MASTER_KEY",
 ];
 
-const FLAGS: [&str; 15] = [
+const FLAGS: [&str; 16] = [
     "POSTRIDER_DATA_DIR",
     "POSTRIDER_LISTEN",
     "POSTRIDER_METRICS_LISTEN",
+    "POSTRIDER_GRPC_LISTEN",
     "POSTRIDER_PUBLIC_URL",
     "POSTRIDER_RETRY_SCHEDULE",
     "POSTRIDER_RETRY_JITTER",
@@ -34,8 +35,7 @@ const FLAGS: [&str; 15] = [
 ];
 
 /// Promised, but not there yet. Refused and not passed over: somebody who sets a proxy relies on it.
-const NOT_YET: [&str; 5] = [
-    "POSTRIDER_GRPC_LISTEN",
+const NOT_YET: [&str; 4] = [
     "POSTRIDER_EGRESS_PROXY",
     "POSTRIDER_RETENTION",
     "POSTRIDER_SOURCES",
