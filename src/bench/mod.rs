@@ -24,6 +24,8 @@ const NETWORK: &str = "127.0.0.0/8";
 /// About half a kilobyte, as a webhook's data often is.
 const BODY_DATA: &str = r#"{"object":"invoice","id":"in_1PgcyT2eZvKYlo2C9hGfXkTn","customer":"cus_QXg1o8vcGmoR32","currency":"eur","amount_due":12900,"amount_paid":12900,"lines":[{"id":"il_1PgcyT","description":"Pro plan, July","quantity":3,"amount":9900},{"id":"il_1PgcyU","description":"Support, July","quantity":1,"amount":3000}],"period":{"start":"2026-07-01","end":"2026-07-31"},"paid_at":"2026-07-31T23:59:58Z","metadata":{"order":"6735","region":"eu-central"}}"#;
 
+const PROFILING: &str = "shared_preload_libraries = 'pg_stat_statements'\npg_stat_statements.track = 'all'\n";
+
 #[derive(Debug, Args)]
 pub(crate) struct BenchFlags {
     /// Only these scenarios, by their letters: abcdefghik
@@ -32,6 +34,9 @@ pub(crate) struct BenchFlags {
     /// Fewer deliveries: a look, not a measurement
     #[arg(long)]
     quick: bool,
+    /// Also print where the database's time went in each bulk scenario
+    #[arg(long)]
+    profile: bool,
     /// Also write the figures as JSON to this file
     #[arg(long)]
     json: Option<PathBuf>,
@@ -41,8 +46,9 @@ pub(crate) async fn run(flags: BenchFlags) -> anyhow::Result<()> {
     let folder = tempfile::tempdir().context("no temporary directory")?;
     let path = folder.path().to_owned();
     eprintln!("starting a database …");
+    let extra = if flags.profile { PROFILING } else { "" };
     let cluster =
-        spawn_blocking(move || Home::below(&path).and_then(|home| Cluster::start(home, ""))).await??;
+        spawn_blocking(move || Home::below(&path).and_then(|home| Cluster::start(home, extra))).await??;
     let measured = measure(&flags, cluster.clone()).await;
     spawn_blocking(move || cluster.stop()).await??;
     let report = measured?;
@@ -56,7 +62,7 @@ pub(crate) async fn run(flags: BenchFlags) -> anyhow::Result<()> {
 
 async fn measure(flags: &BenchFlags, cluster: Cluster) -> anyhow::Result<report::Report> {
     cluster.make_database().await?;
-    let ground = Ground::prepare(cluster).await?;
+    let ground = Ground::prepare(cluster, flags.profile).await?;
     let size = if flags.quick {
         scenarios::QUICK
     } else {

@@ -195,8 +195,9 @@ impl Bench {
             .await?;
         world.forget_received().await?;
 
+        self.ground.begin_profile().await?;
         let (cpu, postgres, sink) = (world.cpu(), self.ground.postgres_cpu(), self.ground.sink_cpu());
-        let events = self.size.deliveries / endpoints_each;
+        let events = (self.size.deliveries / endpoints_each).max(BATCH);
         let expected = (events / BATCH * BATCH * endpoints_each) as u64;
         let began = unix_us();
         emit_all(&world, events / BATCH, tenants).await?;
@@ -227,6 +228,7 @@ impl Bench {
             "  {per_second:.0}/s; emitted in {:.1} of {seconds:.1} s",
             emitted.as_secs_f64()
         );
+        self.ground.print_profile().await?;
         if let Some(connection) = holder {
             connection.close().await?;
         }

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use postrider_dispatcher::vault::{Purpose, Vault};
 use postrider_proto::EndpointId;
 use sqlx::{
-    AssertSqlSafe, PgPool,
+    AssertSqlSafe, Connection, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::{
@@ -33,10 +33,11 @@ pub(super) struct Ground {
     pub(super) http: reqwest::Client,
     master_key: String,
     databases: u32,
+    profile: bool,
 }
 
 impl Ground {
-    pub(super) async fn prepare(cluster: Cluster) -> anyhow::Result<Self> {
+    pub(super) async fn prepare(cluster: Cluster, profile: bool) -> anyhow::Result<Self> {
         let (sink, mut lines) = start_self(&["bench-sink"], &[])?;
         let sink_port = lines
             .next_line()
@@ -66,6 +67,7 @@ impl Ground {
             http,
             master_key: admin::new_master_key(),
             databases: 0,
+            profile,
         })
     }
 
@@ -100,6 +102,40 @@ impl Ground {
             sink_port: self.sink_port,
             processes: Vec::new(),
         })
+    }
+
+    /// Starts the database's own accounting anew.
+    pub(super) async fn begin_profile(&self) -> anyhow::Result<()> {
+        if self.profile {
+            let mut superuser = PgConnection::connect_with(&self.cluster.superuser_options()).await?;
+            sqlx::raw_sql(
+                "create extension if not exists pg_stat_statements; select pg_stat_statements_reset()",
+            )
+            .execute(&mut superuser)
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// The statements that took the longest, also those inside functions.
+    pub(super) async fn print_profile(&self) -> anyhow::Result<()> {
+        if !self.profile {
+            return Ok(());
+        }
+        let mut superuser = PgConnection::connect_with(&self.cluster.superuser_options()).await?;
+        let rows: Vec<(f64, i64, i64, bool, String)> = sqlx::query_as(
+            "select total_exec_time, calls, rows, toplevel, left(regexp_replace(query, '\\s+', ' ', 'g'), 110)
+             from pg_stat_statements order by total_exec_time desc limit 16",
+        )
+        .fetch_all(&mut superuser)
+        .await?;
+        for (ms, calls, rows, top, query) in rows {
+            eprintln!(
+                "  {ms:>8.0} ms {calls:>7} calls {rows:>8} rows {} {query}",
+                if top { "  " } else { "in" }
+            );
+        }
+        Ok(())
     }
 
     pub(super) fn sink_cpu(&self) -> Duration {
