@@ -70,6 +70,21 @@ impl Fleet {
         self.endpoint(url, more).await
     }
 
+    /// Many of the same kind, made side by side.
+    pub(crate) async fn endpoints_for(&self, r#type: &str, urls: Vec<String>, more: Value) {
+        let mut urls = urls.into_iter();
+        if let Some(first) = urls.next() {
+            self.endpoint_for(r#type, &first, more.clone()).await;
+        }
+        let mut made = tokio::task::JoinSet::new();
+        for url in urls {
+            let (api, mut more) = (self.api(), more.clone());
+            more["types"] = json!([r#type]);
+            made.spawn(async move { api.endpoint("acme", &url, more).await });
+        }
+        made.join_all().await;
+    }
+
     /// Emits this many events in one transaction, with the ids `<prefix>-1` and so on.
     pub(crate) async fn emit(&self, r#type: &str, prefix: &str, count: usize) {
         let mut producer = self.database.connect().await;
