@@ -157,7 +157,7 @@ impl Dispatcher {
         let recorder = tokio::spawn(recorder.run(abandon.clone()));
         let attempts = tokio::spawn(attempts.run(picked_out));
         let reader = tokio::spawn(reader.run(leave.clone()));
-        let shards = tokio::spawn(shards.run(leave.clone()));
+        let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
         let jobs = tokio::spawn(jobs::run(self.pool.clone(), leave.clone()));

@@ -206,6 +206,10 @@ impl Postrider {
     /// SIGTERM, and how it ended.
     pub(crate) async fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
+        self.ended().await
+    }
+
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
         let ended = async {
             loop {
                 if let Some(status) = self.child.try_wait().expect("our own child") {
