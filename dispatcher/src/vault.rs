@@ -1,6 +1,8 @@
 //! Encryption at rest for what must be read again: signing secrets and custom headers.
 //! AES-256-GCM, a fresh nonce for each value, bound to its endpoint so that rows can't be swapped.
 
+mod answers;
+
 use aes_gcm::{
     Aes256Gcm, Key, Nonce,
     aead::{Aead, KeyInit, Payload},

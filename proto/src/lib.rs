@@ -3,6 +3,7 @@
 //!
 //! Receivers need only [`signature::verify`].
 
+pub mod filter;
 pub mod ids;
 pub mod limits;
 pub mod outcome;

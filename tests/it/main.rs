@@ -3,16 +3,20 @@
 
 mod support;
 
+mod batch;
 mod bulkhead;
 mod crash;
 mod delivery;
 mod emit;
+mod filters;
 mod first_run;
 mod fleet;
+mod idempotency;
 mod order;
 mod pages;
 mod rate;
 mod refusals;
 mod retry_rules;
 mod roles;
+mod schemas;
 mod tail;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EndpointId, EndpointState, Shard, TenantId, state::SignatureFormat};
+use serde_json::Value;
 use sqlx::{FromRow, PgExecutor, types::Json};
 
 use super::is_public_id;
@@ -15,6 +16,8 @@ pub(crate) struct EndpointSettings {
     pub(crate) description: Option<String>,
     pub(crate) types: Vec<String>,
     pub(crate) versions: Option<Json<BTreeMap<String, String>>>,
+    /// One that `postrider_proto::filter` can read.
+    pub(crate) filter: Option<Json<Value>>,
     pub(crate) concurrency: Option<i16>,
     pub(crate) rate_per_second: Option<i32>,
     pub(crate) ordered: bool,
@@ -41,7 +44,7 @@ pub(crate) struct EndpointRow {
 
 macro_rules! columns {
     () => {
-        "id, public_id, shard, url, description, types, versions, concurrency, rate_per_second, \
+        "id, public_id, shard, url, description, types, versions, filter, concurrency, rate_per_second, \
          ordered, retry_schedule, timeout_ms, signature, state, state_reason, headers, created_at, updated_at"
     };
 }
@@ -169,8 +172,9 @@ pub(crate) async fn insert(
 ) -> Result<EndpointRow, sqlx::Error> {
     sqlx::query_as(concat!(
         "insert into postrider.endpoints (tenant_id, public_id, shard, url, description, types, versions,
-            concurrency, rate_per_second, ordered, retry_schedule, timeout_ms, signature)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::postrider.signature_format) returning ",
+            concurrency, rate_per_second, ordered, retry_schedule, timeout_ms, signature, filter)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::postrider.signature_format, $14::jsonb::json)
+         returning ",
         columns!()
     ))
     .bind(tenant)
@@ -186,6 +190,7 @@ pub(crate) async fn insert(
     .bind(&settings.retry_schedule)
     .bind(settings.timeout_ms)
     .bind(settings.signature)
+    .bind(&settings.filter)
     .fetch_one(db)
     .await
 }
@@ -199,7 +204,8 @@ pub(crate) async fn update(
     sqlx::query_as(concat!(
         "update postrider.endpoints set url = $2, description = $3, types = $4, versions = $5, concurrency = $6,
             rate_per_second = $7, ordered = $8, retry_schedule = $9, timeout_ms = $10,
-            signature = $11::postrider.signature_format, state = $12::postrider.endpoint_state, state_reason = $13, headers = $14, updated_at = clock_timestamp()
+            signature = $11::postrider.signature_format, state = $12::postrider.endpoint_state, state_reason = $13, headers = $14,
+            filter = $15::jsonb::json, updated_at = clock_timestamp()
          where id = $1 returning ",
         columns!()
     ))
@@ -217,6 +223,7 @@ pub(crate) async fn update(
     .bind(settings.state)
     .bind(&settings.state_reason)
     .bind(headers)
+    .bind(&settings.filter)
     .fetch_one(db)
     .await
 }
