@@ -11,7 +11,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    log, roles,
+    log, master_key, roles,
     settings::{Environment, Flags, Settings},
     up,
 };
@@ -37,6 +37,8 @@ enum Command {
     Dashboard(Box<Flags>),
     /// Brings the database's schema up to date
     Migrate(Box<Flags>),
+    /// Encrypts what is stored with the first key of POSTRIDER_MASTER_KEY, while everything runs
+    RotateMasterKey(Box<Flags>),
 }
 
 pub fn run() -> ExitCode {
@@ -45,7 +47,8 @@ pub fn run() -> ExitCode {
         Command::Up(flags)
         | Command::Dispatcher(flags)
         | Command::Dashboard(flags)
-        | Command::Migrate(flags) => flags,
+        | Command::Migrate(flags)
+        | Command::RotateMasterKey(flags) => flags,
     };
     let settings = match Settings::read(flags, &Environment::of_process()) {
         Ok(settings) => settings,
@@ -66,6 +69,7 @@ pub fn run() -> ExitCode {
             Command::Dispatcher(_) => roles::dispatcher(settings, stop).await,
             Command::Dashboard(_) => roles::dashboard(settings, stop).await,
             Command::Migrate(_) => roles::migrate(settings).await,
+            Command::RotateMasterKey(_) => master_key::rotate(settings, stop).await,
         }
     });
     match done {

@@ -13,5 +13,6 @@ mod demo;
 mod health;
 mod log;
 mod machine;
+mod master_key;
 mod roles;
 mod up;

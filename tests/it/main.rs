@@ -10,3 +10,4 @@ mod first_run;
 mod pages;
 mod refusals;
 mod roles;
+mod rotation;

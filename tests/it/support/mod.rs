@@ -3,13 +3,15 @@
 
 mod api;
 mod database;
+mod judges;
 mod process;
 mod receiver;
 
 use std::{future::Future, time::Duration};
 
-pub(crate) use api::Api;
+pub(crate) use api::{Api, Endpoint};
 pub(crate) use database::Database;
+pub(crate) use judges::{Case, judge, python};
 pub(crate) use process::{ADMIN_PASSWORD, DataFolder, Postrider};
 pub(crate) use receiver::{Answer, Receiver};
 
