@@ -3,6 +3,7 @@
 
 mod support;
 
+mod at_rest;
 mod crash;
 mod delivery;
 mod emit;
