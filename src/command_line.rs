@@ -14,6 +14,7 @@ use crate::{
     log, master_key, roles,
     settings::{Environment, Flags, Settings},
     up,
+    verify::{self, VerifyArguments},
 };
 
 /// The exit status of a start that was refused because of a setting or an argument.
@@ -39,6 +40,8 @@ enum Command {
     Migrate(Box<Flags>),
     /// Encrypts what is stored with the first key of POSTRIDER_MASTER_KEY, while everything runs
     RotateMasterKey(Box<Flags>),
+    /// Checks the signature of a captured request, and says in words what is wrong with it
+    Verify(VerifyArguments),
 }
 
 pub fn run() -> ExitCode {
@@ -49,6 +52,12 @@ pub fn run() -> ExitCode {
         | Command::Dashboard(flags)
         | Command::Migrate(flags)
         | Command::RotateMasterKey(flags) => flags,
+        Command::Verify(arguments) => {
+            return match verify::run(arguments, &Environment::of_process()) {
+                Ok(status) => status,
+                Err(error) => refuse(EXIT_USAGE, &format!("{error:#}")),
+            };
+        }
     };
     let settings = match Settings::read(flags, &Environment::of_process()) {
         Ok(settings) => settings,
@@ -70,6 +79,7 @@ pub fn run() -> ExitCode {
             Command::Dashboard(_) => roles::dashboard(settings, stop).await,
             Command::Migrate(_) => roles::migrate(settings).await,
             Command::RotateMasterKey(_) => master_key::rotate(settings, stop).await,
+            Command::Verify(_) => unreachable!("it needs no runtime and has ended"),
         }
     });
     match done {

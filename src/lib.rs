@@ -16,3 +16,4 @@ mod machine;
 mod master_key;
 mod roles;
 mod up;
+mod verify;

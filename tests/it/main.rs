@@ -9,6 +9,7 @@ mod delivery;
 mod emit;
 mod first_run;
 mod pages;
+mod receivers;
 mod refusals;
 mod roles;
 mod rotation;

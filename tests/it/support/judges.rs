@@ -39,9 +39,8 @@ pub(crate) fn judge(cases: &[Case<'_>]) -> usize {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), lines).expect("written");
     let mut answers = judged(Command::new(python()).arg(script("verify.py")).arg(file.path()));
-    let node = python().with_file_name("node");
     answers += judged(
-        Command::new(node)
+        Command::new(node())
             .env("NODE_PATH", node_path())
             .arg(script("verify.cjs"))
             .arg(file.path()),
@@ -71,9 +70,14 @@ fn script(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The Python that has the libraries, with a Node beside it: `make test` says where it is.
+/// The Python that has the libraries, with a Go beside it: `make test` says where it is.
 pub(crate) fn python() -> PathBuf {
     installed("POSTRIDER_TEST_PYTHON")
+}
+
+/// The program itself: what the Python package puts beside Python is a script that would outlive its end.
+pub(crate) fn node() -> PathBuf {
+    node_path().with_file_name("node")
 }
 
 fn node_path() -> PathBuf {

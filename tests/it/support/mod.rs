@@ -11,7 +11,7 @@ use std::{future::Future, time::Duration};
 
 pub(crate) use api::{Api, Endpoint};
 pub(crate) use database::Database;
-pub(crate) use judges::{Case, judge, python};
+pub(crate) use judges::{Case, judge, node, python};
 pub(crate) use process::{ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, MASTER_KEY, Postrider};
 pub(crate) use receiver::{Answer, Receiver};
 
