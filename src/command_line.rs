@@ -3,6 +3,7 @@
 
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 use tokio::{
     runtime,
@@ -11,7 +12,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    log, master_key, roles,
+    bench::{self, BenchFlags},
+    log, master_key, metrics, roles,
     settings::{Environment, Flags, Settings},
     up,
     verify::{self, VerifyArguments},
@@ -42,24 +44,51 @@ enum Command {
     RotateMasterKey(Box<Flags>),
     /// Checks the signature of a captured request, and says in words what is wrong with it
     Verify(VerifyArguments),
+    /// Measures deliveries beside the bare HTTP client, on a database of its own
+    Bench(BenchFlags),
+    #[command(hide = true)]
+    BenchSink,
+    #[command(hide = true)]
+    BenchCeiling {
+        url: String,
+        concurrency: usize,
+        seconds: u64,
+    },
+}
+
+/// What runs until it is told to stop, or until it is done.
+enum Role {
+    Up,
+    Dispatcher,
+    Dashboard,
+    Migrate,
+    RotateMasterKey,
 }
 
 pub fn run() -> ExitCode {
-    let command = CommandLine::parse().command;
-    let flags = match &command {
-        Command::Up(flags)
-        | Command::Dispatcher(flags)
-        | Command::Dashboard(flags)
-        | Command::Migrate(flags)
-        | Command::RotateMasterKey(flags) => flags,
+    let (flags, role) = match CommandLine::parse().command {
+        Command::Up(flags) => (flags, Role::Up),
+        Command::Dispatcher(flags) => (flags, Role::Dispatcher),
+        Command::Dashboard(flags) => (flags, Role::Dashboard),
+        Command::Migrate(flags) => (flags, Role::Migrate),
+        Command::RotateMasterKey(flags) => (flags, Role::RotateMasterKey),
         Command::Verify(arguments) => {
-            return match verify::run(arguments, &Environment::of_process()) {
+            return match verify::run(&arguments, &Environment::of_process()) {
                 Ok(status) => status,
                 Err(error) => refuse(EXIT_USAGE, &format!("{error:#}")),
             };
         }
+        Command::Bench(flags) => return finish(on_runtime(bench::run(flags))),
+        Command::BenchSink => return finish(on_runtime(bench::sink())),
+        Command::BenchCeiling {
+            url,
+            concurrency,
+            seconds,
+        } => {
+            return finish(on_runtime(bench::ceiling(&url, concurrency, seconds)));
+        }
     };
-    let settings = match Settings::read(flags, &Environment::of_process()) {
+    let settings = match Settings::read(&flags, &Environment::of_process()) {
         Ok(settings) => settings,
         Err(error) => return refuse(EXIT_USAGE, &error.to_string()),
     };
@@ -67,21 +96,28 @@ pub fn run() -> ExitCode {
     for name in &settings.unknown {
         tracing::warn!(setting = name, "this variable is no setting of Postrider");
     }
-    let runtime = match runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return refuse(1, &format!("the runtime could not be started: {error}")),
-    };
-    let done = runtime.block_on(async {
+    finish(on_runtime(async {
+        metrics::start()?;
+        tokio::spawn(metrics::keep_tidy());
         let stop = stop_on_signal()?;
-        match command {
-            Command::Up(_) => up::up(settings, stop).await,
-            Command::Dispatcher(_) => roles::dispatcher(settings, stop).await,
-            Command::Dashboard(_) => roles::dashboard(settings, stop).await,
-            Command::Migrate(_) => roles::migrate(settings).await,
-            Command::RotateMasterKey(_) => master_key::rotate(settings, stop).await,
-            Command::Verify(_) => unreachable!("it needs no runtime and has ended"),
+        match role {
+            Role::Up => up::up(settings, stop).await,
+            Role::Dispatcher => roles::dispatcher(settings, stop).await,
+            Role::Dashboard => roles::dashboard(settings, stop).await,
+            Role::Migrate => roles::migrate(settings).await,
+            Role::RotateMasterKey => master_key::rotate(settings, stop).await,
         }
-    });
+    }))
+}
+
+fn on_runtime(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let runtime = runtime::Builder::new_multi_thread().enable_all().build();
+    runtime
+        .context("the runtime could not be started")?
+        .block_on(work)
+}
+
+fn finish(done: anyhow::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<crate::settings::SettingError>() => refuse(EXIT_USAGE, &error.to_string()),

@@ -1,4 +1,4 @@
-//! Liveness and readiness on an address of their own, without a key.
+//! Liveness, readiness and metrics on an address of their own, without a key.
 
 use std::time::Duration;
 
@@ -6,6 +6,8 @@ use axum::{Router, extract::State, http::StatusCode, routing::get};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
+
+use crate::metrics;
 
 /// Probes usually give up after a second or two.
 const DATABASE_WAIT: Duration = Duration::from_secs(1);
@@ -18,6 +20,7 @@ pub(crate) async fn serve(
     let routes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
+        .route("/metrics", get(|| async { metrics::render() }))
         .with_state((pool, stop.clone()));
     axum::serve(listener, routes)
         .with_graceful_shutdown(stop.cancelled_owned())

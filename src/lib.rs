@@ -7,6 +7,7 @@ pub mod settings;
 
 mod admin;
 mod banner;
+mod bench;
 mod connect;
 mod data_dir;
 mod demo;
@@ -14,6 +15,7 @@ mod health;
 mod log;
 mod machine;
 mod master_key;
+mod metrics;
 mod roles;
 mod up;
 mod verify;

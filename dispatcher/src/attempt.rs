@@ -12,7 +12,7 @@ use http::{HeaderName, HeaderValue};
 use postrider_proto::{EndpointId, Epoch, EventId, Outcome, signature};
 use sqlx::PgPool;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     clock::Clock,
@@ -39,6 +39,8 @@ const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 pub(crate) struct Picked {
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) epoch: Epoch,
+    /// Of the lease: over when somebody else may own the shard.
+    pub(crate) term: CancellationToken,
     pub(crate) job: Job,
     pub(crate) place: Place,
     /// Room for its result.
@@ -166,6 +168,7 @@ impl Attempts {
         let Picked {
             endpoint,
             epoch,
+            term,
             job,
             place,
             room,
@@ -185,13 +188,13 @@ impl Attempts {
                 sent_signature = Some(value);
                 // Checked last: when the lease ran out or the settings were replaced while the body was read, nothing
                 // is sent.
-                if !self.lease.is_valid() || !endpoint.may_start() {
+                if term.is_cancelled() || !self.lease.is_valid() || !endpoint.may_start() {
                     return;
                 }
                 tokio::select! {
                     outcome = self.sender.send(request) => outcome,
                     // Somebody else may own the shard by now. The attempt counts for nothing.
-                    () = self.lease.over() => return,
+                    () = term.cancelled() => return,
                 }
             }
         };
@@ -206,6 +209,8 @@ impl Attempts {
             &mut rand::rng(),
         );
         let duration = began.elapsed();
+        metrics::counter!("postrider_attempts_total", "outcome" => outcome.kind().as_str()).increment(1);
+        metrics::histogram!("postrider_attempt_seconds").record(duration);
         let verdict = Verdict {
             success: outcome.is_success(),
             slow: duration > SLOW,

@@ -48,7 +48,8 @@ pub(crate) enum Event {
     Drain(Vec<Shard>),
     /// The lease ran out: nothing may start.
     Suspended,
-    Resumed,
+    /// A new term of the lease. What is picked under it ends with it.
+    Resumed(CancellationToken),
     /// A place on the wire is free again. Without an answer the delivery is handed back.
     Left {
         endpoint: EndpointId,
@@ -76,11 +77,50 @@ pub(crate) struct Engine {
     pub(crate) state: State,
 }
 
-/// Places on the wire of this process. Slow lanes together get half of them: otherwise a thousand endpoints that hang
-/// would starve everybody all the same.
+/// Attempts of a lane that need no place from [`Share::More`].
+const FIRST_PLACES: usize = 2;
+
+/// Parts of the wire that some attempts share, each bounded, so that what hangs leaves places for the others.
+#[derive(Debug, Clone, Copy)]
+enum Share {
+    /// Of lanes that failed or were slow lately, half of the wire: a thousand that hang starve nobody.
+    Slow,
+    /// Of lanes that have not answered yet, a quarter.
+    Unknown,
+    /// Of what a lane has on the wire beyond its first two, three quarters: one that begins to hang holds its whole
+    /// bulkhead until the time limit, and others must be able to begin meanwhile.
+    More,
+}
+
+impl Share {
+    const ALL: [Self; 3] = [Self::Slow, Self::Unknown, Self::More];
+}
+
+/// Lanes that wait for a place of one share, each once.
+#[derive(Default)]
+struct Waiting {
+    queue: VecDeque<EndpointId>,
+    members: HashSet<EndpointId>,
+}
+
+impl Waiting {
+    fn push(&mut self, id: EndpointId) {
+        if self.members.insert(id) {
+            self.queue.push_back(id);
+        }
+    }
+
+    fn pop(&mut self) -> Option<EndpointId> {
+        let id = self.queue.pop_front()?;
+        self.members.remove(&id);
+        Some(id)
+    }
+}
+
+/// Places on the wire of this process.
 struct Places {
     wire: Arc<Semaphore>,
-    slow: Arc<Semaphore>,
+    shares: [Arc<Semaphore>; 3],
     room: Arc<Semaphore>,
     count: usize,
 }
@@ -90,10 +130,20 @@ impl Places {
         let semaphore = |n| Arc::new(Semaphore::new(n));
         Self {
             wire: semaphore(count),
-            slow: semaphore((count / 2).max(1)),
+            shares: Share::ALL.map(|share| {
+                semaphore(match share {
+                    Share::Slow => (count / 2).max(1),
+                    Share::Unknown => (count / 4).max(1),
+                    Share::More => count - count / 4,
+                })
+            }),
             room: semaphore(UNRECORDED_MAX.max(count)),
             count,
         }
+    }
+
+    fn share(&self, share: Share) -> &Arc<Semaphore> {
+        &self.shares[share as usize]
     }
 
     fn in_use(&self) -> bool {
@@ -106,8 +156,12 @@ pub(crate) struct State {
     owned: HashMap<Shard, Epoch>,
     /// Owned, but not yet loaded by the reader.
     taken: Vec<Shard>,
+    /// To be given back. Nothing of them is sent any more, until they are lost or gained anew.
     draining: HashSet<Shard>,
-    suspended: bool,
+    /// Draining, and reported to have nothing on the wire.
+    drained: HashSet<Shard>,
+    /// The term of the lease that deliveries are picked under, once there is one.
+    term: Option<CancellationToken>,
     stopping: bool,
     lanes: HashMap<EndpointId, Lane>,
     /// Lanes that can send, each once, served in turn.
@@ -119,8 +173,9 @@ pub(crate) struct State {
     /// When lanes have retries due.
     due: BTreeSet<(DateTime<Utc>, EndpointId)>,
     due_of: HashMap<EndpointId, DateTime<Utc>>,
-    /// Slow lanes that could send if the slow ones' half of the wire were not full.
-    slow: VecDeque<EndpointId>,
+    /// Lanes that could send if a share of the wire were not full. What changes a lane sets it going again by itself, so
+    /// that one which no longer needs that share does not wait for it.
+    waiting: [Waiting; 3],
     /// When lanes that wait for their rate or for a probe may go on.
     timers: BTreeSet<(Monotonic, EndpointId)>,
     timer_of: HashMap<EndpointId, Monotonic>,
@@ -216,7 +271,10 @@ impl Engine {
 
     /// Deals with what may be dealt with, one delivery a lane in turn.
     fn pump(&mut self, places: &Places) {
-        if self.state.suspended || self.state.stopping {
+        let Some(term) = self.state.term.clone().filter(|term| !term.is_cancelled()) else {
+            return;
+        };
+        if self.state.stopping {
             return;
         }
         let now = self.started.elapsed();
@@ -238,16 +296,24 @@ impl Engine {
                 self.state.is_ready.remove(&id);
                 continue;
             }
-            if lane.pace() != Pace::Fast {
-                match places.slow.clone().try_acquire_owned() {
+            self.state.is_ready.remove(&id);
+            let of_pace = match lane.pace() {
+                Pace::Fast => None,
+                Pace::Slow => Some(Share::Slow),
+                Pace::Unknown => Some(Share::Unknown),
+            };
+            let more = (lane.on_wire() >= FIRST_PLACES).then_some(Share::More);
+            let mut full = None;
+            for share in of_pace.into_iter().chain(more) {
+                match places.share(share).clone().try_acquire_owned() {
                     Ok(permit) => permits.push(permit),
-                    Err(_) => {
-                        self.state.slow.push_back(id);
-                        continue;
-                    }
+                    Err(_) => full = Some(share),
                 }
             }
-            self.state.is_ready.remove(&id);
+            if let Some(share) = full {
+                self.state.waiting[share as usize].push(id);
+                continue;
+            }
             match lane.pick(now) {
                 Some((job, Deed::Send)) => {
                     let place = Place {
@@ -262,6 +328,7 @@ impl Engine {
                     let _ = self.picked.send(Picked {
                         endpoint,
                         epoch: lane.epoch(),
+                        term: term.clone(),
                         job,
                         place,
                         room,
@@ -284,18 +351,20 @@ impl Engine {
         }
     }
 
-    /// Lanes that waited for their time, and slow lanes that waited for a place.
+    /// Lanes that waited for their time or for a place.
     fn wake_lanes(&mut self, now: Monotonic, places: &Places) {
         while let Some((_, id)) = self.state.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.state.timers.pop_first();
             self.state.timer_of.remove(&id);
             self.settle(id);
         }
-        for _ in 0..places.slow.available_permits() {
-            let Some(id) = self.state.slow.pop_front() else {
-                break;
-            };
-            self.state.ready.push_back(id);
+        for share in Share::ALL {
+            for _ in 0..places.share(share).available_permits() {
+                let Some(id) = self.state.waiting[share as usize].pop() else {
+                    break;
+                };
+                self.settle(id);
+            }
         }
     }
 
@@ -387,6 +456,8 @@ impl Engine {
             Event::Gained(shards) => {
                 for (shard, epoch) in shards {
                     self.drop_lanes(shard);
+                    self.state.draining.remove(&shard);
+                    self.state.drained.remove(&shard);
                     self.state.owned.insert(shard, epoch);
                     self.state.taken.push(shard);
                 }
@@ -395,17 +466,20 @@ impl Engine {
                 for shard in shards {
                     self.state.owned.remove(&shard);
                     self.state.draining.remove(&shard);
+                    self.state.drained.remove(&shard);
                     self.state.taken.retain(|taken| *taken != shard);
                     self.drop_lanes(shard);
                 }
             }
             Event::Drain(shards) => {
+                // Said again when one could not be released: then it is reported again.
+                self.state.drained.retain(|shard| !shards.contains(shard));
                 self.state
                     .draining
                     .extend(shards.iter().filter(|shard| self.state.owned.contains_key(shard)));
             }
-            Event::Suspended => self.state.suspended = true,
-            Event::Resumed => self.state.suspended = false,
+            Event::Suspended => self.state.term = None,
+            Event::Resumed(term) => self.state.term = Some(term),
             Event::Left {
                 endpoint,
                 event,
@@ -562,7 +636,13 @@ impl Engine {
         };
         let deleted = endpoint.state == EndpointState::Deleted;
         match self.state.lanes.get_mut(&id) {
-            Some(lane) => lane.change(endpoint, now),
+            Some(lane) => {
+                lane.change(endpoint, now);
+                // A read that was under way as the shard was lost and gained again has made it: it knows only the tail.
+                if taken {
+                    lane.reload(now);
+                }
+            }
             None => {
                 let Some(epoch) = self.state.owned.get(&endpoint.shard) else {
                     return;
@@ -611,14 +691,16 @@ impl Engine {
             .map(|(id, _)| *id)
             .collect();
         for id in gone {
-            self.state.lanes.remove(&id);
+            if let Some(lane) = self.state.lanes.remove(&id) {
+                lane.endpoint().stop();
+            }
             self.state.forget.push(id);
             self.settle(id);
         }
     }
 
     fn report_drained(&mut self) {
-        if self.state.draining.is_empty() {
+        if self.state.draining.len() == self.state.drained.len() {
             return;
         }
         let busy: HashSet<Shard> = self
@@ -629,9 +711,10 @@ impl Engine {
             .map(|lane| lane.endpoint().shard)
             .collect();
         for shard in self.state.draining.iter().filter(|shard| !busy.contains(shard)) {
-            let _ = self.drained.send(*shard);
+            if self.state.drained.insert(*shard) {
+                let _ = self.drained.send(*shard);
+            }
         }
-        self.state.draining.retain(|shard| busy.contains(shard));
     }
 }
 

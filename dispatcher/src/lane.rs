@@ -78,7 +78,7 @@ pub(crate) struct Verdict {
     pub(crate) slow: bool,
 }
 
-/// What the latest answer says of the endpoint. All but fast lanes share half of the places on the wire.
+/// What the latest answer says of the endpoint: how many places on the wire it may compete for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pace {
     Unknown,
@@ -121,10 +121,10 @@ impl Lane {
         spilled: bool,
         next_due: Option<DateTime<Utc>>,
     ) -> Self {
-        let breaker = if endpoint.was_failing {
-            Breaker::opened()
+        let (breaker, pace) = if endpoint.was_failing {
+            (Breaker::opened(), Pace::Slow)
         } else {
-            Breaker::default()
+            (Breaker::default(), Pace::Unknown)
         };
         let mut lane = Self {
             rate: endpoint.rate_per_second.map(Rate::new),
@@ -141,7 +141,7 @@ impl Lane {
             on_wire: HashSet::new(),
             next_due,
             due_since_read: None,
-            pace: Pace::Unknown,
+            pace,
             breaker,
             rate_at: None,
         };
@@ -161,6 +161,11 @@ impl Lane {
 
     pub(crate) fn pace(&self) -> Pace {
         self.pace
+    }
+
+    /// Attempts under way.
+    pub(crate) fn on_wire(&self) -> usize {
+        self.on_wire.len()
     }
 
     /// Takes new settings. What may no longer be sent is dropped from memory; it is still in the tables.

@@ -37,21 +37,19 @@ impl Lease {
         Instant::now() < term.until && !term.over.is_cancelled()
     }
 
-    /// Ends when the term that runs now is over.
-    pub(crate) async fn over(&self) {
-        let over = self.term().over.clone();
-        over.cancelled().await;
-    }
-
-    /// Answers whether a new term began, because the one before was over.
-    pub(crate) fn extend(&self, until: Instant) -> bool {
+    /// Answers with a new term if one began, because the one before was over, said or not. What was begun under that one
+    /// stays over: a process that was frozen may have lost its shards meanwhile.
+    pub(crate) fn extend(&self, until: Instant) -> Option<CancellationToken> {
         let mut term = self.term();
+        if Instant::now() >= term.until {
+            term.over.cancel();
+        }
+        term.until = until;
         let renewed = term.over.is_cancelled();
         if renewed {
             term.over = CancellationToken::new();
         }
-        term.until = until;
-        renewed
+        renewed.then(|| term.over.clone())
     }
 
     /// Ends the term if its time has come; answers whether it did.
@@ -83,15 +81,18 @@ mod tests {
     fn a_lease_ends_by_the_clock_even_before_it_is_expired() {
         let lease = Lease::new();
         assert!(!lease.is_valid());
-        assert!(lease.extend(Instant::now() + Duration::from_secs(60)));
+        let first = lease.extend(Instant::now() + Duration::from_secs(60));
         assert!(lease.is_valid());
-        assert!(!lease.extend(Instant::now()));
+        assert!(lease.extend(Instant::now()).is_none());
         assert!(!lease.is_valid(), "its time is over although nobody has said so");
         assert!(lease.expire(Instant::now()) && !lease.expire(Instant::now()));
+        assert!(first.is_some_and(|term| term.is_cancelled()));
+        let second = lease.extend(Instant::now()).expect("a new term");
+        let third = lease.extend(Instant::now() + Duration::from_secs(60));
         assert!(
-            lease.extend(Instant::now() + Duration::from_secs(60)),
-            "a new term"
+            third.is_some(),
+            "a new term, because the one before was over unsaid"
         );
-        assert!(lease.is_valid());
+        assert!(second.is_cancelled() && lease.is_valid());
     }
 }

@@ -37,13 +37,29 @@ use std::time::Instant;
 
 use chrono::{DateTime, Utc};
 use postrider_proto::EndpointId;
-use sqlx::{PgPool, postgres::PgConnectOptions};
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
 use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
 pub use settings::Settings;
 pub use wake::Wake;
+
+/// Connections that read bodies and record results.
+const HOT_CONNECTIONS: u32 = 4;
+
+/// How the planner is told to do what the hot path's few statements need: walk an index for each row of a list. It
+/// knows nothing of how long the lists are, plans for tables that were empty a moment ago, and would scan them.
+const HOT_PLANS: [(&str, &str); 5] = [
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("jit", "off"),
+];
 
 /// Messages the reader may be ahead of the engine.
 const READ_AHEAD: usize = 16;
@@ -92,14 +108,18 @@ impl Dispatcher {
         let (deleted, deleted_out) = mpsc::unbounded_channel();
         let (applied, applied_out) = watch::channel(None);
 
+        let hot = PgPoolOptions::new()
+            .max_connections(HOT_CONNECTIONS)
+            .connect_with(self.direct.clone().options(HOT_PLANS))
+            .await?;
         let recorder = record::Recorder {
-            pool: self.pool.clone(),
+            pool: hot.clone(),
             owner: id,
             finished: finished_out,
             out: events.clone(),
         };
         let attempts = attempt::Attempts {
-            pool: self.pool.clone(),
+            pool: hot,
             sender: send::Sender::new(self.guard)?,
             clock: clock.clone(),
             lease: lease.clone(),
@@ -139,7 +159,7 @@ impl Dispatcher {
         let recorder = tokio::spawn(recorder.run(abandon.clone()));
         let attempts = tokio::spawn(attempts.run(picked_out));
         let reader = tokio::spawn(reader.run(leave.clone()));
-        let shards = tokio::spawn(shards.run(leave.clone()));
+        let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
         let jobs = tokio::spawn(jobs::run(self.pool.clone(), leave.clone()));
@@ -160,6 +180,13 @@ impl Dispatcher {
         let _ = tokio::join!(reader, shards, jobs);
         Ok(())
     }
+}
+
+/// Makes the counters that should be seen before they first count.
+pub fn describe_metrics() {
+    metrics::counter!("postrider_tail_missed_total").increment(0);
+    metrics::counter!("postrider_results_void_total").increment(0);
+    metrics::counter!("postrider_deliveries_dropped_total").increment(0);
 }
 
 /// Says which settings this dispatcher has applied, for those who wait until a change has taken effect.

@@ -208,7 +208,11 @@ impl Session {
         if !cycle.taken.is_empty() {
             self.load_taken(&cycle.taken, out).await?;
         }
-        self.refill(&cycle.refills, out).await?;
+        if !cycle.refills.is_empty() {
+            let began = Instant::now();
+            self.refill(&cycle.refills, out).await?;
+            metrics::histogram!("postrider_refill_seconds").record(began.elapsed());
+        }
         self.read_due(&cycle.due, now, out).await?;
         self.read_keys(&cycle.keys, out).await?;
         if cycle.sweep {
@@ -440,9 +444,6 @@ impl Session {
         refills: &[(EndpointId, Refill)],
         out: &mpsc::Sender<Message>,
     ) -> Result<(), ReadError> {
-        if refills.is_empty() {
-            return Ok(());
-        }
         let endpoints: Vec<EndpointId> = refills.iter().map(|(id, _)| *id).collect();
         let floors: Vec<EventId> = refills.iter().map(|(_, refill)| refill.floor).collect();
         let limits: Vec<i32> = refills.iter().map(|(_, refill)| refill.limit as i32).collect();

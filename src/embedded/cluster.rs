@@ -138,6 +138,12 @@ impl Cluster {
         command
     }
 
+    /// The server's first process, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        let file = fs::read_to_string(self.home.data().join("postmaster.pid")).ok()?;
+        file.lines().next()?.trim().parse().ok()
+    }
+
     pub fn home(&self) -> &Home {
         &self.home
     }

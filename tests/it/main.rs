@@ -4,12 +4,18 @@
 mod support;
 
 mod at_rest;
+mod bulkhead;
 mod crash;
 mod delivery;
 mod emit;
 mod first_run;
+mod fleet;
+mod order;
 mod pages;
+mod rate;
 mod receivers;
 mod refusals;
+mod retry_rules;
 mod roles;
 mod rotation;
+mod tail;

@@ -212,6 +212,10 @@ pub(crate) async fn patch(
         None => before.headers,
     };
     let row = table::update(&mut *transaction, before.id, &settings, sealed.as_deref()).await?;
+    let was_active = before.settings.state == EndpointState::Active;
+    if !was_active && settings.state == EndpointState::Active {
+        table::forget_failures(&mut *transaction, row.id).await?;
+    }
     let entry = Entry {
         actor: &actor,
         action: Action::EndpointChanged,

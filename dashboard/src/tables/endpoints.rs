@@ -236,6 +236,15 @@ pub(crate) async fn update(
     .await
 }
 
+/// Whoever sets an endpoint going again gives it time anew: its old failures no longer count.
+pub(crate) async fn forget_failures(db: impl PgExecutor<'_>, id: EndpointId) -> Result<(), sqlx::Error> {
+    sqlx::query("delete from postrider.endpoint_health where endpoint_id = $1")
+        .bind(id)
+        .execute(db)
+        .await?;
+    Ok(())
+}
+
 pub(crate) async fn delete(db: impl PgExecutor<'_>, id: EndpointId) -> Result<(), sqlx::Error> {
     sqlx::query(
         "update postrider.endpoints set state = 'deleted', updated_at = clock_timestamp() where id = $1",

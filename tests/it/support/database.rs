@@ -4,7 +4,7 @@
 use std::{
     process::{Child, Stdio},
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -13,7 +13,11 @@ use postrider::embedded::{Account, Cluster, Home};
 use postrider_dispatcher::{partitions, schema};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, postgres::PgConnectOptions};
 
+use super::until;
+
 const TEMPLATE: &str = "migrated";
+/// Every test has a few processes with a pool each, and some hold hundreds of transactions open.
+const SETTINGS: &str = "max_connections = 800\nmax_prepared_transactions = 50\n";
 
 struct Shared {
     cluster: Cluster,
@@ -21,38 +25,86 @@ struct Shared {
     _watcher: Child,
 }
 
-static SHARED: OnceLock<Shared> = OnceLock::new();
+static SHARED: OnceLock<Arc<Shared>> = OnceLock::new();
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) struct Database {
     name: String,
+    server: Arc<Shared>,
 }
 
 impl Database {
     /// With the schema as it is today.
     pub(crate) async fn fresh() -> Self {
-        Self::copy_of(TEMPLATE).await
+        Self::copy_of(shared(), TEMPLATE).await
+    }
+
+    /// On a server of its own, for a test that does something to the server.
+    pub(crate) async fn on_private_server() -> Self {
+        let server = tokio::task::spawn_blocking(start).await.expect("a server");
+        Self::copy_of(Arc::new(server), TEMPLATE).await
     }
 
     /// Without our schema.
     pub(crate) async fn empty() -> Self {
-        Self::copy_of("template0").await
+        Self::copy_of(shared(), "template0").await
     }
 
-    async fn copy_of(template: &str) -> Self {
+    async fn copy_of(server: Arc<Shared>, template: &str) -> Self {
         let name = format!("test_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let create = format!("create database {name} template {template} owner postrider");
-        run(&shared().cluster, &create).await;
-        Self { name }
+        run(&server.cluster, &create).await;
+        Self { name, server }
+    }
+
+    /// Pulls the server's plug and starts it again: what was not on disk is lost, every session is cut off.
+    pub(crate) async fn crash_server(&self) {
+        let mut restart = self.server.cluster.command("pg_ctl");
+        restart.args(["restart", "-w", "-s", "-m", "immediate", "-l"]);
+        restart.arg(self.server.cluster.home().log());
+        restart.stdout(Stdio::null()).stderr(Stdio::null());
+        let ended = tokio::task::spawn_blocking(move || restart.status()).await;
+        assert!(ended.expect("waited for").expect("pg_ctl starts").success());
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) async fn execute(&self, statement: &str) {
+        let mut connection = self.connect().await;
+        sqlx::raw_sql(AssertSqlSafe(statement))
+            .execute(&mut connection)
+            .await
+            .expect(statement);
+    }
+
+    /// The one number that this asks for.
+    pub(crate) async fn count(&self, query: &str) -> i64 {
+        let mut connection = self.connect().await;
+        sqlx::query_scalar(AssertSqlSafe(query))
+            .fetch_one(&mut connection)
+            .await
+            .expect(query)
+    }
+
+    /// Waits until nothing waits to be sent or to be tried again.
+    pub(crate) async fn drained(&self) {
+        let waiting =
+            "select (select count(*) from postrider.queue) + (select count(*) from postrider.retries)";
+        until("nothing waits", || async {
+            (self.count(waiting).await == 0).then_some(())
+        })
+        .await;
     }
 
     /// As the owner of the schema, which is not a superuser.
     pub(crate) fn options(&self) -> PgConnectOptions {
-        shared().cluster.options().database(&self.name)
+        self.server.cluster.options().database(&self.name)
     }
 
     pub(crate) fn url(&self) -> String {
-        let folder = shared().cluster.home().sockets().display();
+        let folder = self.server.cluster.home().sockets().display();
         format!("postgresql://postrider@localhost/{}?host={folder}", self.name)
     }
 
@@ -65,7 +117,7 @@ impl Database {
     /// A login that may use the schema and call `emit`, and nothing else.
     pub(crate) async fn producer(&self) -> PgConnection {
         let role = format!("producer_{}", self.name);
-        run(&shared().cluster, &format!("create role {role} login")).await;
+        run(&self.server.cluster, &format!("create role {role} login")).await;
         let mut owner = self.connect().await;
         for grant in [
             format!("grant usage on schema postrider to {role}"),
@@ -92,9 +144,10 @@ async fn run(cluster: &Cluster, statement: &str) {
         .expect(statement);
 }
 
-fn shared() -> &'static Shared {
+fn shared() -> Arc<Shared> {
     // On a thread of its own: a test's own runtime is busy waiting for this.
-    SHARED.get_or_init(|| std::thread::spawn(start).join().expect("the test cluster starts"))
+    let start = || Arc::new(std::thread::spawn(start).join().expect("the test cluster starts"));
+    SHARED.get_or_init(start).clone()
 }
 
 fn start() -> Shared {
@@ -114,7 +167,7 @@ fn start() -> Shared {
         .stderr(Stdio::null());
     let watcher = watcher.spawn().expect("sh starts");
 
-    let cluster = Cluster::start(home, "max_connections = 500\n").expect("the test cluster starts");
+    let cluster = Cluster::start(home, SETTINGS).expect("the test cluster starts");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
         cluster.make_database().await.expect("the owner is made");

@@ -188,6 +188,10 @@ impl Postrider {
         self.log.lock().expect("not poisoned").clone()
     }
 
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("our own child").is_none()
+    }
+
     /// SIGSTOP freezes it, SIGCONT lets it go on.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("the process is there");
@@ -202,6 +206,10 @@ impl Postrider {
     /// SIGTERM, and how it ended.
     pub(crate) async fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
+        self.ended().await
+    }
+
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
         let ended = async {
             loop {
                 if let Some(status) = self.child.try_wait().expect("our own child") {

@@ -20,10 +20,16 @@ use super::PATIENCE;
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
     Status(u16),
+    /// With a header of this name and value.
+    StatusAnd(u16, &'static str, String),
+    /// Takes its time.
+    After(Duration, u16),
     /// A redirect to this place.
     Redirect(String),
     /// Answers nothing until `release` is called.
     Hold,
+    /// The same, with another answer than 204 then.
+    HoldThen(u16),
     /// Closes the connection instead of answering.
     HangUp,
 }
@@ -37,9 +43,17 @@ pub(crate) struct Received {
     pub(crate) body: Bytes,
     pub(crate) at: Instant,
     pub(crate) unix_seconds: i64,
+    /// When it was answered, or its sender went away.
+    pub(crate) ended: Option<Instant>,
 }
 
 impl Received {
+    /// A field of the body.
+    pub(crate) fn field(&self, name: &str) -> serde_json::Value {
+        let body: serde_json::Value = serde_json::from_slice(&self.body).expect("a JSON body");
+        body[name].clone()
+    }
+
     pub(crate) fn header(&self, name: &str) -> &str {
         let value = self
             .headers
@@ -86,10 +100,13 @@ impl Received {
     }
 }
 
+type Decide = Box<dyn Fn(&Received) -> Answer + Send>;
+
 #[derive(Default)]
 struct Book {
     received: Vec<Received>,
     script: VecDeque<Answer>,
+    decide: Option<Decide>,
     answer: Option<Answer>,
     in_flight: usize,
     in_flight_max: usize,
@@ -101,6 +118,13 @@ struct Shared {
     /// Goes up with every change of the book.
     changed: watch::Sender<u64>,
     released: watch::Sender<bool>,
+}
+
+impl Shared {
+    async fn wait_for_release(&self) {
+        let mut released = self.released.subscribe();
+        let _ = released.wait_for(|released| *released).await;
+    }
 }
 
 pub(crate) struct Receiver {
@@ -141,6 +165,11 @@ impl Receiver {
         self.book(|book| book.script.extend(answers));
     }
 
+    /// The answer to each request that the script does not cover.
+    pub(crate) fn decide(&self, decide: impl Fn(&Received) -> Answer + Send + 'static) {
+        self.book(|book| book.decide = Some(Box::new(decide)));
+    }
+
     /// Lets go of everything that is held, with 204, and holds nothing any more.
     pub(crate) fn release(&self) {
         self.shared.released.send_replace(true);
@@ -150,23 +179,34 @@ impl Receiver {
         self.book(|book| book.received.clone())
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.book(|book| book.received.len())
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.book(|book| book.in_flight)
+    }
+
     pub(crate) fn in_flight_max(&self) -> usize {
         self.book(|book| book.in_flight_max)
     }
 
+    /// From here on, the most in flight is counted anew.
+    pub(crate) fn forget_in_flight_max(&self) {
+        self.book(|book| book.in_flight_max = book.in_flight);
+    }
+
     /// Waits until this many requests have come in, and hands out all there are.
     pub(crate) async fn wait_for(&self, count: usize) -> Vec<Received> {
-        self.wait_until(&format!("{count} requests"), |receiver| {
-            receiver.received().len() >= count
-        })
-        .await;
+        self.wait_until(&format!("{count} requests"), |receiver| receiver.count() >= count)
+            .await;
         self.received()
     }
 
     /// Waits until this many requests are being held.
     pub(crate) async fn wait_in_flight(&self, count: usize) {
         self.wait_until(&format!("{count} in flight"), |receiver| {
-            receiver.book(|book| book.in_flight) >= count
+            receiver.in_flight() >= count
         })
         .await;
     }
@@ -216,13 +256,37 @@ async fn accept(listener: TcpListener, shared: Shared) {
     }
 }
 
+/// Most requests that were in flight at one instant, among these.
+pub(crate) fn most_at_once<'a>(requests: impl IntoIterator<Item = &'a Received>) -> usize {
+    let mut changes: Vec<(Instant, isize)> = Vec::new();
+    for request in requests {
+        changes.push((request.at, 1));
+        changes.extend(request.ended.map(|at| (at, -1)));
+    }
+    // At one instant what ends comes first.
+    changes.sort_unstable();
+    let (mut now, mut most) = (0_isize, 0);
+    for (_, change) in changes {
+        now += change;
+        most = most.max(now);
+    }
+    most as usize
+}
+
 /// Counts a request as in flight until it is dropped, also when its sender goes away.
-struct InFlight(Shared);
+struct InFlight {
+    shared: Shared,
+    index: usize,
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.book.lock().expect("not poisoned").in_flight -= 1;
-        self.0.changed.send_modify(|version| *version += 1);
+        {
+            let mut book = self.shared.book.lock().expect("not poisoned");
+            book.in_flight -= 1;
+            book.received[self.index].ended = Some(Instant::now());
+        }
+        self.shared.changed.send_modify(|version| *version += 1);
     }
 }
 
@@ -243,27 +307,42 @@ async fn respond(
         body,
         at,
         unix_seconds: unix.as_secs() as i64,
+        ended: None,
     };
-    let answer = {
+    let (answer, index) = {
         let mut book = shared.book.lock().expect("not poisoned");
+        let answer = book
+            .script
+            .pop_front()
+            .or_else(|| book.decide.as_ref().map(|decide| decide(&received)))
+            .or_else(|| book.answer.clone())
+            .unwrap_or(Answer::Status(204));
         book.received.push(received);
         book.in_flight += 1;
         book.in_flight_max = book.in_flight_max.max(book.in_flight);
-        book.script
-            .pop_front()
-            .or_else(|| book.answer.clone())
-            .unwrap_or(Answer::Status(204))
+        (answer, book.received.len() - 1)
     };
-    let _in_flight = InFlight(shared.clone());
+    let _in_flight = InFlight {
+        shared: shared.clone(),
+        index,
+    };
     shared.changed.send_modify(|version| *version += 1);
     let answered = Response::builder();
     let answered = match answer {
         Answer::Status(status) => answered.status(status),
+        Answer::StatusAnd(status, name, value) => answered.status(status).header(name, value),
+        Answer::After(time, status) => {
+            tokio::time::sleep(time).await;
+            answered.status(status)
+        }
         Answer::Redirect(place) => answered.status(302).header("location", place),
         Answer::Hold => {
-            let mut released = shared.released.subscribe();
-            let _ = released.wait_for(|released| *released).await;
+            shared.wait_for_release().await;
             answered.status(204)
+        }
+        Answer::HoldThen(status) => {
+            shared.wait_for_release().await;
+            answered.status(status)
         }
         Answer::HangUp => return Err(std::io::ErrorKind::ConnectionAborted.into()),
     };
