@@ -639,6 +639,12 @@ impl Engine {
             Ok(endpoint) => Arc::new(endpoint),
             Err(error) => {
                 tracing::error!(endpoint = %id, %error, "an endpoint can't be served: its deliveries wait");
+                // Not with the settings before these either: they may have been replaced because a secret leaked.
+                if let Some(lane) = self.state.lanes.remove(&id) {
+                    lane.endpoint().stop();
+                    self.state.forget.push(id);
+                    self.settle(id);
+                }
                 return;
             }
         };

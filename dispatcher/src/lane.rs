@@ -171,9 +171,8 @@ impl Lane {
     /// Takes new settings. What may no longer be sent is dropped from memory; it is still in the tables.
     pub(crate) fn change(&mut self, endpoint: Arc<Endpoint>, now: DateTime<Utc>) {
         let other_way = self.endpoint.state != endpoint.state || self.endpoint.ordered != endpoint.ordered;
-        if endpoint.state != EndpointState::Active {
-            self.endpoint.stop();
-        }
+        // What was picked with the old settings and has not started is handed back, and goes out with the new ones.
+        self.endpoint.stop();
         if endpoint.state == EndpointState::Active && self.endpoint.state != EndpointState::Active {
             self.breaker = Breaker::default();
         }

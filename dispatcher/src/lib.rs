@@ -23,6 +23,7 @@ mod read;
 mod record;
 pub mod retry;
 pub mod schema;
+pub mod sealed;
 pub mod send;
 pub mod settings;
 mod shards;
@@ -62,6 +63,7 @@ const HOT_PLANS: [(&str, &str); 5] = [
 
 /// Messages the reader may be ahead of the engine.
 const READ_AHEAD: usize = 16;
+const PUBLISH_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Everything a dispatcher needs; made by the root.
 pub struct Dispatcher {
@@ -204,7 +206,9 @@ async fn publish_applied(pool: PgPool, id: Uuid, mut applied: watch::Receiver<Op
             .execute(&pool)
             .await;
         if let Err(error) = written {
-            tracing::warn!(%error, "the applied settings could not be published");
+            tracing::warn!(%error, "the applied settings could not be published; trying again");
+            tokio::time::sleep(PUBLISH_AGAIN).await;
+            applied.mark_changed();
         }
     }
 }

@@ -14,7 +14,10 @@ async fn only_events_that_the_filter_wants_arrive_and_the_others_leave_nothing_w
     let api = program.api();
     let filter = json!({"/amount": {"gte": 100}, "not": {"/currency": {"in": ["USD", "GBP"]}}});
     let endpoint = api
-        .acme(&wanting.url("/hook"), json!({ "filter": filter, "ordered": true }))
+        .acme(
+            &wanting.url("/hook"),
+            json!({ "filter": filter, "ordered": true }),
+        )
         .await;
     api.endpoint("acme", &taking_all.url("/hook"), json!({})).await;
     let seen = api.get(&format!("/tenants/acme/endpoints/{}", endpoint.id)).await;
@@ -54,7 +57,8 @@ async fn only_events_that_the_filter_wants_arrive_and_the_others_leave_nothing_w
         .call(Method::PATCH, &path, Some(json!({ "filter": null })))
         .await;
     assert_eq!(status, StatusCode::OK, "{changed}");
-    api.emit("acme", json!({"type": "invoice.paid", "data": {}})).await;
+    api.emit("acme", json!({"type": "invoice.paid", "data": {}}))
+        .await;
     wanting.wait_for(wanted.len() + 1).await;
 }
 
