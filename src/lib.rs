@@ -14,6 +14,8 @@ mod demo;
 mod health;
 mod log;
 mod machine;
+mod master_key;
 mod metrics;
 mod roles;
 mod up;
+mod verify;

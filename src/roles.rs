@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, anyhow};
 use postrider_dashboard::{App, Emits};
-use postrider_dispatcher::{Dispatcher, Wake, partitions, schema};
+use postrider_dispatcher::{Dispatcher, Wake, partitions, schema, sealed};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -38,6 +38,7 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
     let health = listen_for_health(&settings).await?;
     let pool = connect::pool(&database.direct, "dispatcher").await?;
     schema::check(&pool).await?;
+    sealed::check(&pool, &vault).await?;
     let mut parts = Parts::new(stop);
     if let Some(listener) = health {
         parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
@@ -63,6 +64,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let health = listen_for_health(&settings).await?;
     let pool = connect::pool(&database.pooled, "dashboard").await?;
     schema::check(&pool).await?;
+    sealed::check(&pool, &vault).await?;
     let made = admin::make_missing(&pool, &settings).await?;
     if let Some(key) = made.api_key {
         println!("The admin API key, shown this once: {key}");

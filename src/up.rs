@@ -3,7 +3,7 @@
 
 use anyhow::Context;
 use postrider_dashboard::{App, Emits};
-use postrider_dispatcher::{Dispatcher, Wake, vault::Vault};
+use postrider_dispatcher::{Dispatcher, Wake, sealed, vault::Vault};
 use tokio::{net::TcpListener, task::spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
@@ -87,6 +87,7 @@ async fn run(
 
     let sending_pool = connect::pool(&database.direct, "dispatcher").await?;
     roles::bring_up_to_date(&sending_pool).await?;
+    sealed::check(&sending_pool, &vault).await?;
     let serving_pool = connect::pool(&database.pooled, "dashboard").await?;
     admin::set_password(&serving_pool, &password.value).await?;
 

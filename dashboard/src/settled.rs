@@ -6,6 +6,8 @@ use std::time::Duration;
 use postrider_proto::Shard;
 use sqlx::{PgConnection, PgPool};
 
+use crate::problem::{Kind, Problem};
+
 const POLL: Duration = Duration::from_millis(10);
 /// A little over a lease: by then the owner has applied the change or is no owner any more.
 const WAIT_MAX: Duration = Duration::from_secs(6);
@@ -20,24 +22,32 @@ pub(crate) async fn current(connection: &mut PgConnection) -> Result<Xid, sqlx::
         .map(Xid)
 }
 
-/// Returns when the shard's owner has applied what that transaction changed. It has committed.
-pub(crate) async fn settled(pool: &PgPool, shard: Shard, xid: &Xid) -> Result<(), sqlx::Error> {
+/// Returns when the shard's owner has applied what that transaction changed. It has committed, so that an owner that
+/// does not confirm in time is told as what it is, and not passed over.
+pub(crate) async fn settled(pool: &PgPool, shard: Shard, xid: &Xid) -> Result<(), Problem> {
     let wait = async {
         while !is_applied(pool, shard, xid).await? {
             tokio::time::sleep(POLL).await;
         }
         Ok(())
     };
-    tokio::time::timeout(WAIT_MAX, wait).await.unwrap_or(Ok(()))
+    match tokio::time::timeout(WAIT_MAX, wait).await {
+        Ok(settled) => settled,
+        Err(_) => Err(Problem::new(
+            Kind::Busy,
+            "The change is stored, but the dispatcher that sends to this endpoint has not confirmed it yet: \
+             look again before you repeat it.",
+        )),
+    }
 }
 
-/// A dispatcher that publishes nothing is not waited for.
+/// An owner publishes with the first shards it takes: one that has published nothing yet is waited for.
 async fn is_applied(pool: &PgPool, shard: Shard, xid: &Xid) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar(
         "select not exists (
             select from postrider.shards s join postrider.dispatchers d on d.id = s.owner
             where s.shard = $1 and d.expires_at > clock_timestamp()
-              and not pg_visible_in_snapshot($2::xid8, d.applied))",
+              and not coalesce(pg_visible_in_snapshot($2::xid8, d.applied), false))",
     )
     .bind(shard)
     .bind(&xid.0)

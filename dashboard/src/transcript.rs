@@ -101,7 +101,7 @@ pub(crate) fn custom_header_names(vault: &Vault, endpoint: &EndpointRow) -> Vec<
         return Vec::new();
     };
     vault
-        .open(endpoint.id, Purpose::Headers, sealed)
+        .open(endpoint.owner(), Purpose::Headers, sealed)
         .ok()
         .and_then(|clear| serde_json::from_slice::<BTreeMap<String, String>>(&clear).ok())
         .map(|headers| headers.into_keys().collect())

@@ -218,7 +218,8 @@ impl Attempts {
                 let value = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
                 let request = self.request(&endpoint, &job, &content, t, &value);
                 sent_signature = Some(value);
-                // Checked last: a lease that ran out or an endpoint that was stopped while the body was read sends nothing.
+                // Checked last: when the lease ran out or the settings were replaced while the body was read, nothing
+                // is sent.
                 if term.is_cancelled() || !self.lease.is_valid() || !endpoint.may_start() {
                     return;
                 }

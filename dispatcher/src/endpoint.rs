@@ -9,7 +9,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use postrider_proto::{
-    DeadReason, EndpointId, EndpointState, Shard,
+    DeadReason, EndpointId, EndpointState, Shard, TenantId,
     filter::Filter,
     signature::{Secret, SignatureFormat},
 };
@@ -20,7 +20,7 @@ use url::Url;
 use crate::{
     Settings,
     retry::Schedule,
-    vault::{Purpose, Vault, VaultError},
+    vault::{Owner, Purpose, Vault, VaultError},
 };
 
 /// Settings never change in place: a change makes a new value.
@@ -46,8 +46,8 @@ pub(crate) struct Endpoint {
     pub(crate) filter: Option<Filter>,
     /// The newest first, each with the instant it retires at.
     secrets: Vec<(Secret, Option<DateTime<Utc>>)>,
-    /// Set when these settings were replaced by ones that may not send. An attempt that was picked before looks here
-    /// just before it starts.
+    /// Set when these settings were replaced, or may not send. An attempt that was picked before looks here just before
+    /// it starts: otherwise it would be signed with a secret that was revoked while its body was read.
     stopped: AtomicBool,
 }
 
@@ -73,6 +73,7 @@ impl Endpoint {
 #[derive(Debug, FromRow)]
 pub(crate) struct EndpointRow {
     id: EndpointId,
+    tenant_id: TenantId,
     shard: Shard,
     state: EndpointState,
     url: String,
@@ -108,19 +109,23 @@ impl EndpointRow {
 
     pub(crate) fn open(&self, vault: &Vault, defaults: &Settings) -> Result<Endpoint, Unusable> {
         let stored = |e: &dyn std::fmt::Display| Unusable::Stored(e.to_string());
+        let owner = Owner {
+            tenant: self.tenant_id,
+            endpoint: self.id,
+        };
         let secrets = self
             .secrets
             .iter()
             .zip(&self.retire)
             .map(|(sealed, retires_at)| {
-                let clear = vault.open(self.id, Purpose::Secret, sealed)?;
+                let clear = vault.open(owner, Purpose::Secret, sealed)?;
                 let text = String::from_utf8(clear).map_err(|_| Unusable::Stored("a secret".to_owned()))?;
                 Ok((Secret::new(text), *retires_at))
             })
             .collect::<Result<Vec<_>, Unusable>>()?;
         let mut headers = HeaderMap::new();
         if let Some(sealed) = &self.headers {
-            let clear = vault.open(self.id, Purpose::Headers, sealed)?;
+            let clear = vault.open(owner, Purpose::Headers, sealed)?;
             let pairs: std::collections::BTreeMap<String, String> =
                 serde_json::from_slice(&clear).map_err(|e| stored(&e))?;
             for (name, value) in pairs {
@@ -176,7 +181,7 @@ pub(crate) async fn load(
     ids: &[EndpointId],
 ) -> Result<Vec<EndpointRow>, sqlx::Error> {
     sqlx::query_as(
-        "select e.id, e.shard, e.state, e.state_reason, e.url, e.concurrency, e.rate_per_second, e.ordered,
+        "select e.id, e.tenant_id, e.shard, e.state, e.state_reason, e.url, e.concurrency, e.rate_per_second, e.ordered,
                 e.retry_schedule, e.timeout_ms, e.signature, e.headers, e.filter,
                 exists (select from postrider.endpoint_health h
                         where h.endpoint_id = e.id

@@ -171,9 +171,8 @@ impl Lane {
     /// Takes new settings. What may no longer be sent is dropped from memory; it is still in the tables.
     pub(crate) fn change(&mut self, endpoint: Arc<Endpoint>, now: DateTime<Utc>) {
         let other_way = self.endpoint.state != endpoint.state || self.endpoint.ordered != endpoint.ordered;
-        if endpoint.state != EndpointState::Active {
-            self.endpoint.stop();
-        }
+        // What was picked with the old settings and has not started is handed back, and goes out with the new ones.
+        self.endpoint.stop();
         if endpoint.state == EndpointState::Active && self.endpoint.state != EndpointState::Active {
             self.breaker = Breaker::default();
         }
@@ -316,8 +315,10 @@ impl Lane {
         (due && !self.is_held() && room * 2 > self.capacity()).then_some(DueRead { limit, even_later })
     }
 
+    /// When `retries` are to be read again; not while there is no room for what is due.
     pub(crate) fn next_due(&self) -> Option<DateTime<Utc>> {
-        self.next_due.filter(|_| !self.is_held())
+        let due = self.next_due?;
+        self.wants_due(due).map(|_| due)
     }
 
     /// A read of `retries` begins now.

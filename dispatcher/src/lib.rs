@@ -23,6 +23,7 @@ mod read;
 mod record;
 pub mod retry;
 pub mod schema;
+pub mod sealed;
 pub mod send;
 pub mod settings;
 mod shards;
@@ -36,7 +37,10 @@ use std::time::Instant;
 
 use chrono::{DateTime, Utc};
 use postrider_proto::EndpointId;
-use sqlx::{PgPool, postgres::PgConnectOptions};
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
 use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
@@ -44,8 +48,22 @@ use uuid::Uuid;
 pub use settings::Settings;
 pub use wake::Wake;
 
+/// Connections that read bodies and record results.
+const HOT_CONNECTIONS: u32 = 4;
+
+/// How the planner is told to do what the hot path's few statements need: walk an index for each row of a list. It
+/// knows nothing of how long the lists are, plans for tables that were empty a moment ago, and would scan them.
+const HOT_PLANS: [(&str, &str); 5] = [
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("jit", "off"),
+];
+
 /// Messages the reader may be ahead of the engine.
 const READ_AHEAD: usize = 16;
+const PUBLISH_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Everything a dispatcher needs; made by the root.
 pub struct Dispatcher {
@@ -90,14 +108,18 @@ impl Dispatcher {
         let (deleted, deleted_out) = mpsc::unbounded_channel();
         let (applied, applied_out) = watch::channel(None);
 
+        let hot = PgPoolOptions::new()
+            .max_connections(HOT_CONNECTIONS)
+            .connect_with(self.direct.clone().options(HOT_PLANS))
+            .await?;
         let recorder = record::Recorder {
-            pool: self.pool.clone(),
+            pool: hot.clone(),
             owner: id,
             finished: finished_out,
             out: events.clone(),
         };
         let attempts = attempt::Attempts {
-            pool: self.pool.clone(),
+            pool: hot,
             sender: send::Sender::new(self.guard)?,
             clock: clock.clone(),
             lease: lease.clone(),
@@ -105,7 +127,10 @@ impl Dispatcher {
             finished: finished.clone(),
             tasks: tasks.clone(),
         };
+        let hurry = Wake::default();
         let reader = read::Reader {
+            wake: self.wake.clone(),
+            hurry: hurry.clone(),
             options: self.direct,
             clock: clock.clone(),
             cycles: cycles_out,
@@ -128,6 +153,7 @@ impl Dispatcher {
             finished,
             started: Instant::now(),
             cycles,
+            hurry: hurry.clone(),
             drained,
             deleted,
             applied,
@@ -137,7 +163,7 @@ impl Dispatcher {
         let recorder = tokio::spawn(recorder.run(abandon.clone()));
         let attempts = tokio::spawn(attempts.run(picked_out));
         let reader = tokio::spawn(reader.run(leave.clone()));
-        let shards = tokio::spawn(shards.run(leave.clone()));
+        let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
         let jobs = tokio::spawn(jobs::run(self.pool.clone(), leave.clone()));
@@ -155,6 +181,7 @@ impl Dispatcher {
             tracing::warn!("the last results could not be recorded: their deliveries will be sent again");
         }
         leave.cancel();
+        hurry.now();
         let _ = tokio::join!(reader, shards, jobs);
         Ok(())
     }
@@ -179,7 +206,9 @@ async fn publish_applied(pool: PgPool, id: Uuid, mut applied: watch::Receiver<Op
             .execute(&pool)
             .await;
         if let Err(error) = written {
-            tracing::warn!(%error, "the applied settings could not be published");
+            tracing::warn!(%error, "the applied settings could not be published; trying again");
+            tokio::time::sleep(PUBLISH_AGAIN).await;
+            applied.mark_changed();
         }
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Shards {
 struct View {
     held: HashMap<Shard, Epoch>,
     draining: HashSet<Shard>,
+    /// This process is stopping: it takes nothing more.
+    leaving: bool,
     /// When each other dispatcher's expiry was last seen to change.
     renewed: HashMap<Uuid, (DateTime<Utc>, Instant)>,
 }
@@ -47,6 +49,7 @@ struct DispatcherRow {
     id: Uuid,
     expires_at: DateTime<Utc>,
     expired: bool,
+    leaving: bool,
 }
 
 #[derive(Debug, FromRow)]
@@ -57,9 +60,11 @@ struct ShardRow {
 }
 
 impl Shards {
-    /// Renews and balances until told to stop; then releases everything.
-    pub(crate) async fn run(mut self, stop: CancellationToken) {
+    /// Renews and balances. When the process is stopping, gives each shard back as soon as nothing of it is on the wire, so
+    /// that one endpoint that hangs does not hold up the others; when told to leave, whatever is left.
+    pub(crate) async fn run(mut self, stopping: CancellationToken, leave: CancellationToken) {
         let mut view = View::default();
+        let mut drained = Vec::new();
         let mut tick = tokio::time::interval(RENEW_EVERY);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -67,8 +72,16 @@ impl Shards {
             tokio::select! {
                 _ = tick.tick() => self.renew(&mut view).await,
                 () = tokio::time::sleep_until(until.into()), if self.lease.is_valid() => {}
-                Some(shard) = self.drained.recv() => self.release_drained(&mut view, shard).await,
-                () = stop.cancelled() => break,
+                n = self.drained.recv_many(&mut drained, SHARDS as usize) => {
+                    if n == 0 { break }
+                    self.release_drained(&mut view, &drained).await;
+                    drained.clear();
+                }
+                () = stopping.cancelled(), if !view.leaving => {
+                    view.leaving = true;
+                    self.renew(&mut view).await;
+                }
+                () = leave.cancelled() => break,
             }
             if self.lease.expire(Instant::now()) {
                 tracing::warn!("the lease ran out: nothing is sent until it is renewed");
@@ -83,7 +96,7 @@ impl Shards {
     async fn renew(&self, view: &mut View) {
         let asked_at = Instant::now();
         // A renewal that hangs is no renewal: the next tick tries another connection.
-        let renewed = tokio::time::timeout(RENEW_EVERY * 2, self.renew_and_look()).await;
+        let renewed = tokio::time::timeout(RENEW_EVERY * 2, self.renew_and_look(view.leaving)).await;
         let (dispatchers, shards) = match renewed {
             Ok(Ok(tables)) => tables,
             Ok(Err(error)) => return tracing::warn!(%error, "the lease could not be renewed"),
@@ -129,9 +142,14 @@ impl Shards {
     /// Takes what is free up to this dispatcher's share, or begins to give back what is above it.
     async fn balance(&self, view: &mut View, dispatchers: &[DispatcherRow], shards: &[ShardRow]) {
         let now = Instant::now();
-        let mut live: Vec<Uuid> = dispatchers.iter().filter(|d| !d.expired).map(|d| d.id).collect();
+        let live = dispatchers.iter().filter(|d| !d.expired && !d.leaving);
+        let mut live: Vec<Uuid> = live.map(|d| d.id).collect();
         live.sort_unstable();
-        let share = fair_share(&live, self.id);
+        let share = if view.leaving {
+            0
+        } else {
+            fair_share(&live, self.id)
+        };
         if view.held.len() < share {
             let mut free: Vec<(Shard, Epoch)> = shards
                 .iter()
@@ -172,36 +190,45 @@ impl Shards {
         }
     }
 
-    async fn release_drained(&self, view: &mut View, shard: Shard) {
-        if !view.draining.contains(&shard) {
+    async fn release_drained(&self, view: &mut View, drained: &[Shard]) {
+        let drained: Vec<Shard> = drained
+            .iter()
+            .copied()
+            .filter(|s| view.draining.contains(s))
+            .collect();
+        if drained.is_empty() {
             return;
         }
-        match release(&self.pool, self.id, &[shard]).await {
+        match release(&self.pool, self.id, &drained).await {
             Ok(()) => {
-                view.draining.remove(&shard);
-                view.held.remove(&shard);
-                let _ = self.events.send(Event::Lost(vec![shard]));
+                view.draining.retain(|shard| !drained.contains(shard));
+                view.held.retain(|shard, _| !drained.contains(shard));
+                let _ = self.events.send(Event::Lost(drained));
             }
             Err(error) => {
-                tracing::warn!(%error, "a shard could not be released");
-                let _ = self.events.send(Event::Drain(vec![shard]));
+                tracing::warn!(%error, "shards could not be released");
+                let _ = self.events.send(Event::Drain(drained));
             }
         }
     }
 
-    async fn renew_and_look(&self) -> Result<(Vec<DispatcherRow>, Vec<ShardRow>), sqlx::Error> {
+    async fn renew_and_look(
+        &self,
+        leaving: bool,
+    ) -> Result<(Vec<DispatcherRow>, Vec<ShardRow>), sqlx::Error> {
         sqlx::query(
-            "insert into postrider.dispatchers (id, name, expires_at)
-             values ($1, $2, clock_timestamp() + $3 * interval '1 millisecond')
-             on conflict (id) do update set expires_at = excluded.expires_at",
+            "insert into postrider.dispatchers (id, name, expires_at, leaving)
+             values ($1, $2, clock_timestamp() + $3 * interval '1 millisecond', $4)
+             on conflict (id) do update set expires_at = excluded.expires_at, leaving = excluded.leaving",
         )
         .bind(self.id)
         .bind(&self.name)
         .bind(LEASE.as_millis() as i64)
+        .bind(leaving)
         .execute(&self.pool)
         .await?;
         let dispatchers = sqlx::query_as(
-            "select id, expires_at, expires_at <= clock_timestamp() as expired from postrider.dispatchers",
+            "select id, expires_at, expires_at <= clock_timestamp() as expired, leaving from postrider.dispatchers",
         )
         .fetch_all(&self.pool)
         .await?;
@@ -315,6 +342,7 @@ mod tests {
             id: owner,
             expires_at: DateTime::from_timestamp(seconds, 0).expect("in range"),
             expired: true,
+            leaving: false,
         };
         let mut view = View::default();
         view.note_owners(&[row(1)], start);

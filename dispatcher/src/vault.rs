@@ -1,5 +1,6 @@
 //! Encryption at rest for what must be read again: signing secrets and custom headers.
-//! AES-256-GCM, a fresh nonce for each value, bound to its endpoint so that rows can't be swapped.
+//! AES-256-GCM, a fresh nonce for each value, bound to its tenant, its endpoint and its purpose, so that a value put
+//! into another row does not open there. `sealed.rs` knows where such values are kept.
 
 mod answers;
 
@@ -8,16 +9,23 @@ use aes_gcm::{
     aead::{Aead, KeyInit, Payload},
 };
 use data_encoding::BASE64;
-use postrider_proto::EndpointId;
+use postrider_proto::{EndpointId, TenantId};
 use sha2::{Digest, Sha256};
 
 const NONCE_BYTES: usize = 12;
-const KEY_NAME_BYTES: usize = 4;
+pub(crate) const KEY_NAME_BYTES: usize = 4;
 
 /// The master keys. The first encrypts; all decrypt, so that a key can be rotated.
 #[derive(Clone)]
 pub struct Vault {
     keys: Vec<([u8; KEY_NAME_BYTES], Aes256Gcm)>,
+}
+
+/// Whose a value is; part of what the encryption binds it to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    pub tenant: TenantId,
+    pub endpoint: EndpointId,
 }
 
 /// What a value is for; part of what the encryption binds it to.
@@ -53,15 +61,20 @@ impl Vault {
         Ok(Self { keys })
     }
 
+    /// The name of the key that encrypts. Every sealed value begins with the name of its key.
+    pub(crate) fn first_key(&self) -> &[u8; KEY_NAME_BYTES] {
+        &self.keys[0].0
+    }
+
     /// Key name, nonce, ciphertext.
-    pub fn seal(&self, endpoint: EndpointId, purpose: Purpose, clear: &[u8]) -> Vec<u8> {
+    pub fn seal(&self, owner: Owner, purpose: Purpose, clear: &[u8]) -> Vec<u8> {
         let (name, cipher) = &self.keys[0];
         let nonce: [u8; NONCE_BYTES] = rand::random();
         let sealed = cipher.encrypt(
             &Nonce::from(nonce),
             Payload {
                 msg: clear,
-                aad: &bound_to(endpoint, purpose),
+                aad: &bound_to(owner, purpose),
             },
         );
         let Ok(sealed) = sealed else {
@@ -70,7 +83,7 @@ impl Vault {
         [name.as_slice(), &nonce, &sealed].concat()
     }
 
-    pub fn open(&self, endpoint: EndpointId, purpose: Purpose, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
+    pub fn open(&self, owner: Owner, purpose: Purpose, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         let (name, rest) = sealed
             .split_at_checked(KEY_NAME_BYTES)
             .ok_or(VaultError::WrongKey)?;
@@ -82,7 +95,7 @@ impl Vault {
             .find_map(|(_, cipher)| {
                 let payload = Payload {
                     msg: ciphertext,
-                    aad: &bound_to(endpoint, purpose),
+                    aad: &bound_to(owner, purpose),
                 };
                 cipher.decrypt(&Nonce::from(nonce), payload).ok()
             })
@@ -90,12 +103,13 @@ impl Vault {
     }
 }
 
-fn bound_to(endpoint: EndpointId, purpose: Purpose) -> Vec<u8> {
+fn bound_to(owner: Owner, purpose: Purpose) -> Vec<u8> {
+    let Owner { tenant, endpoint } = owner;
     let purpose = match purpose {
         Purpose::Secret => "secret",
         Purpose::Headers => "headers",
     };
-    format!("postrider:{purpose}:{endpoint}").into_bytes()
+    format!("postrider:{purpose}:{tenant}:{endpoint}").into_bytes()
 }
 
 #[cfg(test)]
@@ -111,40 +125,48 @@ mod tests {
         Vault::parse(&keys.join(",")).expect("good keys")
     }
 
+    fn owner(tenant: i32, endpoint: i32) -> Owner {
+        Owner {
+            tenant: TenantId(tenant),
+            endpoint: EndpointId(endpoint),
+        }
+    }
+
     #[test]
     fn what_is_sealed_opens_and_does_not_show() {
-        let sealed = vault(&[1]).seal(EndpointId(7), Purpose::Secret, b"whsec_clear");
+        let sealed = vault(&[1]).seal(owner(3, 7), Purpose::Secret, b"whsec_clear");
         assert!(!sealed.windows(5).any(|w| w == b"clear"));
         assert_eq!(
-            vault(&[1]).open(EndpointId(7), Purpose::Secret, &sealed),
+            vault(&[1]).open(owner(3, 7), Purpose::Secret, &sealed),
             Ok(b"whsec_clear".to_vec())
         );
     }
 
     #[test]
-    fn another_endpoint_purpose_or_key_does_not_open_it() {
-        let sealed = vault(&[1]).seal(EndpointId(7), Purpose::Secret, b"x");
-        for (keys, endpoint, purpose) in [
-            (1, 8, Purpose::Secret),
-            (1, 7, Purpose::Headers),
-            (2, 7, Purpose::Secret),
+    fn another_tenant_endpoint_purpose_or_key_does_not_open_it() {
+        let sealed = vault(&[1]).seal(owner(3, 7), Purpose::Secret, b"x");
+        for (keys, owner, purpose) in [
+            (1, owner(3, 8), Purpose::Secret),
+            (1, owner(4, 7), Purpose::Secret),
+            (1, owner(3, 7), Purpose::Headers),
+            (2, owner(3, 7), Purpose::Secret),
         ] {
             assert_eq!(
-                vault(&[keys]).open(EndpointId(endpoint), purpose, &sealed),
+                vault(&[keys]).open(owner, purpose, &sealed),
                 Err(VaultError::WrongKey)
             );
         }
         assert_eq!(
-            vault(&[1]).open(EndpointId(7), Purpose::Secret, &sealed[..9]),
+            vault(&[1]).open(owner(3, 7), Purpose::Secret, &sealed[..9]),
             Err(VaultError::WrongKey)
         );
     }
 
     #[test]
     fn an_older_key_still_opens_what_it_sealed() {
-        let sealed = vault(&[1]).seal(EndpointId(7), Purpose::Headers, b"x");
+        let sealed = vault(&[1]).seal(owner(3, 7), Purpose::Headers, b"x");
         assert_eq!(
-            vault(&[2, 1]).open(EndpointId(7), Purpose::Headers, &sealed),
+            vault(&[2, 1]).open(owner(3, 7), Purpose::Headers, &sealed),
             Ok(b"x".to_vec())
         );
     }

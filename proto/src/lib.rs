@@ -1,7 +1,7 @@
 //! The words every part of Postrider shares: ids, states, outcomes, limits, signatures.
 //! Invariant: no I/O and no clock. What this crate says depends on its arguments alone.
 //!
-//! Receivers need only [`signature::verify`].
+//! Receivers need only [`signature`]: [`signature::verify`] and its two siblings.
 
 pub mod filter;
 pub mod ids;

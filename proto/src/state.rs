@@ -96,7 +96,11 @@ words!(
 );
 words!(
     /// The header form that an endpoint's signatures take.
-    SignatureFormat("signature_format") { TV1 = "t-v1", Standard = "standard" }
+    SignatureFormat("signature_format") {
+        TV1 = "t-v1",
+        Standard = "standard",
+        StandardEd25519 = "standard-ed25519",
+    }
 );
 words!(
     /// What an API key may do.

@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use postrider_dispatcher::vault::{Purpose, Vault};
-use postrider_proto::EndpointId;
+use postrider_dispatcher::vault::{Owner, Purpose, Vault};
+use postrider_proto::{EndpointId, TenantId};
 use sqlx::{
     AssertSqlSafe, Connection, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -296,11 +296,11 @@ impl World {
         concurrency: i32,
     ) -> anyhow::Result<()> {
         let url = format!("http://127.0.0.1:{}{path}", self.sink_port);
-        let ids: Vec<i32> = sqlx::query_scalar(
+        let made: Vec<(EndpointId, TenantId)> = sqlx::query_as(
             "insert into postrider.endpoints (public_id, tenant_id, shard, url, concurrency)
              select 'ep_' || gen_random_uuid(), t.id, floor(random() * 64)::int, $3, $4
              from generate_series($1, $2 - 1) g join postrider.tenants t on t.slug = 't' || g
-             returning id",
+             returning id, tenant_id",
         )
         .bind(from)
         .bind(to)
@@ -308,14 +308,15 @@ impl World {
         .bind(concurrency)
         .fetch_all(&self.pool)
         .await?;
-        let sealed: Vec<Vec<u8>> = ids
-            .iter()
-            .map(|id| {
-                self.vault.seal(
-                    EndpointId(*id),
+        let (ids, sealed): (Vec<EndpointId>, Vec<Vec<u8>>) = made
+            .into_iter()
+            .map(|(endpoint, tenant)| {
+                let sealed = self.vault.seal(
+                    Owner { tenant, endpoint },
                     Purpose::Secret,
                     b"whsec_BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc=",
-                )
+                );
+                (endpoint, sealed)
             })
             .collect();
         sqlx::query("insert into postrider.secrets (endpoint_id, ciphertext) select * from unnest($1::int[], $2::bytea[])")

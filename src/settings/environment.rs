@@ -7,12 +7,14 @@ use super::SettingError;
 const PREFIX: &str = "POSTRIDER_";
 
 /// Variables, or files named by the same variable with `_FILE`.
-const SECRETS: [&str; 5] = [
+const SECRETS: [&str; 6] = [
     "POSTRIDER_DATABASE_URL",
     "POSTRIDER_DATABASE_URL_DIRECT",
     "POSTRIDER_ADMIN_API_KEY",
     "POSTRIDER_ADMIN_PASSWORD",
     "POSTRIDER_MASTER_KEY",
+    // Of `postrider verify`: an endpoint's, not ours.
+    "POSTRIDER_ENDPOINT_SECRET",
 ];
 
 const FLAGS: [&str; 16] = [
@@ -57,7 +59,7 @@ impl Environment {
     }
 
     /// A secret's value, from its variable or from the file that `…_FILE` names.
-    pub(super) fn secret(&self, name: &'static str) -> Result<Option<String>, SettingError> {
+    pub(crate) fn secret(&self, name: &'static str) -> Result<Option<String>, SettingError> {
         let file_name = format!("{name}_FILE");
         match (self.get(name), self.get(&file_name)) {
             (Some(_), Some(_)) => Err(SettingError::Twice(name)),

@@ -1,11 +1,11 @@
 //! A delivery's life: attempts at the scheduled times, death, replay, and signatures that others' libraries accept.
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{process::Command, time::Duration};
 
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 
-use crate::support::{Answer, Database, Postrider, Receiver};
+use crate::support::{Answer, Database, Postrider, Receiver, python};
 
 /// What a busy machine may add to a wait.
 const SLACK: Duration = Duration::from_millis(900);
@@ -122,13 +122,6 @@ async fn an_endpoint_never_has_more_in_flight_than_its_bulkhead() {
     let of_held = format!("state=delivered&endpoint={}", held.id);
     assert_eq!(api.deliveries("acme", &of_held).await.len(), 12);
     assert!(receiver.in_flight_max() <= 3, "{}", receiver.in_flight_max());
-}
-
-/// The Python that has Stripe's library: `make test` says where it is.
-fn python() -> PathBuf {
-    std::env::var_os("POSTRIDER_TEST_PYTHON")
-        .map(PathBuf::from)
-        .expect("POSTRIDER_TEST_PYTHON is not set: `make test` installs Stripe's library and sets it")
 }
 
 #[tokio::test]

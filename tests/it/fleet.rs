@@ -118,7 +118,7 @@ async fn an_endpoint_that_hangs_does_not_keep_a_stopped_dispatcher_from_handing_
     healthy.wait_for(beside.len()).await;
     assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
     hanging.release();
-    fleet.stop(owner).await;
+    assert!(fleet.dispatcher(owner).ended().await.success(), "exit status 0");
     fleet.database().drained().await;
     assert_eq!(
         (hanging.count(), healthy.count()),

@@ -3,6 +3,7 @@
 
 mod support;
 
+mod at_rest;
 mod batch;
 mod bulkhead;
 mod crash;
@@ -15,8 +16,10 @@ mod idempotency;
 mod order;
 mod pages;
 mod rate;
+mod receivers;
 mod refusals;
 mod retry_rules;
 mod roles;
+mod rotation;
 mod schemas;
 mod tail;

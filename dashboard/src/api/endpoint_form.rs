@@ -179,7 +179,7 @@ impl EndpointForm {
             let word = signature.as_deref().unwrap_or(SignatureFormat::TV1.as_str());
             match SignatureFormat::ALL.iter().find(|format| format.as_str() == word) {
                 Some(format) => settings.signature = *format,
-                None => faults.add("signature", "must be t-v1 or standard"),
+                None => faults.add("signature", "must be t-v1, standard or standard-ed25519"),
             }
         }
         if let Some(Some(headers)) = &self.headers {

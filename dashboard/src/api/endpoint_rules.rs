@@ -142,6 +142,7 @@ pub(super) fn check_secret(secret: &str, format: SignatureFormat) -> Result<(), 
     Err(match format {
         SignatureFormat::TV1 => "must be at least 24 characters",
         SignatureFormat::Standard => "must be whsec_ and the base64 of 24 to 64 bytes",
+        SignatureFormat::StandardEd25519 => "must be whsk_ and the base64 of an ed25519 private key",
     })
 }
 
@@ -216,24 +217,24 @@ mod tests {
     #[test]
     fn a_secret_must_fit_its_format() {
         let long = "a".repeat(257);
-        for (secret, t_v1, standard) in [
-            ("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", true, true),
-            ("an-own-secret-of-some-length", true, false),
-            ("short", false, false),
-            ("spaces are not taken in here", false, false),
-            (long.as_str(), false, false),
-            ("", false, false),
+        for (secret, fits) in [
+            ("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", [true, true, false]),
+            ("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAA", [true, false, false]),
+            ("an-own-secret-of-some-length", [true, false, false]),
+            ("twenty-three-characters", [false; 3]),
+            (
+                "whsk_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
+                [false, false, true],
+            ),
+            ("whsk_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", [false; 3]),
+            ("short", [false; 3]),
+            ("spaces are not taken in here", [false; 3]),
+            (long.as_str(), [false; 3]),
+            ("", [false; 3]),
         ] {
-            assert_eq!(
-                check_secret(secret, SignatureFormat::TV1).is_ok(),
-                t_v1,
-                "{secret}"
-            );
-            assert_eq!(
-                check_secret(secret, SignatureFormat::Standard).is_ok(),
-                standard,
-                "{secret}"
-            );
+            for (format, fits) in SignatureFormat::ALL.iter().zip(fits) {
+                assert_eq!(check_secret(secret, *format).is_ok(), fits, "{secret} {format}");
+            }
         }
     }
 }

@@ -9,9 +9,9 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
-use postrider_dispatcher::vault::{Purpose, Vault};
+use postrider_dispatcher::vault::{Owner, Purpose, Vault};
 use postrider_proto::{
-    EndpointId, EndpointState, Shard,
+    EndpointState, Shard,
     limits::{ENDPOINTS_PER_TENANT_MAX, SHARDS},
     signature::Secret,
     state::SignatureFormat,
@@ -25,7 +25,7 @@ use super::{
     Answer,
     endpoint_form::EndpointForm,
     endpoint_rules::{check_secret, write_wait},
-    secrets::open_in_force,
+    secrets::{keep, open_in_force},
 };
 use crate::{
     Shared,
@@ -39,7 +39,6 @@ use crate::{
     tables::{
         self,
         endpoints::{self as table, EndpointRow, EndpointSettings},
-        secrets,
     },
     transcript::{HIDDEN, custom_header_names},
 };
@@ -66,7 +65,10 @@ pub(crate) struct EndpointView {
     state_reason: Option<String>,
     created_at: DateTime<Utc>,
     updated_at: DateTime<Utc>,
-    /// Only in the answer to its making.
+    /// What its receiver verifies with, when it signs with a key pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    public_key: Option<String>,
+    /// Only in the answer to its making, and never a private key.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret: Option<String>,
 }
@@ -95,6 +97,7 @@ fn view(vault: &Vault, row: EndpointRow) -> EndpointView {
         state_reason: settings.state_reason,
         created_at: row.created_at,
         updated_at: row.updated_at,
+        public_key: row.public_key,
         secret: None,
     }
 }
@@ -102,7 +105,7 @@ fn view(vault: &Vault, row: EndpointRow) -> EndpointView {
 /// Bound to the endpoint's number, which it has only once its row is there.
 fn seal_headers(
     vault: &Vault,
-    id: EndpointId,
+    owner: Owner,
     headers: &BTreeMap<String, String>,
 ) -> Result<Option<Vec<u8>>, Problem> {
     if headers.is_empty() {
@@ -110,7 +113,7 @@ fn seal_headers(
     }
     let clear = serde_json::to_vec(headers)
         .map_err(|error| Problem::bad_request(format!("The headers can't be written: {error}.")))?;
-    Ok(Some(vault.seal(id, Purpose::Headers, &clear)))
+    Ok(Some(vault.seal(owner, Purpose::Headers, &clear)))
 }
 
 pub(crate) async fn create(
@@ -123,7 +126,7 @@ pub(crate) async fn create(
     let settings = form.create(&app.guard)?;
     let secret = match form.secret.flatten() {
         Some(own) => Secret::new(own),
-        None => Secret::from_random(&rand::random()),
+        None => Secret::generate(settings.signature, &rand::random()),
     };
     let shard = Shard(rand::rng().random_range(0..SHARDS));
 
@@ -139,13 +142,10 @@ pub(crate) async fn create(
     let public_id = tables::random_public_id("ep");
     let mut row = table::insert(&mut *transaction, tenant.id, &public_id, shard, &settings).await?;
     let headers = form.headers.flatten().unwrap_or_default();
-    if let Some(sealed) = seal_headers(&app.vault, row.id, &headers)? {
+    if let Some(sealed) = seal_headers(&app.vault, row.owner(), &headers)? {
         row = table::update(&mut *transaction, row.id, &settings, Some(&sealed)).await?;
     }
-    let sealed = app
-        .vault
-        .seal(row.id, Purpose::Secret, secret.reveal().as_bytes());
-    secrets::insert(&mut *transaction, row.id, &sealed).await?;
+    let shown = keep(&app.vault, &mut transaction, row.owner(), &secret).await?;
     let entry = Entry {
         actor: &actor,
         action: Action::EndpointCreated,
@@ -155,7 +155,7 @@ pub(crate) async fn create(
     };
     audit::write(&mut transaction, entry).await?;
     let mut view = view(&app.vault, row);
-    view.secret = Some(secret.reveal().to_owned());
+    (view.secret, view.public_key) = (shown.secret, shown.public_key);
     let response = transaction.commit(StatusCode::CREATED, &view).await?;
     app.wake.now();
     Ok(response)
@@ -198,8 +198,8 @@ pub(crate) async fn patch(
         .ok_or_else(|| Problem::not_found("endpoint"))?;
     let settings = form.patch(before.settings.clone(), &app.guard)?;
     if settings.signature != before.settings.signature {
-        for secret in open_in_force(&app.vault, &mut transaction, before.id).await? {
-            check_secret(&secret.secret, settings.signature).map_err(|why| {
+        for opened in open_in_force(&app.vault, &mut transaction, before.owner()).await? {
+            check_secret(opened.secret.reveal(), settings.signature).map_err(|why| {
                 Problem::invalid(
                     "/signature",
                     format!("the endpoint's secret does not fit: it {why}"),
@@ -208,7 +208,7 @@ pub(crate) async fn patch(
         }
     }
     let sealed = match form.headers {
-        Some(headers) => seal_headers(&app.vault, before.id, &headers.unwrap_or_default())?,
+        Some(headers) => seal_headers(&app.vault, before.owner(), &headers.unwrap_or_default())?,
         // Who can change the address must not be able to have the old one's token sent to it.
         None if is_elsewhere(&before.settings, &settings) => None,
         None => before.headers,

@@ -5,8 +5,8 @@ use axum::{
     extract::{Path, State},
 };
 use chrono::{DateTime, Utc};
-use postrider_dispatcher::vault::{Purpose, Vault};
-use postrider_proto::{EndpointId, signature::Secret};
+use postrider_dispatcher::vault::{Owner, Purpose, Vault};
+use postrider_proto::signature::Secret;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgConnection;
@@ -27,19 +27,73 @@ const SECRETS_IN_FORCE_MAX: usize = 3;
 const OVERLAP_SECONDS_MAX: i32 = 7 * 24 * 60 * 60;
 const OVERLAP_SECONDS_DEFAULT: i32 = 24 * 60 * 60;
 
+/// What of a secret is shown: an HMAC secret itself, of a key pair only the public key.
+#[derive(Serialize)]
+pub(crate) struct Shown {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) secret: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) public_key: Option<String>,
+}
+
+impl From<&Secret> for Shown {
+    fn from(secret: &Secret) -> Self {
+        match secret.public_key() {
+            Some(key) => Self {
+                secret: None,
+                public_key: Some(key.to_string()),
+            },
+            None => Self {
+                secret: Some(secret.reveal().to_owned()),
+                public_key: None,
+            },
+        }
+    }
+}
+
 #[derive(Serialize)]
 pub(crate) struct SecretView {
-    pub(super) secret: String,
+    #[serde(flatten)]
+    shown: Shown,
     /// `current`, or `retiring` until a set time.
     state: &'static str,
     created_at: DateTime<Utc>,
     retires_at: Option<DateTime<Utc>>,
 }
 
+/// A secret in force, as it is kept.
+pub(super) struct Opened {
+    pub(super) secret: Secret,
+    created_at: DateTime<Utc>,
+    retires_at: Option<DateTime<Utc>>,
+}
+
+impl From<Opened> for SecretView {
+    fn from(opened: Opened) -> Self {
+        Self {
+            shown: Shown::from(&opened.secret),
+            state: match opened.retires_at {
+                None => "current",
+                Some(_) => "retiring",
+            },
+            created_at: opened.created_at,
+            retires_at: opened.retires_at,
+        }
+    }
+}
+
 #[derive(Serialize)]
 pub(crate) struct Secrets {
     /// The newest first.
     data: Vec<SecretView>,
+}
+
+impl From<Vec<Opened>> for Secrets {
+    fn from(opened: Vec<Opened>) -> Self {
+        Self {
+            data: opened.into_iter().map(SecretView::from).collect(),
+        }
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -49,35 +103,44 @@ pub(crate) struct RotateForm {
     secret: Option<String>,
 }
 
+/// The newest first.
 pub(super) async fn open_in_force(
     vault: &Vault,
     connection: &mut PgConnection,
-    endpoint: EndpointId,
-) -> Result<Vec<SecretView>, Problem> {
-    let rows = secrets::in_force(connection, endpoint).await?;
+    owner: Owner,
+) -> Result<Vec<Opened>, Problem> {
+    let rows = secrets::in_force(connection, owner.endpoint).await?;
     rows.into_iter()
         .map(|row| {
-            let clear = vault.open(endpoint, Purpose::Secret, &row.ciphertext);
+            let clear = vault.open(owner, Purpose::Secret, &row.ciphertext);
             let text = clear.ok().and_then(|bytes| String::from_utf8(bytes).ok());
-            let secret = text.ok_or_else(|| {
-                tracing::error!(%endpoint, "a stored secret does not open with the master key");
+            let text = text.ok_or_else(|| {
+                tracing::error!(endpoint = %owner.endpoint, "a stored secret does not open with the master key");
                 Problem::new(
                     Kind::Internal,
                     "A stored secret can't be opened with the master key.",
                 )
             })?;
-            Ok(SecretView {
-                secret,
-                state: if row.retires_at.is_none() {
-                    "current"
-                } else {
-                    "retiring"
-                },
+            Ok(Opened {
+                secret: Secret::new(text),
                 created_at: row.created_at,
                 retires_at: row.retires_at,
             })
         })
         .collect()
+}
+
+/// Stores a new current secret, sealed, and answers what of it is shown.
+pub(super) async fn keep(
+    vault: &Vault,
+    connection: &mut PgConnection,
+    owner: Owner,
+    secret: &Secret,
+) -> Result<Shown, Problem> {
+    let sealed = vault.seal(owner, Purpose::Secret, secret.reveal().as_bytes());
+    let shown = Shown::from(secret);
+    secrets::insert(connection, owner.endpoint, &sealed, shown.public_key.as_deref()).await?;
+    Ok(shown)
 }
 
 pub(crate) async fn reveal(
@@ -90,7 +153,7 @@ pub(crate) async fn reveal(
     let endpoint = endpoints::find(&mut *transaction, tenant.id, &id)
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
-    let data = open_in_force(&app.vault, &mut transaction, endpoint.id).await?;
+    let opened = open_in_force(&app.vault, &mut transaction, endpoint.owner()).await?;
     let entry = Entry {
         actor: &actor,
         action: Action::SecretRevealed,
@@ -100,7 +163,7 @@ pub(crate) async fn reveal(
     };
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
-    Ok(Json(Secrets { data }))
+    Ok(Json(Secrets::from(opened)))
 }
 
 /// The new secret signs from now on; the one before signs too until its time.
@@ -122,21 +185,19 @@ pub(crate) async fn rotate(
                 .map_err(|why| Problem::invalid("/secret", why))?;
             Secret::new(own)
         }
-        None => Secret::from_random(&rand::random()),
+        None => Secret::generate(endpoint.settings.signature, &rand::random()),
     };
-    let before = open_in_force(&app.vault, &mut transaction, endpoint.id).await?;
-    if before.iter().any(|old| old.secret == secret.reveal()) {
+    let before = open_in_force(&app.vault, &mut transaction, endpoint.owner()).await?;
+    if before.iter().any(|old| old.secret == secret) {
         return Err(Problem::invalid("/secret", "is in force already"));
     }
-    secrets::retire_current(&mut *transaction, endpoint.id, overlap).await?;
-    let sealed = app
-        .vault
-        .seal(endpoint.id, Purpose::Secret, secret.reveal().as_bytes());
-    secrets::insert(&mut *transaction, endpoint.id, &sealed).await?;
-    let data = open_in_force(&app.vault, &mut transaction, endpoint.id).await?;
-    if data.len() > SECRETS_IN_FORCE_MAX {
+    secrets::retire(&mut *transaction, endpoint.id, overlap).await?;
+    keep(&app.vault, &mut transaction, endpoint.owner(), &secret).await?;
+    let opened = open_in_force(&app.vault, &mut transaction, endpoint.owner()).await?;
+    if opened.len() > SECRETS_IN_FORCE_MAX {
         return Err(Problem::conflict(format!(
-            "At most {SECRETS_IN_FORCE_MAX} secrets are in force at a time: wait until one retires."
+            "At most {SECRETS_IN_FORCE_MAX} secrets sign at a time: wait until one retires, or rotate with an overlap \
+             of 0, which revokes all older ones at once."
         )));
     }
     let entry = Entry {
@@ -151,7 +212,7 @@ pub(crate) async fn rotate(
     transaction.commit().await?;
     app.wake.now();
     settled(&app.pool, endpoint.shard, &xid).await?;
-    Ok(Json(Secrets { data }))
+    Ok(Json(Secrets::from(opened)))
 }
 
 fn read_overlap(seconds: Option<i64>) -> Result<i32, Problem> {

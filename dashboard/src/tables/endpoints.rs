@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::vault::Owner;
 use postrider_proto::{EndpointId, EndpointState, Shard, TenantId, state::SignatureFormat};
 use serde_json::Value;
 use sqlx::{FromRow, PgExecutor, types::Json};
@@ -32,20 +33,34 @@ pub(crate) struct EndpointSettings {
 #[derive(Debug, Clone, FromRow)]
 pub(crate) struct EndpointRow {
     pub(crate) id: EndpointId,
+    pub(crate) tenant_id: TenantId,
     pub(crate) public_id: String,
     pub(crate) shard: Shard,
     #[sqlx(flatten)]
     pub(crate) settings: EndpointSettings,
     /// Sealed.
     pub(crate) headers: Option<Vec<u8>>,
+    /// Of the current key pair, when it signs with one.
+    pub(crate) public_key: Option<String>,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) updated_at: DateTime<Utc>,
 }
 
+impl EndpointRow {
+    pub(crate) fn owner(&self) -> Owner {
+        Owner {
+            tenant: self.tenant_id,
+            endpoint: self.id,
+        }
+    }
+}
+
 macro_rules! columns {
     () => {
-        "id, public_id, shard, url, description, types, versions, filter, concurrency, rate_per_second, \
-         ordered, retry_schedule, timeout_ms, signature, state, state_reason, headers, created_at, updated_at"
+        "id, tenant_id, public_id, shard, url, description, types, versions, filter, concurrency, rate_per_second, \
+         ordered, retry_schedule, timeout_ms, signature, state, state_reason, headers, created_at, updated_at, \
+         (select s.public_key from postrider.secrets s \
+          where s.endpoint_id = endpoints.id and s.retires_at is null) as public_key"
     };
 }
 

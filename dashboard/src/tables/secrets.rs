@@ -29,24 +29,28 @@ pub(crate) async fn insert(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
     ciphertext: &[u8],
+    public_key: Option<&str>,
 ) -> Result<(), sqlx::Error> {
-    sqlx::query("insert into postrider.secrets (endpoint_id, ciphertext) values ($1, $2)")
+    sqlx::query("insert into postrider.secrets (endpoint_id, ciphertext, public_key) values ($1, $2, $3)")
         .bind(endpoint)
         .bind(ciphertext)
+        .bind(public_key)
         .execute(db)
         .await?;
     Ok(())
 }
 
-/// Those already retiring sooner keep their time.
-pub(crate) async fn retire_current(
+/// Those that retire already keep their time, but an overlap of nothing revokes them all: after a leak only the new one
+/// may sign.
+pub(crate) async fn retire(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
     overlap_seconds: i32,
 ) -> Result<(), sqlx::Error> {
     sqlx::query(
         "update postrider.secrets set retires_at = clock_timestamp() + make_interval(secs => $2)
-         where endpoint_id = $1 and retires_at is null",
+         where endpoint_id = $1
+           and (retires_at is null or $2 = 0 and retires_at > clock_timestamp())",
     )
     .bind(endpoint)
     .bind(f64::from(overlap_seconds))

@@ -1,23 +1,23 @@
 //! A dashboard and several dispatchers on one database, each a process of its own.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Mutex,
+};
 
 use serde_json::{Value, json};
 use sqlx::Row;
 use uuid::Uuid;
 
-use super::{
-    Api, Database, Postrider, Received,
-    api::{Endpoint, VERSION},
-    process::Launch,
-    until,
-};
+use super::{Api, Database, Postrider, Received, api::Endpoint, process::Launch, until};
 
 pub(crate) struct Fleet {
     database: Database,
     dashboard: Postrider,
     launch: Launch,
     dispatchers: BTreeMap<Uuid, Postrider>,
+    /// Event types that are there.
+    types: Mutex<HashSet<String>>,
 }
 
 impl Fleet {
@@ -37,6 +37,7 @@ impl Fleet {
             dashboard,
             launch,
             dispatchers: BTreeMap::new(),
+            types: Mutex::default(),
         };
         fleet.api().tenant("acme").await;
         fleet.api().event_type("invoice.paid").await;
@@ -61,11 +62,27 @@ impl Fleet {
 
     /// An endpoint of `acme` for a type of its own.
     pub(crate) async fn endpoint_for(&self, r#type: &str, url: &str, mut more: Value) -> Endpoint {
-        let body = json!({ "schemas": { (VERSION): { "type": "object" } } });
-        let path = format!("/event-types/{type}");
-        self.api().call(reqwest::Method::PUT, &path, Some(body)).await;
+        let new = self.types.lock().expect("not poisoned").insert(r#type.to_owned());
+        if new {
+            self.api().event_type(r#type).await;
+        }
         more["types"] = json!([r#type]);
         self.endpoint(url, more).await
+    }
+
+    /// Many of the same kind, made side by side.
+    pub(crate) async fn endpoints_for(&self, r#type: &str, urls: Vec<String>, more: Value) {
+        let mut urls = urls.into_iter();
+        if let Some(first) = urls.next() {
+            self.endpoint_for(r#type, &first, more.clone()).await;
+        }
+        let mut made = tokio::task::JoinSet::new();
+        for url in urls {
+            let (api, mut more) = (self.api(), more.clone());
+            more["types"] = json!([r#type]);
+            made.spawn(async move { api.endpoint("acme", &url, more).await });
+        }
+        made.join_all().await;
     }
 
     /// Emits this many events in one transaction, with the ids `<prefix>-1` and so on.

@@ -4,6 +4,7 @@
 mod api;
 mod database;
 mod fleet;
+mod judges;
 mod process;
 mod receiver;
 
@@ -12,7 +13,8 @@ use std::{future::Future, time::Duration};
 pub(crate) use api::{Api, Endpoint};
 pub(crate) use database::Database;
 pub(crate) use fleet::{Fleet, repeated, times};
-pub(crate) use process::{ADMIN_PASSWORD, DataFolder, Postrider};
+pub(crate) use judges::{Case, judge, node, python};
+pub(crate) use process::{ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, MASTER_KEY, Postrider};
 pub(crate) use receiver::{Answer, Received, Receiver, most_at_once};
 
 /// Long enough for a busy machine; a test that gets here has failed.

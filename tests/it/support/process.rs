@@ -17,8 +17,8 @@ use tempfile::TempDir;
 use super::{Api, Database, PATIENCE, until};
 
 pub(crate) const ADMIN_PASSWORD: &str = "correct horse battery";
-const ADMIN_API_KEY: &str = "prk_of_the_tests_0123456789";
-const MASTER_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+pub(crate) const ADMIN_API_KEY: &str = "prk_of_the_tests_0123456789";
+pub(crate) const MASTER_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const LOG_LINES_SHOWN: usize = 80;
 const STOP_WAIT: Duration = Duration::from_secs(30);
 
@@ -206,6 +206,10 @@ impl Postrider {
     /// SIGTERM, and how it ended.
     pub(crate) async fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
+        self.ended().await
+    }
+
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
         let ended = async {
             loop {
                 if let Some(status) = self.child.try_wait().expect("our own child") {

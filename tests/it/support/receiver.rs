@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{HeaderMap, Request, Response, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use postrider_proto::signature::{Secret, VerifyError, verify};
+use postrider_proto::signature::{PublicKey, Secret, VerifyError, verify, verify_ed25519, verify_standard};
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
 use super::PATIENCE;
@@ -73,6 +73,21 @@ impl Received {
             .split(',')
             .find_map(|part| part.strip_prefix("t="));
         t.and_then(|t| t.parse().ok()).expect("a signature with a time")
+    }
+
+    /// Whether it verifies in this format with a secret, or with a public key.
+    pub(crate) fn verifies(&self, format: &str, secret: &str) -> bool {
+        let id = self.event_id();
+        let (time, header) = (self.header("webhook-timestamp"), self.header("webhook-signature"));
+        let secrets = [Secret::new(secret)];
+        match format {
+            "t-v1" => self.verify(secret).is_ok(),
+            "standard" => verify_standard(id, time, header, &self.body, &secrets, self.unix_seconds).is_ok(),
+            _ => {
+                let key = [PublicKey::parse(secret).expect("a public key")];
+                verify_ed25519(id, time, header, &self.body, &key, self.unix_seconds).is_ok()
+            }
+        }
     }
 
     pub(crate) fn verify(&self, secret: &str) -> Result<(), VerifyError> {

@@ -1,0 +1,175 @@
+//! Where sealed values are kept: what is looked at before a role starts, and what a change of the master key encrypts
+//! again.
+//! Invariant: a column that holds something sealed stands in `COLUMNS`, or a change of the master key would lose it.
+
+use postrider_proto::{EndpointId, TenantId};
+use sqlx::{FromRow, PgPool};
+
+use crate::vault::{KEY_NAME_BYTES, Owner, Purpose, Vault};
+
+/// Values encrypted again in one transaction.
+const BATCH: i64 = 500;
+
+struct Column {
+    /// What is told to people.
+    name: &'static str,
+    purpose: Purpose,
+    /// One value for each key that values are encrypted with.
+    samples: &'static str,
+    /// Those behind `$1` that are not encrypted with the key `$2`, at most `$3`.
+    others: &'static str,
+    /// `$1` are their numbers, `$2` what was read, `$3` the same encrypted anew. What was changed meanwhile stays.
+    replace: &'static str,
+}
+
+const COLUMNS: [Column; 2] = [
+    Column {
+        name: "secrets",
+        purpose: Purpose::Secret,
+        samples: "select distinct on (substr(s.ciphertext, 1, 4)) s.id, e.tenant_id, s.endpoint_id, s.ciphertext as sealed
+                  from postrider.secrets s join postrider.endpoints e on e.id = s.endpoint_id
+                  order by substr(s.ciphertext, 1, 4), s.id desc",
+        others: "select s.id, e.tenant_id, s.endpoint_id, s.ciphertext as sealed
+                 from postrider.secrets s join postrider.endpoints e on e.id = s.endpoint_id
+                 where s.id > $1 and substr(s.ciphertext, 1, 4) <> $2 order by s.id limit $3",
+        replace: "update postrider.secrets s set ciphertext = n.sealed
+                  from unnest($1::int[], $2::bytea[], $3::bytea[]) as n(id, read, sealed)
+                  where s.id = n.id and s.ciphertext = n.read",
+    },
+    Column {
+        name: "headers",
+        purpose: Purpose::Headers,
+        samples: "select distinct on (substr(headers, 1, 4)) id, tenant_id, id as endpoint_id, headers as sealed
+                  from postrider.endpoints where headers is not null
+                  order by substr(headers, 1, 4), id desc",
+        others: "select id, tenant_id, id as endpoint_id, headers as sealed from postrider.endpoints
+                 where headers is not null and id > $1 and substr(headers, 1, 4) <> $2 order by id limit $3",
+        replace: "update postrider.endpoints e set headers = n.sealed
+                  from unnest($1::int[], $2::bytea[], $3::bytea[]) as n(id, read, sealed)
+                  where e.id = n.id and e.headers = n.read",
+    },
+];
+
+#[derive(FromRow)]
+struct Row {
+    id: i32,
+    tenant_id: TenantId,
+    endpoint_id: EndpointId,
+    sealed: Vec<u8>,
+}
+
+impl Row {
+    fn owner(&self) -> Owner {
+        Owner {
+            tenant: self.tenant_id,
+            endpoint: self.endpoint_id,
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SealedError {
+    #[error(
+        "POSTRIDER_MASTER_KEY is not the key that the stored {0} are encrypted with: set the key they were made with, \
+         or add it behind the new one, with a comma between them"
+    )]
+    WrongKey(&'static str),
+    #[error(
+        "{count} of the stored {name} open with none of the keys in POSTRIDER_MASTER_KEY and were left as they are: \
+         add the key they were made with and run this again"
+    )]
+    Left { name: &'static str, count: u64 },
+    #[error("the database did not answer: {0}")]
+    Database(#[from] sqlx::Error),
+}
+
+/// Opens one stored value of each key that was ever used. A role with a wrong key would otherwise start, and sign
+/// nothing.
+pub async fn check(pool: &PgPool, vault: &Vault) -> Result<(), SealedError> {
+    for column in &COLUMNS {
+        let samples: Vec<Row> = sqlx::query_as(column.samples).fetch_all(pool).await?;
+        for row in samples {
+            vault
+                .open(row.owner(), column.purpose, &row.sealed)
+                .map_err(|_| SealedError::WrongKey(column.name))?;
+        }
+    }
+    Ok(())
+}
+
+/// How far a change of the master key has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    pub name: &'static str,
+    pub done: u64,
+    pub total: u64,
+}
+
+/// Encrypts everything with the first key that is not so yet. May be stopped at any time and run again; what others
+/// change meanwhile is never overwritten. Answers how many values it has changed.
+pub async fn encrypt_anew(
+    pool: &PgPool,
+    vault: &Vault,
+    mut report: impl FnMut(Progress),
+) -> Result<u64, SealedError> {
+    let mut changed = 0;
+    for column in &COLUMNS {
+        let total = count(pool, column, vault.first_key()).await?;
+        let mut done = 0;
+        let mut left = 0;
+        let mut after = 0;
+        loop {
+            let rows: Vec<Row> = sqlx::query_as(column.others)
+                .bind(after)
+                .bind(vault.first_key().as_slice())
+                .bind(BATCH)
+                .fetch_all(pool)
+                .await?;
+            let Some(last) = rows.last() else { break };
+            after = last.id;
+            let (mut ids, mut read, mut sealed) = (Vec::new(), Vec::new(), Vec::new());
+            for row in rows {
+                match vault.open(row.owner(), column.purpose, &row.sealed) {
+                    Ok(clear) => {
+                        ids.push(row.id);
+                        sealed.push(vault.seal(row.owner(), column.purpose, &clear));
+                        read.push(row.sealed);
+                    }
+                    Err(_) => left += 1,
+                }
+            }
+            let replaced = sqlx::query(column.replace)
+                .bind(&ids)
+                .bind(&read)
+                .bind(&sealed)
+                .execute(pool)
+                .await?;
+            changed += replaced.rows_affected();
+            done += ids.len() as u64;
+            report(Progress {
+                name: column.name,
+                done,
+                total: total.max(done),
+            });
+        }
+        if left > 0 {
+            return Err(SealedError::Left {
+                name: column.name,
+                count: left,
+            });
+        }
+    }
+    Ok(changed)
+}
+
+/// Nothing behind number 0 and no limit: the same question, counted.
+async fn count(pool: &PgPool, column: &Column, first_key: &[u8; KEY_NAME_BYTES]) -> Result<u64, sqlx::Error> {
+    let query = format!("select count(*) from ({}) others", column.others);
+    let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(query))
+        .bind(0)
+        .bind(first_key.as_slice())
+        .bind(i64::MAX)
+        .fetch_one(pool)
+        .await?;
+    Ok(count.max(0) as u64)
+}

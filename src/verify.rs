@@ -1,0 +1,330 @@
+//! `verify`: looks at a captured request and says in words whether its signature is right, and if not, why.
+//! Invariant: secrets come from the environment or a file, never from the arguments, and are never printed.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, bail};
+use chrono::Utc;
+use clap::Args;
+use postrider_proto::signature::{
+    PublicKey, Secret, TOLERANCE_SECONDS, VerifyError, verify, verify_ed25519, verify_standard,
+};
+
+use crate::settings::Environment;
+
+const SECRETS_VARIABLE: &str = "POSTRIDER_ENDPOINT_SECRET";
+
+/// The secrets are in POSTRIDER_ENDPOINT_SECRET, or in the file that POSTRIDER_ENDPOINT_SECRET_FILE names: the current
+/// one first, older ones behind it with commas between them. For standard-ed25519 they are public keys (whpk_…).
+#[derive(Args)]
+pub(crate) struct VerifyArguments {
+    /// The request's headers as they came in, one `Name: value` a line
+    #[arg(long)]
+    headers: PathBuf,
+    /// The body as it came in, byte for byte
+    #[arg(long)]
+    body: PathBuf,
+    /// When the request came in, in unix seconds [default: now]
+    #[arg(long)]
+    at: Option<i64>,
+}
+
+/// Status 0 when the signature is right and made with the current secret.
+pub(crate) fn run(arguments: &VerifyArguments, environment: &Environment) -> anyhow::Result<ExitCode> {
+    let secrets = environment.secret(SECRETS_VARIABLE)?.with_context(|| {
+        format!("{SECRETS_VARIABLE} or {SECRETS_VARIABLE}_FILE is not set: it has the endpoint's secret")
+    })?;
+    let secrets: Vec<&str> = secrets
+        .split([',', '\n'])
+        .map(str::trim)
+        .filter(|s| !s.is_empty())
+        .collect();
+    let headers = std::fs::read_to_string(&arguments.headers)
+        .with_context(|| format!("{} can't be read", arguments.headers.display()))?;
+    let body = std::fs::read(&arguments.body)
+        .with_context(|| format!("{} can't be read", arguments.body.display()))?;
+    if secrets.is_empty() {
+        bail!("{SECRETS_VARIABLE} is empty");
+    }
+    let request = Request::read(&headers, body);
+    let finding = request.examine(&secrets, arguments.at.unwrap_or_else(|| Utc::now().timestamp()));
+    println!("{}", finding.words);
+    Ok(if finding.good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+struct Request {
+    id: String,
+    timestamp: String,
+    signature: Option<String>,
+    body: Vec<u8>,
+}
+
+struct Finding {
+    good: bool,
+    words: String,
+}
+
+impl Finding {
+    fn bad(words: impl Into<String>) -> Self {
+        Self {
+            good: false,
+            words: words.into(),
+        }
+    }
+}
+
+impl Request {
+    fn read(headers: &str, body: Vec<u8>) -> Self {
+        let value = |wanted: &str| {
+            headers.lines().find_map(|line| {
+                let (name, value) = line.split_once(':')?;
+                name.trim()
+                    .eq_ignore_ascii_case(wanted)
+                    .then(|| value.trim().to_owned())
+            })
+        };
+        Self {
+            id: value("webhook-id").unwrap_or_default(),
+            timestamp: value("webhook-timestamp").unwrap_or_default(),
+            signature: value("webhook-signature"),
+            body,
+        }
+    }
+
+    /// With one secret, or one public key where the header is of that kind.
+    fn check(&self, secret: &str, body: &[u8], now: i64) -> Result<(), VerifyError> {
+        let header = self.signature.as_deref().unwrap_or_default();
+        let secrets = [Secret::new(secret)];
+        if header.starts_with("v1a,") {
+            let key = PublicKey::parse(secret).ok_or(VerifyError::BadSecret)?;
+            verify_ed25519(&self.id, &self.timestamp, header, body, &[key], now)
+        } else if header.starts_with("v1,") {
+            verify_standard(&self.id, &self.timestamp, header, body, &secrets, now)
+        } else {
+            verify(header, body, &secrets, now)
+        }
+    }
+
+    /// The time that was signed.
+    fn signed_at(&self) -> Option<i64> {
+        let header = self.signature.as_deref()?;
+        let t = header.split(',').find_map(|part| part.strip_prefix("t="));
+        t.unwrap_or(&self.timestamp).parse().ok()
+    }
+
+    fn examine(&self, secrets: &[&str], now: i64) -> Finding {
+        let Some(header) = self.signature.as_deref() else {
+            return Finding::bad(
+                "The header Webhook-Signature is missing: the request is not signed, or the capture has lost it.",
+            );
+        };
+        let checked: Vec<_> = secrets
+            .iter()
+            .map(|secret| self.check(secret, &self.body, now))
+            .collect();
+        if let Some(number) = checked
+            .iter()
+            .position(|result| *result == Err(VerifyError::BadSecret))
+        {
+            return Finding::bad(format!(
+                "Secret {} of those given does not fit this signature: `v1,…` needs whsec_ and base64, `v1a,…` the \
+                 endpoint's public key, whpk_ and base64.",
+                number + 1
+            ));
+        }
+        let signed_at = match self.signed_at() {
+            Some(at) if checked[0] != Err(VerifyError::MalformedHeader) => at,
+            _ => {
+                return Finding::bad(format!(
+                    "The header is malformed: `{header}`. It must be `t=<unix seconds>,v1=<64 hex digits>`, or \
+                     `v1,<base64>` or `v1a,<base64>` beside Webhook-Id and Webhook-Timestamp. Perhaps it was cut off."
+                ));
+            }
+        };
+        // Whether it would have been right at its own time.
+        let matching = secrets
+            .iter()
+            .position(|secret| self.check(secret, &self.body, signed_at).is_ok());
+        let Some(number) = matching else {
+            return Finding::bad(self.no_match(secrets, signed_at));
+        };
+        let age = now - signed_at;
+        if age.abs() > TOLERANCE_SECONDS {
+            let when = if age > 0 { "ago" } else { "from now" };
+            return Finding::bad(format!(
+                "The signature is right, but it was made {} seconds {when}, and a receiver takes at most \
+                 {TOLERANCE_SECONDS}. The request is a replay of an old one, or the receiver's clock is wrong. \
+                 (`--at` sets the time it came in.)",
+                age.abs()
+            ));
+        }
+        if number > 0 {
+            return Finding::bad(format!(
+                "It is signed with secret {} of those given and not with the first: with one that is retiring or has \
+                 retired. A receiver that has only the current secret refuses it.",
+                number + 1
+            ));
+        }
+        Finding {
+            good: true,
+            words: "The signature is right: the current secret made it over this body, in time.".to_owned(),
+        }
+    }
+
+    /// Which of the two it is can't be told in general; some common slips can.
+    fn no_match(&self, secrets: &[&str], signed_at: i64) -> String {
+        let slips: [(&str, Vec<u8>); 2] = [
+            (
+                "without the line end at its end, which the capture has added",
+                self.body.trim_ascii_end().to_vec(),
+            ),
+            (
+                "with line ends of \\r\\n turned into \\n",
+                replace_line_ends(&self.body),
+            ),
+        ];
+        for (how, body) in slips {
+            if secrets
+                .iter()
+                .any(|secret| self.check(secret, &body, signed_at).is_ok())
+            {
+                return format!("The body was changed: the signature matches {how}.");
+            }
+        }
+        format!(
+            "No signature matches. Either the secret is another one (of another endpoint or tenant, or one that was \
+             replaced), or the body ({} bytes) or the time was changed on the way: it must be the very bytes that came \
+             in, not JSON that was read and written again.",
+            self.body.len()
+        )
+    }
+}
+
+fn replace_line_ends(body: &[u8]) -> Vec<u8> {
+    let is_extra = |index: usize| body[index] == b'\r' && body.get(index + 1) == Some(&b'\n');
+    (0..body.len())
+        .filter(|index| !is_extra(*index))
+        .map(|index| body[index])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_proto::signature::{SignatureFormat, sign};
+
+    const NOW: i64 = 1_700_000_000;
+    const BODY: &[u8] = b"{\"a\":\n1}";
+
+    fn secret(format: SignatureFormat, n: u8) -> Secret {
+        Secret::generate(format, &[n; 32])
+    }
+
+    /// What a receiver has.
+    fn held(format: SignatureFormat, n: u8) -> String {
+        let secret = secret(format, n);
+        secret
+            .public_key()
+            .map_or_else(|| secret.reveal().to_owned(), |key| key.to_string())
+    }
+
+    fn headers(format: SignatureFormat, signers: &[u8]) -> String {
+        let secrets: Vec<Secret> = signers.iter().map(|n| secret(format, *n)).collect();
+        let signature = sign(format, "evt_1", NOW, BODY, &secrets);
+        format!(
+            "Host: x\r\nWebhook-Id: evt_1\r\nwebhook-timestamp: {NOW}\r\nWebhook-Signature: {signature}\r\n"
+        )
+    }
+
+    fn told(headers: &str, body: &[u8], secrets: &[&str], now: i64) -> (bool, String) {
+        let finding = Request::read(headers, body.to_vec()).examine(secrets, now);
+        (finding.good, finding.words)
+    }
+
+    #[test]
+    fn each_fault_is_named_in_every_format() {
+        for format in SignatureFormat::ALL.iter().copied() {
+            let [new, old, other] = [1, 2, 3].map(|n| held(format, n));
+            let (new, old, other) = (new.as_str(), old.as_str(), other.as_str());
+            let good = headers(format, &[1]);
+            let cut = &good[..good.trim_end().len() - 3];
+            let bare = good.split("Webhook-Signature").next().unwrap_or_default();
+            for (headers, body, secrets, now, words) in [
+                (
+                    good.as_str(),
+                    BODY,
+                    vec![new],
+                    NOW,
+                    "The signature is right: the current",
+                ),
+                (
+                    &headers(format, &[1, 2]),
+                    BODY,
+                    vec![new, old],
+                    NOW,
+                    "The signature is right: the current",
+                ),
+                (&good, BODY, vec![other], NOW, "No signature matches"),
+                (&good, b"{\"a\":2}", vec![new], NOW, "No signature matches"),
+                (
+                    &good,
+                    b"{\"a\":\n1}\n",
+                    vec![new],
+                    NOW,
+                    "The body was changed: the signature matches without",
+                ),
+                (
+                    &good,
+                    b"{\"a\":\r\n1}",
+                    vec![new],
+                    NOW,
+                    "The body was changed: the signature matches with",
+                ),
+                (
+                    &good,
+                    BODY,
+                    vec![new],
+                    NOW + 301,
+                    "The signature is right, but it was made 301 seconds ago",
+                ),
+                (
+                    &good,
+                    BODY,
+                    vec![new],
+                    NOW - 301,
+                    "The signature is right, but it was made 301 seconds from now",
+                ),
+                (
+                    &good,
+                    BODY,
+                    vec![other, new],
+                    NOW,
+                    "It is signed with secret 2 of those given",
+                ),
+                (cut, BODY, vec![new], NOW, "The header is malformed"),
+                (
+                    bare,
+                    BODY,
+                    vec![new],
+                    NOW,
+                    "The header Webhook-Signature is missing",
+                ),
+            ] {
+                let (is_good, told) = told(headers, body, &secrets, now);
+                assert!(told.starts_with(words), "{format}: {told}, not {words}");
+                assert_eq!(is_good, words.contains("current"), "{told}");
+                assert!(!told.contains(new), "a secret is not printed");
+            }
+        }
+        let standard = headers(SignatureFormat::Standard, &[1]);
+        let (_, words) = told(&standard, BODY, &["no-prefix"], NOW);
+        assert!(
+            words.starts_with("Secret 1 of those given does not fit"),
+            "{words}"
+        );
+    }
+}
