@@ -15,6 +15,7 @@ use crate::{
     bench::{self, BenchFlags},
     log, master_key, metrics, roles,
     settings::{Environment, Flags, Settings},
+    types_command::{self, TypesCommand},
     up,
     verify::{self, VerifyArguments},
 };
@@ -39,11 +40,20 @@ enum Command {
     /// Serves the API and the dashboard
     Dashboard(Box<Flags>),
     /// Brings the database's schema up to date
-    Migrate(Box<Flags>),
+    Migrate {
+        #[command(flatten)]
+        flags: Box<Flags>,
+        /// Only the emit function and a small outbox, in a producer's own database; POSTRIDER_SOURCES relays from it
+        #[arg(long)]
+        outbox_only: bool,
+    },
     /// Encrypts what is stored with the first key of POSTRIDER_MASTER_KEY, while everything runs
     RotateMasterKey(Box<Flags>),
     /// Checks the signature of a captured request, and says in words what is wrong with it
     Verify(VerifyArguments),
+    /// Event types as files: export and import, over the API at POSTRIDER_URL with the key POSTRIDER_API_KEY
+    #[command(subcommand)]
+    Types(TypesCommand),
     /// Measures deliveries beside the bare HTTP client, on a database of its own
     Bench(BenchFlags),
     #[command(hide = true)]
@@ -62,6 +72,7 @@ enum Role {
     Dispatcher,
     Dashboard,
     Migrate,
+    MigrateOutbox,
     RotateMasterKey,
 }
 
@@ -70,13 +81,26 @@ pub fn run() -> ExitCode {
         Command::Up(flags) => (flags, Role::Up),
         Command::Dispatcher(flags) => (flags, Role::Dispatcher),
         Command::Dashboard(flags) => (flags, Role::Dashboard),
-        Command::Migrate(flags) => (flags, Role::Migrate),
+        Command::Migrate {
+            flags,
+            outbox_only: false,
+        } => (flags, Role::Migrate),
+        Command::Migrate {
+            flags,
+            outbox_only: true,
+        } => (flags, Role::MigrateOutbox),
         Command::RotateMasterKey(flags) => (flags, Role::RotateMasterKey),
         Command::Verify(arguments) => {
             return match verify::run(&arguments, &Environment::of_process()) {
                 Ok(status) => status,
                 Err(error) => refuse(EXIT_USAGE, &format!("{error:#}")),
             };
+        }
+        Command::Types(command) => {
+            return finish(on_runtime(types_command::run(
+                command,
+                &Environment::of_process(),
+            )));
         }
         Command::Bench(flags) => return finish(on_runtime(bench::run(flags))),
         Command::BenchSink => return finish(on_runtime(bench::sink())),
@@ -105,6 +129,7 @@ pub fn run() -> ExitCode {
             Role::Dispatcher => roles::dispatcher(settings, stop).await,
             Role::Dashboard => roles::dashboard(settings, stop).await,
             Role::Migrate => roles::migrate(settings).await,
+            Role::MigrateOutbox => roles::migrate_outbox(settings).await,
             Role::RotateMasterKey => master_key::rotate(settings, stop).await,
         }
     }))

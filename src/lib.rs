@@ -17,5 +17,6 @@ mod machine;
 mod master_key;
 mod metrics;
 mod roles;
+mod types_command;
 mod up;
 mod verify;

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, anyhow};
 use postrider_dashboard::{App, Emits};
-use postrider_dispatcher::{Dispatcher, Wake, partitions, schema, sealed};
+use postrider_dispatcher::{Dispatcher, Wake, partitions, relay, schema, sealed};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -21,6 +21,14 @@ pub(crate) async fn migrate(settings: Settings) -> anyhow::Result<()> {
     bring_up_to_date(&pool).await?;
     pool.close().await;
     tracing::info!("the schema is up to date");
+    Ok(())
+}
+
+/// Into a producer's own database.
+pub(crate) async fn migrate_outbox(settings: Settings) -> anyhow::Result<()> {
+    let database = settings.require_database()?;
+    relay::migrate_outbox(&database.direct).await?;
+    tracing::info!("the outbox is up to date");
     Ok(())
 }
 
@@ -44,6 +52,7 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
         parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
     }
     let dispatcher = Dispatcher {
+        sources: settings.sources.clone(),
         pool: pool.clone(),
         direct: connect::named(&database.direct, "dispatcher"),
         guard: settings.guard(),

@@ -112,6 +112,8 @@ pub struct Log {
 pub struct Settings {
     /// None: the embedded one.
     pub database: Option<Database>,
+    /// Producers' own databases to relay from.
+    pub sources: Vec<PgConnectOptions>,
     pub data_dir: PathBuf,
     pub listen: SocketAddr,
     pub metrics_listen: Option<SocketAddr>,
@@ -180,6 +182,7 @@ impl Settings {
         };
         Ok(Self {
             database,
+            sources: read_sources(environment)?,
             data_dir: set(&flags.data_dir).unwrap_or(".postrider").into(),
             listen: parse("POSTRIDER_LISTEN", &flags.listen, parse_address)?
                 .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8080))),
@@ -240,19 +243,31 @@ impl Settings {
     }
 }
 
+/// URLs with commas between them.
+fn read_sources(environment: &Environment) -> Result<Vec<PgConnectOptions>, SettingError> {
+    const NAME: &str = "POSTRIDER_SOURCES";
+    let text = environment.secret(NAME)?.unwrap_or_default();
+    let urls = text
+        .split([',', '\n'])
+        .map(str::trim)
+        .filter(|url| !url.is_empty());
+    urls.map(|url| read_url(NAME, url)).collect()
+}
+
+fn read_url(name: &str, url: &str) -> Result<PgConnectOptions, SettingError> {
+    // The library's own message may repeat the URL, which has the password in it.
+    let reason = "it is not a URL like postgresql://user:password@host:5432/database";
+    let right_scheme = url.starts_with("postgres://") || url.starts_with("postgresql://");
+    right_scheme
+        .then(|| PgConnectOptions::from_str(url).ok())
+        .flatten()
+        .ok_or_else(|| SettingError::unusable(name, reason))
+}
+
 fn read_database(environment: &Environment) -> Result<Option<Database>, SettingError> {
     let read = |name: &'static str| {
         let url = environment.secret(name)?;
-        // The library's own message may repeat the URL, which has the password in it.
-        let reason = "it is not a URL like postgresql://user:password@host:5432/database";
-        url.map(|url| {
-            let right_scheme = url.starts_with("postgres://") || url.starts_with("postgresql://");
-            let parsed = right_scheme
-                .then(|| PgConnectOptions::from_str(&url).ok())
-                .flatten();
-            parsed.ok_or_else(|| SettingError::unusable(name, reason))
-        })
-        .transpose()
+        url.map(|url| read_url(name, &url)).transpose()
     };
     let direct = read("POSTRIDER_DATABASE_URL_DIRECT")?;
     match (read("POSTRIDER_DATABASE_URL")?, direct) {

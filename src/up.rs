@@ -99,6 +99,7 @@ async fn run(
     }
     let wake = Wake::default();
     let dispatcher = Dispatcher {
+        sources: settings.sources.clone(),
         pool: sending_pool.clone(),
         direct: connect::named(&database.direct, "dispatcher"),
         settings: settings.dispatcher.clone(),

@@ -21,6 +21,7 @@ pub mod partitions;
 mod rate;
 mod read;
 mod record;
+pub mod relay;
 pub mod retry;
 pub mod schema;
 pub mod sealed;
@@ -75,6 +76,8 @@ pub struct Dispatcher {
     pub guard: guard::Guard,
     pub vault: vault::Vault,
     pub wake: Wake,
+    /// Producers' own databases to relay from.
+    pub sources: Vec<PgConnectOptions>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -167,6 +170,17 @@ impl Dispatcher {
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
         let jobs = tokio::spawn(jobs::run(self.pool.clone(), leave.clone()));
+        let relays = TaskTracker::new();
+        for (number, source) in self.sources.into_iter().enumerate() {
+            relays.spawn(relay::run(
+                number + 1,
+                source,
+                self.pool.clone(),
+                self.wake.clone(),
+                stop.clone(),
+            ));
+        }
+        relays.close();
 
         engine.run(heard, messages_out, self.wake, stop).await;
 
@@ -182,7 +196,7 @@ impl Dispatcher {
         }
         leave.cancel();
         hurry.now();
-        let _ = tokio::join!(reader, shards, jobs);
+        let _ = tokio::join!(reader, shards, jobs, relays.wait());
         Ok(())
     }
 }

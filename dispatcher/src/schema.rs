@@ -17,6 +17,8 @@ pub enum SchemaError {
     Encoding(String),
     #[error("Postgres runs with `{0}` off: a crash could lose what was committed. Turn it on")]
     NotDurable(String),
+    #[error("this database has Postrider's main schema: an outbox goes into a producer's own database")]
+    NotAnOutbox,
     #[error("the migration failed: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
     #[error("the tables of the background jobs could not be made: {0}")]

@@ -14,7 +14,7 @@ pub(crate) use api::{Api, Endpoint};
 pub(crate) use database::Database;
 pub(crate) use fleet::{Fleet, repeated, times};
 pub(crate) use judges::{Case, judge, node, python};
-pub(crate) use process::{ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, MASTER_KEY, Postrider};
+pub(crate) use process::{ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, Launch, MASTER_KEY, Postrider};
 pub(crate) use receiver::{Answer, Received, Receiver, most_at_once};
 
 /// Long enough for a busy machine; a test that gets here has failed.

@@ -42,7 +42,7 @@ impl Launch {
 
     fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
-        command.arg(self.role).env_clear();
+        command.args(self.role.split(' ')).env_clear();
         for inherited in ["PATH", "HOME", "TMPDIR"] {
             command.envs(std::env::var_os(inherited).map(|value| (inherited, value)));
         }
@@ -57,6 +57,14 @@ impl Launch {
     /// For a start that is expected to end by itself.
     pub(crate) fn output(&self) -> Output {
         self.command().output().expect("the program starts")
+    }
+
+    /// The same, in this folder.
+    pub(crate) fn output_in(&self, folder: &Path) -> Output {
+        self.command()
+            .current_dir(folder)
+            .output()
+            .expect("the program starts")
     }
 
     pub(crate) async fn start(self) -> Postrider {

@@ -1,0 +1,39 @@
+//! Marks an invoice as paid and tells the customer, in one transaction. The crate checks the data against the type's
+//! schema as well.
+
+use std::env;
+
+use anyhow::Context;
+use postrider_sender::{NewEvent, Sender};
+use sqlx::{Connection, PgConnection};
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let (database, tenant, invoice) = (
+        env::var("DATABASE_URL").context("DATABASE_URL")?,
+        env::var("TENANT").context("TENANT")?,
+        env::var("INVOICE").context("INVOICE")?,
+    );
+    // One for each database: it keeps compiled schemas.
+    let sender = Sender::default();
+    let mut connection = PgConnection::connect(&database).await?;
+
+    let mut transaction = connection.begin().await?;
+    sqlx::query("update invoices set paid = true where id = $1")
+        .bind(&invoice)
+        .execute(&mut *transaction)
+        .await?;
+    let (id, data) = (
+        format!("{invoice}:paid"),
+        serde_json::json!({"object": "invoice", "id": invoice}).to_string(),
+    );
+    let event = NewEvent::new(&tenant, "invoice.paid", &data).id(id.as_str());
+    let emitted = sender.emit(&mut transaction, &event).await?;
+    if env::var_os("ROLL_BACK").is_some() {
+        transaction.rollback().await?;
+    } else {
+        transaction.commit().await?;
+    }
+    println!("{}", emitted.id);
+    Ok(())
+}
