@@ -36,13 +36,29 @@ use std::time::Instant;
 
 use chrono::{DateTime, Utc};
 use postrider_proto::EndpointId;
-use sqlx::{PgPool, postgres::PgConnectOptions};
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
 use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
 pub use settings::Settings;
 pub use wake::Wake;
+
+/// Connections that read bodies and record results.
+const HOT_CONNECTIONS: u32 = 4;
+
+/// How the planner is told to do what the hot path's few statements need: walk an index for each row of a list. It
+/// knows nothing of how long the lists are, plans for tables that were empty a moment ago, and would scan them.
+const HOT_PLANS: [(&str, &str); 5] = [
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("jit", "off"),
+];
 
 /// Messages the reader may be ahead of the engine.
 const READ_AHEAD: usize = 16;
@@ -90,14 +106,18 @@ impl Dispatcher {
         let (deleted, deleted_out) = mpsc::unbounded_channel();
         let (applied, applied_out) = watch::channel(None);
 
+        let hot = PgPoolOptions::new()
+            .max_connections(HOT_CONNECTIONS)
+            .connect_with(self.direct.clone().options(HOT_PLANS))
+            .await?;
         let recorder = record::Recorder {
-            pool: self.pool.clone(),
+            pool: hot.clone(),
             owner: id,
             finished: finished_out,
             out: events.clone(),
         };
         let attempts = attempt::Attempts {
-            pool: self.pool.clone(),
+            pool: hot,
             sender: send::Sender::new(self.guard)?,
             clock: clock.clone(),
             lease: lease.clone(),
@@ -105,7 +125,10 @@ impl Dispatcher {
             finished: finished.clone(),
             tasks: tasks.clone(),
         };
+        let hurry = Wake::default();
         let reader = read::Reader {
+            wake: self.wake.clone(),
+            hurry: hurry.clone(),
             options: self.direct,
             clock: clock.clone(),
             cycles: cycles_out,
@@ -128,6 +151,7 @@ impl Dispatcher {
             finished,
             started: Instant::now(),
             cycles,
+            hurry: hurry.clone(),
             drained,
             deleted,
             applied,
@@ -155,6 +179,7 @@ impl Dispatcher {
             tracing::warn!("the last results could not be recorded: their deliveries will be sent again");
         }
         leave.cancel();
+        hurry.now();
         let _ = tokio::join!(reader, shards, jobs);
         Ok(())
     }

@@ -64,7 +64,7 @@ pub(crate) async fn show(
 
 pub(super) const fn in_words(reason: DeadReason) -> &'static str {
     match reason {
-        DeadReason::Exhausted => "every attempt of the schedule failed",
+        DeadReason::Exhausted => "exhausted: every attempt of the schedule failed",
         DeadReason::Gone => "the endpoint answered 410 Gone",
         DeadReason::EndpointDisabled => "the endpoint is disabled",
         DeadReason::TooOld => "it waited too long",
