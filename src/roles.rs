@@ -1,7 +1,7 @@
 //! The production roles: a dispatcher, a dashboard, a migration. Each needs a database of its own accord.
 //! Invariant: only `up` and `migrate` change the schema; the others refuse one that is too old.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, anyhow};
 use postrider_dashboard::{App, Emits};
@@ -78,6 +78,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     }
     // Empty is none: then the key in the table is the way in.
     let admin_api_key = settings.admin_api_key.clone().unwrap_or_default();
+    let grpc_address = settings.grpc_listen;
     let app = App {
         pool: pool.clone(),
         emits: Emits::new(pool.clone(), Wake::default()),
@@ -89,8 +90,9 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         admin_api_key,
     };
     announce(&listener, "api")?;
+    let grpc = listen_for_grpc(grpc_address).await?;
     parts.add("dashboard", |stop| {
-        postrider_dashboard::serve(listener, app, stop)
+        postrider_dashboard::serve(listener, grpc, app, stop)
     });
     let ended = parts.run_until_stopped().await;
     pool.close().await;
@@ -103,6 +105,15 @@ pub(crate) async fn listen_for_health(settings: &Settings) -> anyhow::Result<Opt
     };
     let listener = connect::listen(address, "POSTRIDER_METRICS_LISTEN").await?;
     announce(&listener, "health")?;
+    Ok(Some(listener))
+}
+
+pub(crate) async fn listen_for_grpc(address: Option<SocketAddr>) -> anyhow::Result<Option<TcpListener>> {
+    let Some(address) = address else {
+        return Ok(None);
+    };
+    let listener = connect::listen(address, "POSTRIDER_GRPC_LISTEN").await?;
+    announce(&listener, "grpc")?;
     Ok(Some(listener))
 }
 

@@ -33,6 +33,9 @@ pub struct Flags {
     /// Address of health and readiness without a key [default: none]
     #[arg(long, env = "POSTRIDER_METRICS_LISTEN")]
     metrics_listen: Option<String>,
+    /// Address of gRPC [default: none]
+    #[arg(long, env = "POSTRIDER_GRPC_LISTEN")]
+    grpc_listen: Option<String>,
     /// Base of links to the dashboard [default: made from the listen address]
     #[arg(long, env = "POSTRIDER_PUBLIC_URL")]
     public_url: Option<String>,
@@ -112,6 +115,7 @@ pub struct Settings {
     pub data_dir: PathBuf,
     pub listen: SocketAddr,
     pub metrics_listen: Option<SocketAddr>,
+    pub grpc_listen: Option<SocketAddr>,
     pub public_url: Option<String>,
     pub admin_api_key: Option<String>,
     pub admin_password: Option<String>,
@@ -180,6 +184,7 @@ impl Settings {
             listen: parse("POSTRIDER_LISTEN", &flags.listen, parse_address)?
                 .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8080))),
             metrics_listen: parse("POSTRIDER_METRICS_LISTEN", &flags.metrics_listen, parse_address)?,
+            grpc_listen: parse("POSTRIDER_GRPC_LISTEN", &flags.grpc_listen, parse_address)?,
             public_url: parse("POSTRIDER_PUBLIC_URL", &flags.public_url, parse_public_url)?,
             admin_api_key,
             admin_password,

@@ -121,8 +121,9 @@ async fn run(
         admin_api_key: api_key.value.clone(),
     };
     roles::announce(&listener, "api")?;
+    let grpc = roles::listen_for_grpc(settings.grpc_listen).await?;
     parts.add("dashboard", |stop| {
-        postrider_dashboard::serve(listener, app, stop)
+        postrider_dashboard::serve(listener, grpc, app, stop)
     });
 
     let banner = Banner {

@@ -8,6 +8,7 @@ mod audit;
 mod auth;
 mod deliveries;
 mod emits;
+pub mod grpc;
 mod idempotency;
 mod input;
 mod listing;
@@ -58,8 +59,18 @@ pub fn routes(app: App) -> Vec<Route> {
 }
 
 /// Serves until told to stop; then takes nothing new and finishes what it has begun.
-pub async fn serve(listener: TcpListener, app: App, stop: CancellationToken) -> io::Result<()> {
-    axum::serve(listener, router(app))
-        .with_graceful_shutdown(stop.cancelled_owned())
-        .await
+pub async fn serve(
+    listener: TcpListener,
+    grpc: Option<TcpListener>,
+    app: App,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let app = Arc::new(app);
+    let http = axum::serve(listener, routes::build(app.clone()).0)
+        .with_graceful_shutdown(stop.clone().cancelled_owned())
+        .into_future();
+    match grpc {
+        None => http.await,
+        Some(listener) => tokio::try_join!(http, grpc::serve(listener, app, stop)).map(|_| ()),
+    }
 }

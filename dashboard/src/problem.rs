@@ -145,6 +145,18 @@ impl Problem {
         Self::new(Kind::Busy, "The database is busy or away.")
     }
 
+    /// What stands in the answer.
+    pub(crate) fn body(&self) -> Body<'_> {
+        let (name, status, title) = self.kind.words();
+        Body {
+            r#type: format!("urn:postrider:problem:{name}"),
+            title,
+            status: status.as_u16(),
+            detail: &self.detail,
+            errors: &self.errors,
+        }
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         self.kind.words().1
     }
@@ -176,7 +188,7 @@ impl From<sqlx::Error> for Problem {
 }
 
 #[derive(Serialize)]
-struct Body<'a> {
+pub(crate) struct Body<'a> {
     r#type: String,
     title: &'a str,
     status: u16,
@@ -187,15 +199,7 @@ struct Body<'a> {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let (name, status, title) = self.kind.words();
-        let body = Body {
-            r#type: format!("urn:postrider:problem:{name}"),
-            title,
-            status: status.as_u16(),
-            detail: &self.detail,
-            errors: &self.errors,
-        };
-        let mut response = (status, Json(body)).into_response();
+        let mut response = (self.status(), Json(self.body())).into_response();
         let headers = response.headers_mut();
         headers.insert(
             header::CONTENT_TYPE,

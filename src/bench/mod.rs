@@ -4,6 +4,7 @@
 //! prints ratios: absolute figures of a noisy machine mean little.
 
 mod ceiling;
+mod emits;
 mod report;
 mod scenarios;
 mod sink;
@@ -28,7 +29,7 @@ const PROFILING: &str = "shared_preload_libraries = 'pg_stat_statements'\npg_sta
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchFlags {
-    /// Only these scenarios, by their letters: abcdefghik
+    /// Only these scenarios, by their letters: abcdefghikl
     #[arg(long)]
     only: Option<String>,
     /// Fewer deliveries: a look, not a measurement

@@ -6,6 +6,7 @@ use anyhow::Context;
 use sqlx::{Connection, PgConnection};
 
 use super::{
+    emits,
     report::{Bound, Report, Row},
     usage,
     world::{Ground, World, start_self},
@@ -110,6 +111,10 @@ pub(super) async fn run(ground: Ground, size: Size, only: Option<&str>) -> anyho
     }
     if wanted('k') {
         bench.takeover().await?;
+    }
+    if wanted('l') {
+        eprintln!("(l) emits over HTTP beside plain inserts …");
+        emits::run(&mut bench.ground, &mut bench.report, size.healthy_seconds).await?;
     }
     Ok(bench.report)
 }

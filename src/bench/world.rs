@@ -382,17 +382,21 @@ impl World {
     }
 
     pub(super) async fn emit_http(&self, tenant: &str) -> anyhow::Result<()> {
-        let process = self.processes.first().context("no process")?;
-        let body = format!(r#"{{"type":"bench.ran","data":{BODY_DATA}}}"#);
-        self.http
-            .post(format!("{}/v1/tenants/{tenant}/events", process.api))
-            .bearer_auth(API_KEY)
-            .header("content-type", "application/json")
-            .body(body)
+        self.emit_request(tenant, BODY_DATA)?
             .send()
             .await?
             .error_for_status()?;
         Ok(())
+    }
+
+    pub(super) fn emit_request(&self, tenant: &str, data: &str) -> anyhow::Result<reqwest::RequestBuilder> {
+        let process = self.processes.first().context("no process")?;
+        Ok(self
+            .http
+            .post(format!("{}/v1/tenants/{tenant}/events", process.api))
+            .bearer_auth(API_KEY)
+            .header("content-type", "application/json")
+            .body(format!(r#"{{"type":"bench.ran","data":{data}}}"#)))
     }
 
     pub(super) async fn received(&self, group: &str) -> anyhow::Result<Received> {

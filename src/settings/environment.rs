@@ -17,10 +17,11 @@ const SECRETS: [&str; 6] = [
     "POSTRIDER_ENDPOINT_SECRET",
 ];
 
-const FLAGS: [&str; 15] = [
+const FLAGS: [&str; 16] = [
     "POSTRIDER_DATA_DIR",
     "POSTRIDER_LISTEN",
     "POSTRIDER_METRICS_LISTEN",
+    "POSTRIDER_GRPC_LISTEN",
     "POSTRIDER_PUBLIC_URL",
     "POSTRIDER_RETRY_SCHEDULE",
     "POSTRIDER_RETRY_JITTER",
@@ -36,8 +37,7 @@ const FLAGS: [&str; 15] = [
 ];
 
 /// Promised, but not there yet. Refused and not passed over: somebody who sets a proxy relies on it.
-const NOT_YET: [&str; 5] = [
-    "POSTRIDER_GRPC_LISTEN",
+const NOT_YET: [&str; 4] = [
     "POSTRIDER_EGRESS_PROXY",
     "POSTRIDER_RETENTION",
     "POSTRIDER_SOURCES",

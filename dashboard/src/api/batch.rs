@@ -12,10 +12,11 @@ use postrider_proto::limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX};
 use postrider_sender::{EmitError, Emitted, Patience};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use sqlx::PgConnection;
 
 use super::events::{EmitForm, refusal};
 use crate::{
-    Shared,
+    App, Shared,
     emits::OwnedEvent,
     idempotency::{Claim, Work},
     input::Text,
@@ -58,19 +59,27 @@ pub(crate) async fn emit(
 ) -> Result<Response, Problem> {
     let events = read(&text, &tenant)?;
     let mut work = Work::begin(&app, claim).await?;
-    let borrowed: Vec<_> = events.iter().map(OwnedEvent::borrow).collect();
-    let answers = app
-        .emits
-        .sender
-        .emit_all(&mut work, &borrowed, Patience::Own)
-        .await
-        .map_err(|error| refusal(EmitError::Database(error), "/events"))?;
-    // Dropping the work on the way out undoes those that went well.
-    let emitted = all_or_none(answers)?;
+    let emitted = emit_all(&app, &mut work, &events).await?;
     let data = emitted.into_iter().zip(&events).map(view).collect();
     let response = work.commit(StatusCode::ACCEPTED, &BatchView { data }).await?;
     app.wake.now();
     Ok(response)
+}
+
+/// In the transaction of the caller, who gives it up when one is refused.
+pub(crate) async fn emit_all(
+    app: &App,
+    connection: &mut PgConnection,
+    events: &[OwnedEvent],
+) -> Result<Vec<Emitted>, Problem> {
+    let borrowed: Vec<_> = events.iter().map(OwnedEvent::borrow).collect();
+    let answers = app
+        .emits
+        .sender
+        .emit_all(connection, &borrowed, Patience::Own)
+        .await
+        .map_err(|error| refusal(EmitError::Database(error), "/events"))?;
+    all_or_none(answers)
 }
 
 fn view((emitted, event): (Emitted, &OwnedEvent)) -> EmittedView {
@@ -92,16 +101,23 @@ fn read(text: &Text<BATCH_BYTES_MAX>, tenant: &str) -> Result<Vec<OwnedEvent>, P
             format!("a batch has 1 to {BATCH_EVENTS_MAX} events"),
         ));
     }
-    let mut events = Vec::with_capacity(form.events.len());
-    let mut refused = Refused::default();
-    for (index, raw) in form.events.iter().enumerate() {
-        let below = format!("/events/{index}");
-        let event = serde_json::from_str::<EmitForm<'_>>(raw.get())
+    all_good(form.events.iter().map(|raw| {
+        serde_json::from_str::<EmitForm<'_>>(raw.get())
             .map_err(|error| Problem::invalid("", error.to_string()))
-            .and_then(|form| form.check(tenant));
+            .and_then(|form| form.check(tenant))
+    }))
+}
+
+/// All of them, or everything that is wrong with each bad one.
+pub(crate) fn all_good(
+    read: impl Iterator<Item = Result<OwnedEvent, Problem>>,
+) -> Result<Vec<OwnedEvent>, Problem> {
+    let mut events = Vec::new();
+    let mut refused = Refused::default();
+    for (index, event) in read.enumerate() {
         match event {
             Ok(event) => events.push(event),
-            Err(problem) => refused.add(problem, &below),
+            Err(problem) => refused.add(problem, &format!("/events/{index}")),
         }
     }
     refused.done().map(|()| events)

@@ -127,22 +127,26 @@ pub(crate) async fn emit(
 impl EmitForm<'_> {
     /// The event as it goes to the database; what is wrong with its data's form is 400, or 422 when it is no object.
     pub(super) fn check(self, tenant: &str) -> Result<OwnedEvent, Problem> {
-        let data = self.data.get();
-        if data.len() > EVENT_DATA_BYTES_MAX {
-            return Err(refusal(EmitError::TooLarge, ""));
-        }
-        check_data(data).map_err(|bad| match bad {
-            postrider_sender::BadData::NotAnObject => Problem::invalid("/data", bad.to_string()),
-            _ => Problem::bad_request(format!("{bad}.")),
-        })?;
-        Ok(OwnedEvent {
+        checked(OwnedEvent {
             tenant: tenant.to_owned(),
-            data: data.to_owned(),
+            data: self.data.get().to_owned(),
             type_name: self.r#type,
             id: self.id,
             version: self.version,
             ordering_key: self.ordering_key,
         })
+    }
+}
+
+/// What can be told of an event without the database.
+pub(crate) fn checked(event: OwnedEvent) -> Result<OwnedEvent, Problem> {
+    if event.data.len() > EVENT_DATA_BYTES_MAX {
+        return Err(refusal(EmitError::TooLarge, ""));
+    }
+    match check_data(&event.data) {
+        Ok(()) => Ok(event),
+        Err(bad @ postrider_sender::BadData::NotAnObject) => Err(Problem::invalid("/data", bad.to_string())),
+        Err(bad) => Err(Problem::bad_request(format!("{bad}."))),
     }
 }
 
@@ -176,7 +180,7 @@ async fn answer(
 }
 
 /// `below` is the pointer of the event in the body.
-pub(super) fn refusal(error: EmitError, below: &str) -> Problem {
+pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
     match error {
         EmitError::UnknownTenant => Problem::not_found("tenant"),
         EmitError::Conflict => Problem::conflict(format!("{error}.")),

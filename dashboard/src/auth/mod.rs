@@ -157,6 +157,21 @@ async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> 
     Ok(())
 }
 
+/// For callers that have no route: may they emit?
+pub(crate) async fn admit_producer(app: &Shared, headers: &HeaderMap) -> Result<(), Problem> {
+    let key = find_key(app, headers).await?.ok_or_else(|| {
+        Problem::new(
+            Kind::Unauthorized,
+            "Send `authorization: Bearer KEY` with a key that is in force.",
+        )
+    })?;
+    if Rule::Emit.admits(key.role) {
+        return Ok(());
+    }
+    let detail = format!("A key of role {} can't do this.", key.role);
+    Err(Problem::new(Kind::Forbidden, detail))
+}
+
 async fn find_key(app: &Shared, headers: &HeaderMap) -> Result<Option<Key>, Problem> {
     let Some(given) = bearer(headers) else {
         return Ok(None);

@@ -1,0 +1,264 @@
+//! Emitting over gRPC: the words of `proto/postrider/v1/emit.proto` put into those of the HTTP API, which decides.
+//! Invariant: every call passes `auth::admit_producer` before anything is read of it.
+
+use std::{io, sync::Arc, time::Duration};
+
+use axum::http::HeaderMap;
+use postrider_proto::limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX};
+use prost_types::Timestamp;
+use tokio::{net::TcpListener, task::JoinSet, time::timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Code, Request, Response, Status, Streaming,
+    metadata::MetadataMap,
+    transport::{Server, server::TcpIncoming},
+};
+
+use crate::{
+    App, Shared,
+    api::{batch, events},
+    auth,
+    emits::OwnedEvent,
+    problem::{Kind, Problem},
+    tables,
+};
+
+/// The generated code.
+#[allow(missing_docs, clippy::all, reason = "generated")]
+pub mod v1 {
+    tonic::include_proto!("postrider.v1");
+}
+
+use v1::emitter_server::{Emitter, EmitterServer};
+
+const DESCRIPTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/postrider.bin"));
+const CALL_TIME_MAX: Duration = Duration::from_secs(20);
+/// Between two events of a stream.
+const STREAM_SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Events of one stream that wait for their commit.
+const STREAM_OPEN_MAX: usize = 256;
+const STREAM_REFUSED_MAX: usize = 1_000;
+const CALLS_PER_CONNECTION_MAX: usize = 256;
+/// Trailers are small: the rest is in the status message.
+const FAULTS_TOLD_MAX: usize = 20;
+const MESSAGE_BYTES_MAX: usize = 4 * 1024;
+
+pub(crate) async fn serve(listener: TcpListener, app: Arc<App>, stop: CancellationToken) -> io::Result<()> {
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTION)
+        .build_v1()
+        .map_err(io::Error::other)?;
+    let emitter = EmitterServer::new(Service { app })
+        // The batch and what stands around it.
+        .max_decoding_message_size(BATCH_BYTES_MAX + 64 * 1024);
+    Server::builder()
+        .concurrency_limit_per_connection(CALLS_PER_CONNECTION_MAX)
+        .add_service(emitter)
+        .add_service(reflection)
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener), stop.cancelled_owned())
+        .await
+        .map_err(io::Error::other)
+}
+
+struct Service {
+    app: Shared,
+}
+
+impl Service {
+    async fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        let headers: HeaderMap = metadata.clone().into_headers();
+        auth::admit_producer(&self.app, &headers).await.map_err(status)
+    }
+}
+
+async fn in_time<T>(work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    timeout(CALL_TIME_MAX, work)
+        .await
+        .unwrap_or_else(|_| Err(status(Problem::busy())))
+}
+
+#[tonic::async_trait]
+impl Emitter for Service {
+    async fn emit(&self, request: Request<v1::EmitRequest>) -> Result<Response<v1::EmitResponse>, Status> {
+        self.admit(request.metadata()).await?;
+        let event = read(request.into_inner()).map_err(status)?;
+        let emitted = in_time(async { emit_one(&self.app, event).await.map_err(status) }).await?;
+        Ok(Response::new(v1::EmitResponse { event: Some(emitted) }))
+    }
+
+    async fn emit_batch(
+        &self,
+        request: Request<v1::EmitBatchRequest>,
+    ) -> Result<Response<v1::EmitBatchResponse>, Status> {
+        self.admit(request.metadata()).await?;
+        let v1::EmitBatchRequest { tenant, events } = request.into_inner();
+        let emitted = in_time(async { emit_batch(&self.app, &tenant, events).await.map_err(status) }).await?;
+        Ok(Response::new(v1::EmitBatchResponse { events: emitted }))
+    }
+
+    async fn emit_stream(
+        &self,
+        request: Request<Streaming<v1::EmitRequest>>,
+    ) -> Result<Response<v1::EmitStreamResponse>, Status> {
+        self.admit(request.metadata()).await?;
+        let mut stream = request.into_inner();
+        let mut done = v1::EmitStreamResponse::default();
+        let mut open = JoinSet::new();
+        let mut index = 0;
+        loop {
+            let next = timeout(STREAM_SILENCE_MAX, stream.message())
+                .await
+                .map_err(|_| Status::deadline_exceeded("No event came for a minute."))??;
+            let Some(request) = next else { break };
+            let (app, number) = (self.app.clone(), index);
+            index += 1;
+            // Events of one key keep their order only one after the other.
+            let in_order = request
+                .event
+                .as_ref()
+                .is_some_and(|event| event.ordering_key.is_some());
+            let most = if in_order { 0 } else { STREAM_OPEN_MAX - 1 };
+            close(&mut open, most, &mut done).await?;
+            open.spawn(async move {
+                let emitted = match read(request) {
+                    Ok(event) => emit_one(&app, event).await,
+                    Err(problem) => Err(problem),
+                };
+                (number, emitted.map(|_| ()))
+            });
+            if in_order {
+                close(&mut open, 0, &mut done).await?;
+            }
+        }
+        close(&mut open, 0, &mut done).await?;
+        done.refused.sort_by_key(|refusal| refusal.index);
+        Ok(Response::new(done))
+    }
+}
+
+type Open = JoinSet<(u64, Result<(), Problem>)>;
+
+/// Waits until no more than so many are open.
+async fn close(open: &mut Open, most: usize, done: &mut v1::EmitStreamResponse) -> Result<(), Status> {
+    while open.len() > most {
+        let Some(ended) = open.join_next().await else {
+            break;
+        };
+        let (index, result) =
+            ended.map_err(|_| status(Problem::new(Kind::Internal, "It has been logged.")))?;
+        match result {
+            Ok(()) => done.emitted += 1,
+            // What passes is for the client to try again, all of it: ids make that safe.
+            Err(problem) if matches!(problem.kind, Kind::Busy | Kind::Internal) => {
+                return Err(status(problem));
+            }
+            Err(problem) => done.refused.push(v1::Refusal {
+                index,
+                status: problem.status().as_u16().into(),
+                message: shortened(problem.detail),
+            }),
+        }
+        if done.refused.len() > STREAM_REFUSED_MAX {
+            return Err(Status::invalid_argument(
+                "Too many events of this stream are refused.",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn read(request: v1::EmitRequest) -> Result<OwnedEvent, Problem> {
+    let event = request
+        .event
+        .ok_or_else(|| Problem::invalid("/event", "there is no event"))?;
+    own(&request.tenant, event)
+}
+
+fn own(tenant: &str, event: v1::Event) -> Result<OwnedEvent, Problem> {
+    events::checked(OwnedEvent {
+        tenant: tenant.to_owned(),
+        type_name: event.r#type,
+        data: event.data,
+        id: event.id,
+        version: event.version,
+        ordering_key: event.ordering_key,
+    })
+}
+
+async fn emit_one(app: &App, event: OwnedEvent) -> Result<v1::Emitted, Problem> {
+    let type_name = event.type_name.clone();
+    let emitted = app.emits.emit(event).await;
+    let emitted = emitted.map_err(|error| events::refusal(error, ""))?;
+    Ok(view(emitted, type_name))
+}
+
+async fn emit_batch(app: &App, tenant: &str, given: Vec<v1::Event>) -> Result<Vec<v1::Emitted>, Problem> {
+    if given.is_empty() || given.len() > BATCH_EVENTS_MAX {
+        return Err(Problem::invalid(
+            "/events",
+            format!("a batch has 1 to {BATCH_EVENTS_MAX} events"),
+        ));
+    }
+    let events = batch::all_good(given.into_iter().map(|event| own(tenant, event)))?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    let emitted = batch::emit_all(app, &mut transaction, &events).await?;
+    transaction.commit().await?;
+    app.wake.now();
+    let names = events.into_iter().map(|event| event.type_name);
+    Ok(emitted
+        .into_iter()
+        .zip(names)
+        .map(|(one, name)| view(one, name))
+        .collect())
+}
+
+fn view(emitted: postrider_sender::Emitted, type_name: String) -> v1::Emitted {
+    v1::Emitted {
+        id: emitted.id,
+        r#type: type_name,
+        version: emitted.version,
+        created_at: Some(Timestamp {
+            seconds: emitted.created_at.timestamp(),
+            nanos: emitted.created_at.timestamp_subsec_nanos() as i32,
+        }),
+        sequence: emitted.sequence,
+        duplicate: emitted.duplicate,
+    }
+}
+
+fn shortened(mut text: String) -> String {
+    if text.len() > MESSAGE_BYTES_MAX {
+        let end = (0..=MESSAGE_BYTES_MAX)
+            .rev()
+            .find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or(0));
+        text.push('…');
+    }
+    text
+}
+
+fn status(mut problem: Problem) -> Status {
+    let code = match problem.kind {
+        Kind::BadRequest
+        | Kind::Invalid
+        | Kind::TooLarge
+        | Kind::UnsupportedEncoding
+        | Kind::MethodNotAllowed => Code::InvalidArgument,
+        Kind::Unauthorized => Code::Unauthenticated,
+        Kind::Forbidden => Code::PermissionDenied,
+        Kind::NotFound => Code::NotFound,
+        Kind::Conflict | Kind::Answered => Code::AlreadyExists,
+        Kind::Busy => Code::Unavailable,
+        Kind::Internal => Code::Internal,
+    };
+    problem.detail = shortened(problem.detail);
+    problem.errors.truncate(FAULTS_TOLD_MAX);
+    let mut status = Status::new(code, problem.detail.clone());
+    if let Ok(json) = serde_json::to_vec(&problem.body())
+        && json.len() <= 2 * MESSAGE_BYTES_MAX
+    {
+        let value = tonic::metadata::MetadataValue::from_bytes(&json);
+        status.metadata_mut().insert_bin("postrider-problem-bin", value);
+    }
+    status
+}
