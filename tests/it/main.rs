@@ -12,6 +12,7 @@ mod first_run;
 mod fleet;
 mod order;
 mod pages;
+mod planned_rotation;
 mod rate;
 mod receivers;
 mod refusals;
