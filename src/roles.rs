@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use postrider_dashboard::App;
+use postrider_dashboard::{App, Emits};
 use postrider_dispatcher::{Dispatcher, Wake, partitions, schema, sealed};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
@@ -80,6 +80,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let admin_api_key = settings.admin_api_key.clone().unwrap_or_default();
     let app = App {
         pool: pool.clone(),
+        emits: Emits::new(pool.clone(), Wake::default()),
         wake: Wake::default(),
         vault,
         guard: settings.guard(),

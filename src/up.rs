@@ -2,7 +2,7 @@
 //! Invariant: an embedded server does not outlive a clean stop.
 
 use anyhow::Context;
-use postrider_dashboard::App;
+use postrider_dashboard::{App, Emits};
 use postrider_dispatcher::{Dispatcher, Wake, sealed, vault::Vault};
 use tokio::{net::TcpListener, task::spawn_blocking};
 use tokio_util::sync::CancellationToken;
@@ -112,6 +112,7 @@ async fn run(
     let api_url = connect::local_url(listener.local_addr()?);
     let app = App {
         pool: serving_pool.clone(),
+        emits: Emits::new(serving_pool.clone(), wake.clone()),
         wake,
         vault,
         guard: settings.guard(),

@@ -178,7 +178,7 @@ pub(crate) async fn list(
 
 /// One delivery, of one tenant or of any.
 pub(crate) async fn find(
-    pool: &PgPool,
+    db: impl PgExecutor<'_>,
     tenant: Option<TenantId>,
     id: DeliveryId,
 ) -> Result<Option<Delivery>, sqlx::Error> {
@@ -186,7 +186,7 @@ pub(crate) async fn find(
         event_id: id.event,
         endpoint_id: id.endpoint,
     };
-    let found = describe(pool, &[place]).await?.into_iter().next();
+    let found = describe(db, &[place]).await?.into_iter().next();
     Ok(found.filter(|delivery| tenant.is_none_or(|tenant| tenant == delivery.tenant_id)))
 }
 

@@ -3,9 +3,10 @@
 
 use axum::{
     body::Bytes,
-    extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Request, rejection::BytesRejection},
-    http::{StatusCode, header, request::Parts},
+    extract::{FromRequest, FromRequestParts, Request},
+    http::{header, request::Parts},
 };
+use http_body_util::BodyExt;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::error::Category;
 
@@ -13,6 +14,8 @@ use crate::problem::{Kind, Problem};
 
 /// Enough for any body but events and schemas.
 pub(crate) const BODY_BYTES_MAX: usize = 64 * 1024;
+
+const BODY_BYTES_DRAINED_MAX: usize = 32 * 1024 * 1024;
 
 /// The text of a body of at most `MAX` bytes.
 pub(crate) struct Text<const MAX: usize>(Bytes);
@@ -38,7 +41,7 @@ impl<const MAX: usize> Text<MAX> {
 impl<S: Send + Sync, const MAX: usize> FromRequest<S> for Text<MAX> {
     type Rejection = Problem;
 
-    async fn from_request(mut request: Request, state: &S) -> Result<Self, Problem> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         let encoding = request.headers().get(header::CONTENT_ENCODING);
         if encoding.is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity")) {
             // A few bytes could unpack to gigabytes.
@@ -47,18 +50,33 @@ impl<S: Send + Sync, const MAX: usize> FromRequest<S> for Text<MAX> {
                 "Send the body without Content-Encoding.",
             ));
         }
-        DefaultBodyLimit::max(MAX).apply(&mut request);
-        let bytes = Bytes::from_request(request, state)
-            .await
-            .map_err(|rejection: BytesRejection| {
-                if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-                    Problem::new(Kind::TooLarge, format!("At most {MAX} bytes are taken here."))
-                } else {
-                    Problem::bad_request("The body did not come in whole.")
-                }
-            })?;
-        Ok(Self(bytes))
+        Ok(Self(read_body(request.into_body(), MAX).await?))
     }
+}
+
+/// No more than `bytes_max` is kept. What comes beyond that is read on for a while and thrown away: an answer sent while
+/// the client still writes is often lost with the connection.
+pub(crate) async fn read_body(mut body: axum::body::Body, bytes_max: usize) -> Result<Bytes, Problem> {
+    let mut kept = Vec::new();
+    let mut length = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| Problem::bad_request("The body did not come in whole."))?;
+        let Ok(data) = frame.into_data() else { continue };
+        length += data.len();
+        if length > BODY_BYTES_DRAINED_MAX {
+            break;
+        }
+        if length <= bytes_max {
+            kept.extend_from_slice(&data);
+        } else {
+            kept = Vec::new();
+        }
+    }
+    if length > bytes_max {
+        let detail = format!("At most {bytes_max} bytes are taken here.");
+        return Err(Problem::new(Kind::TooLarge, detail));
+    }
+    Ok(kept.into())
 }
 
 /// A JSON body.

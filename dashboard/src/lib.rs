@@ -7,6 +7,8 @@ mod api;
 mod audit;
 mod auth;
 mod deliveries;
+mod emits;
+mod idempotency;
 mod input;
 mod listing;
 mod pages;
@@ -26,12 +28,14 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use auth::{PasswordError, Rule, set_admin_password};
+pub use emits::Emits;
 pub use routes::Route;
 
 /// Everything the API and the pages need; made by the root.
 pub struct App {
     pub pool: PgPool,
     pub wake: Wake,
+    pub emits: Emits,
     pub vault: Vault,
     pub guard: Guard,
     /// What applies to endpoints that have no setting of their own.

@@ -8,6 +8,9 @@ use axum::{
 };
 use serde::Serialize;
 
+/// The others are in `errors` only.
+const FAULTS_IN_WORDS_MAX: usize = 10;
+
 /// A part of the request that was refused, by its JSON pointer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Fault {
@@ -23,6 +26,8 @@ pub(crate) enum Kind {
     NotFound,
     MethodNotAllowed,
     Conflict,
+    /// The same request was answered just now: the answer is there to be given again.
+    Answered,
     TooLarge,
     UnsupportedEncoding,
     Invalid,
@@ -47,7 +52,7 @@ impl Kind {
                 StatusCode::METHOD_NOT_ALLOWED,
                 "This method is not for this path",
             ),
-            Self::Conflict => (
+            Self::Conflict | Self::Answered => (
                 "conflict",
                 StatusCode::CONFLICT,
                 "It does not go with what is there",
@@ -76,6 +81,10 @@ impl Kind {
         }
     }
 }
+
+/// On a response: `idempotency` looks for the stored answer and gives that instead.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AnsweredBefore;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Problem {
@@ -114,13 +123,17 @@ impl Problem {
     }
 
     pub(crate) fn faults(errors: Vec<Fault>) -> Self {
-        let told: Vec<String> = errors
+        let mut told: Vec<String> = errors
             .iter()
+            .take(FAULTS_IN_WORDS_MAX)
             .map(|fault| match fault.pointer.as_str() {
                 "" => fault.detail.clone(),
                 pointer => format!("{pointer}: {}", fault.detail),
             })
             .collect();
+        if errors.len() > FAULTS_IN_WORDS_MAX {
+            told.push(format!("and {} more", errors.len() - FAULTS_IN_WORDS_MAX));
+        }
         Self {
             kind: Kind::Invalid,
             detail: told.join("; "),
@@ -191,6 +204,9 @@ impl IntoResponse for Problem {
         match self.kind {
             Kind::Unauthorized => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Kind::Answered => {
+                response.extensions_mut().insert(AnsweredBefore);
             }
             Kind::Busy => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));

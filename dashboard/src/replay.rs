@@ -8,12 +8,11 @@ use postrider_proto::{DeliveryId, EndpointState, TenantId};
 use sqlx::{PgConnection, PgExecutor};
 
 use crate::{
-    App,
     audit::{self, Action, Entry},
     auth::{Actor, Arrived},
     deliveries,
     problem::Problem,
-    tables::{self, endpoints, queue},
+    tables::{endpoints, queue},
 };
 
 /// A delivery that moves while we look for it is looked for again.
@@ -27,18 +26,18 @@ pub(crate) struct Asked {
     pub(crate) seen: Option<i16>,
 }
 
-/// Puts the delivery back in line, whatever it is doing.
+/// Puts the delivery back in line, whatever it is doing, in the transaction of the caller.
 pub(crate) async fn replay(
-    app: &App,
+    connection: &mut PgConnection,
     actor: &Actor,
     tenant: Option<TenantId>,
     id: DeliveryId,
     asked: Asked,
 ) -> Result<(), Problem> {
-    let delivery = deliveries::find(&app.pool, tenant, id)
+    let delivery = deliveries::find(&mut *connection, tenant, id)
         .await?
         .ok_or_else(|| Problem::not_found("delivery"))?;
-    let endpoint = endpoints::find_by_id(&app.pool, id.endpoint)
+    let endpoint = endpoints::find_by_id(&mut *connection, id.endpoint)
         .await?
         .ok_or_else(|| Problem::not_found("delivery"))?;
     match endpoint.settings.state {
@@ -52,9 +51,8 @@ pub(crate) async fn replay(
         EndpointState::Deleted => return Err(Problem::conflict("The endpoint was deleted.")),
     }
 
-    let mut transaction = tables::begin(&app.pool).await?;
     let seen = asked.seen.unwrap_or(delivery.attempt_count);
-    match back_in_line(&mut transaction, id, seen, asked.arrived.0).await? {
+    match back_in_line(connection, id, seen, asked.arrived.0).await? {
         Some(Moved::Now) => {}
         Some(Moved::Before) => return Ok(()),
         None => {
@@ -64,7 +62,7 @@ pub(crate) async fn replay(
         }
     }
     audit::write(
-        &mut transaction,
+        connection,
         Entry {
             actor,
             action: Action::DeliveryReplayed,
@@ -74,8 +72,6 @@ pub(crate) async fn replay(
         },
     )
     .await?;
-    transaction.commit().await?;
-    app.wake.now();
     Ok(())
 }
 

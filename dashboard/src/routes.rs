@@ -15,7 +15,7 @@ use tower_http::{catch_panic::CatchPanicLayer, trace::TraceLayer};
 use crate::{
     Shared, api,
     auth::{self, Gate, Rule},
-    pages,
+    idempotency, pages,
     problem::{Kind, Problem},
 };
 
@@ -46,7 +46,9 @@ pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
         .put("/v1/event-types/{type}", Admin, api::event_types::put)
         .get("/v1/event-types/{type}", Catalogue, api::event_types::get)
         .delete("/v1/event-types/{type}", Admin, api::event_types::delete)
+        .get("/v1/catalogue/openapi.json", Catalogue, api::catalogue::show)
         .post("/v1/tenants/{tenant}/events", Emit, api::events::emit)
+        .post("/v1/tenants/{tenant}/events/batch", Emit, api::batch::emit)
         .get("/v1/tenants/{tenant}/events", Own, api::events::list)
         .get("/v1/tenants/{tenant}/events/{event}", Own, api::events::get)
         .post("/v1/tenants/{tenant}/endpoints", Own, api::endpoints::create)
@@ -95,7 +97,11 @@ impl Routes {
             app: self.app.clone(),
             rule,
         };
-        let route = on(filter, handler).route_layer(from_fn_with_state(gate, auth::check));
+        let mut route = on(filter, handler);
+        if method == "POST" && path.starts_with("/v1/") {
+            route = route.route_layer(from_fn_with_state(self.app.clone(), idempotency::keep));
+        }
+        let route = route.route_layer(from_fn_with_state(gate, auth::check));
         self.router = self.router.route(path, route);
         self.list.push(Route { method, path, rule });
         self

@@ -10,6 +10,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use postrider_proto::{EndpointId, Epoch, EventId, Outcome, signature};
+use postrider_sender::{read_data, read_data_of_body};
 use sqlx::PgPool;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -22,7 +23,7 @@ use crate::{
     lane::Verdict,
     lease::Lease,
     record::Finished,
-    retry::{self, Jitter},
+    retry::{self, Jitter, Next},
     send::{Request, Sender, webhook_headers},
 };
 
@@ -92,9 +93,14 @@ pub(crate) struct Attempts {
 struct Content {
     public_id: String,
     body: Bytes,
+    /// The data as it was given, of a thin event.
+    full_data: Option<String>,
     /// Its share of the memory for bodies.
     _budget: OwnedSemaphorePermit,
 }
+
+/// Id, the producer's own id, body, full data.
+type StoredRow = (EventId, Option<String>, Vec<u8>, Option<Vec<u8>>);
 
 impl Attempts {
     /// Takes what was picked, reads bodies in batches and starts an attempt for each. Ends with the engine.
@@ -141,15 +147,16 @@ impl Attempts {
         ids.sort_unstable();
         ids.dedup();
         // A join, not `= any`: under a generic plan that would scan every partition.
-        let rows: Vec<(EventId, Option<String>, Vec<u8>)> = sqlx::query_as(
-            "select e.id, e.chosen_id, e.body from unnest($1::uuid[]) u(id) join postrider.events e on e.id = u.id",
+        let rows: Vec<StoredRow> = sqlx::query_as(
+            "select e.id, e.chosen_id, e.body, e.full_data from unnest($1::uuid[]) u(id) join postrider.events e on e.id = u.id",
         )
         .bind(&ids)
         .fetch_all(&self.pool)
         .await?;
         let mut contents = HashMap::with_capacity(rows.len());
-        for (id, chosen_id, body) in rows {
-            let share = budget.clone().acquire_many_owned(body.len() as u32).await;
+        for (id, chosen_id, body, full_data) in rows {
+            let bytes = body.len() + full_data.as_ref().map_or(0, Vec::len);
+            let share = budget.clone().acquire_many_owned(bytes as u32).await;
             let Ok(share) = share else { continue };
             let public_id = chosen_id.unwrap_or_else(|| id.generated());
             contents.insert(
@@ -157,6 +164,7 @@ impl Attempts {
                 Arc::new(Content {
                     public_id,
                     body: body.into(),
+                    full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
                     _budget: share,
                 }),
             );
@@ -176,6 +184,30 @@ impl Attempts {
         let started_at = self.clock.now();
         let began = Instant::now();
         let mut sent_signature = None;
+        if let Some(content) = &content
+            && !is_wanted(&endpoint, &job, content)
+        {
+            place.answered(Verdict {
+                success: true,
+                slow: false,
+            });
+            let _ = self.finished.send(Finished {
+                endpoint: endpoint.id,
+                event: job.event,
+                shard: endpoint.shard,
+                epoch,
+                number: job.number(),
+                started_at,
+                duration: Duration::ZERO,
+                signature: None,
+                outcome: Outcome::NotSent {
+                    error: "the endpoint's filter does not want it".to_owned(),
+                },
+                next: Next::Filtered,
+                room,
+            });
+            return;
+        }
         let outcome = match content {
             None => Outcome::NotSent {
                 error: "the event is past its retention: its body is gone".to_owned(),
@@ -259,4 +291,20 @@ impl Attempts {
             timeout: endpoint.timeout,
         }
     }
+}
+
+/// Asked once, before the first attempt: what was tried or asked for by hand is sent whatever the filter says by now.
+/// Data that can't be read as values, which only SQL lets in, is sent too: nothing is lost because of a filter.
+fn is_wanted(endpoint: &Endpoint, job: &Job, content: &Content) -> bool {
+    let Some(filter) = &endpoint.filter else {
+        return true;
+    };
+    if job.attempt > 0 || job.replay.is_some() {
+        return true;
+    }
+    let data = match &content.full_data {
+        Some(data) => read_data(data),
+        None => read_data_of_body(&content.body),
+    };
+    data.is_none_or(|data| filter.admits(&data))
 }

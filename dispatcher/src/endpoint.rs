@@ -10,9 +10,11 @@ use chrono::{DateTime, Utc};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use postrider_proto::{
     DeadReason, EndpointId, EndpointState, Shard, TenantId,
+    filter::Filter,
     signature::{Secret, SignatureFormat},
 };
-use sqlx::{FromRow, PgConnection};
+use serde_json::Value;
+use sqlx::{FromRow, PgConnection, types::Json};
 use url::Url;
 
 use crate::{
@@ -40,6 +42,8 @@ pub(crate) struct Endpoint {
     pub(crate) timeout: Duration,
     pub(crate) format: SignatureFormat,
     pub(crate) headers: HeaderMap,
+    /// Which events it wants beyond their type.
+    pub(crate) filter: Option<Filter>,
     /// The newest first, each with the instant it retires at.
     secrets: Vec<(Secret, Option<DateTime<Utc>>)>,
     /// Set when these settings were replaced, or may not send. An attempt that was picked before looks here just before
@@ -82,6 +86,7 @@ pub(crate) struct EndpointRow {
     timeout_ms: Option<i32>,
     signature: SignatureFormat,
     headers: Option<Vec<u8>>,
+    filter: Option<Json<Value>>,
     secrets: Vec<Vec<u8>>,
     retire: Vec<Option<DateTime<Utc>>>,
     pub(crate) next_due: Option<DateTime<Utc>>,
@@ -160,6 +165,10 @@ impl EndpointRow {
                 .map_or(defaults.timeout, |ms| Duration::from_millis(ms.max(1) as u64)),
             format: self.signature,
             headers,
+            filter: match &self.filter {
+                None => None,
+                Some(filter) => Some(Filter::read(&filter.0).map_err(|e| stored(&e))?),
+            },
             secrets,
             stopped: AtomicBool::new(self.state != EndpointState::Active),
         })
@@ -173,7 +182,7 @@ pub(crate) async fn load(
 ) -> Result<Vec<EndpointRow>, sqlx::Error> {
     sqlx::query_as(
         "select e.id, e.tenant_id, e.shard, e.state, e.state_reason, e.url, e.concurrency, e.rate_per_second, e.ordered,
-                e.retry_schedule, e.timeout_ms, e.signature, e.headers,
+                e.retry_schedule, e.timeout_ms, e.signature, e.headers, e.filter,
                 exists (select from postrider.endpoint_health h
                         where h.endpoint_id = e.id
                           and h.failing_since < clock_timestamp() - interval '1 minute') as was_failing,
@@ -211,6 +220,7 @@ impl Endpoint {
             timeout: Duration::from_secs(10),
             format: SignatureFormat::TV1,
             headers: HeaderMap::new(),
+            filter: None,
             secrets: Vec::new(),
             stopped: AtomicBool::new(false),
         }

@@ -29,8 +29,8 @@ use crate::{
 
 /// Between two reads while there is work.
 const BUSY_WAIT: Duration = Duration::from_millis(3);
-/// Between two reads while there is none.
-const IDLE_WAIT: Duration = Duration::from_millis(20);
+/// The longest between two looks at what waits for time.
+const LOOK_WAIT: Duration = Duration::from_millis(500);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// Lanes that refill in one cycle, and lanes whose retries are read in one.
 const READS_MAX: usize = 256;
@@ -69,6 +69,8 @@ pub(crate) struct Engine {
     pub(crate) finished: mpsc::UnboundedSender<Finished>,
     pub(crate) started: Instant,
     pub(crate) cycles: mpsc::Sender<Cycle>,
+    /// Ends a patient read.
+    pub(crate) hurry: Wake,
     pub(crate) drained: mpsc::UnboundedSender<Shard>,
     /// Endpoints that were deleted while rows of them waited.
     pub(crate) deleted: mpsc::UnboundedSender<EndpointId>,
@@ -184,6 +186,8 @@ pub(crate) struct State {
     forget: Vec<EndpointId>,
     reads: ReadNumber,
     reading: bool,
+    /// Nothing was on the wire and nothing new came: the next read may wait for something.
+    patient: bool,
 }
 
 impl Engine {
@@ -224,18 +228,25 @@ impl Engine {
                     for event in heard.drain(..) {
                         self.hear(event);
                     }
-                    if self.wants_to_read() { read_at = Instant::now() }
+                    if self.wants_to_read() {
+                        read_at = Instant::now();
+                        self.hurry.now();
+                    }
                 }
                 Some(message) = messages.recv() => {
                     if let Some(rows) = self.apply(message) {
                         let busy = rows > 0 || places.in_use();
-                        read_at = Instant::now() + if busy { BUSY_WAIT } else { IDLE_WAIT };
+                        read_at = Instant::now() + if busy { BUSY_WAIT } else { Duration::ZERO };
+                        self.state.patient = !busy;
                         if self.wants_to_read() { read_at = Instant::now() + Duration::from_millis(1) }
                     }
                 }
                 () = wake.wait(), if !self.state.reading => read_at = Instant::now(),
                 () = tokio::time::sleep_until(sleep_until.into()) => {
-                    if self.wants_to_read() { read_at = Instant::now() }
+                    if self.wants_to_read() {
+                        read_at = Instant::now();
+                        self.hurry.now();
+                    }
                 }
                 () = stop.cancelled(), if !self.state.stopping => {
                     self.state.stopping = true;
@@ -248,7 +259,7 @@ impl Engine {
     fn next_look(&self, read_at: Instant, give_up_at: Option<Instant>) -> Instant {
         let now = Instant::now();
         let mut at = if self.state.reading {
-            now + IDLE_WAIT
+            now + LOOK_WAIT
         } else {
             read_at
         };
@@ -391,7 +402,10 @@ impl Engine {
     fn read(&mut self, sweep: bool) {
         let now = self.clock.now();
         let state = &mut self.state;
+        let wanted = sweep || !state.taken.is_empty() || !state.hungry.is_empty();
+        let wanted = wanted || state.due.first().is_some_and(|(at, _)| *at <= now);
         let mut cycle = Cycle {
+            patient: state.patient && !wanted,
             number: state.reads + 1,
             owned: state
                 .owned

@@ -315,8 +315,10 @@ impl Lane {
         (due && !self.is_held() && room * 2 > self.capacity()).then_some(DueRead { limit, even_later })
     }
 
+    /// When `retries` are to be read again; not while there is no room for what is due.
     pub(crate) fn next_due(&self) -> Option<DateTime<Utc>> {
-        self.next_due.filter(|_| !self.is_held())
+        let due = self.next_due?;
+        self.wants_due(due).map(|_| due)
     }
 
     /// A read of `retries` begins now.

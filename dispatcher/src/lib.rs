@@ -128,7 +128,10 @@ impl Dispatcher {
             finished: finished.clone(),
             tasks: tasks.clone(),
         };
+        let hurry = Wake::default();
         let reader = read::Reader {
+            wake: self.wake.clone(),
+            hurry: hurry.clone(),
             options: self.direct,
             clock: clock.clone(),
             cycles: cycles_out,
@@ -152,6 +155,7 @@ impl Dispatcher {
             finished,
             started: Instant::now(),
             cycles,
+            hurry: hurry.clone(),
             drained,
             deleted,
             applied,
@@ -179,6 +183,7 @@ impl Dispatcher {
             tracing::warn!("the last results could not be recorded: their deliveries will be sent again");
         }
         leave.cancel();
+        hurry.now();
         let _ = tokio::join!(reader, shards, jobs);
         Ok(())
     }

@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    Wake,
     clock::Clock,
     endpoint::{self, EndpointRow},
     job::Job,
@@ -31,6 +32,10 @@ use crate::{
 const PAGE_ROWS: i64 = 1_000;
 /// Rows of one endpoint in one transaction after which the tail leaves the rest on disk and goes on behind it.
 const ENDPOINT_ROWS_MAX: usize = 256;
+/// Between two looks for something new on an idle system.
+const IDLE_WAIT: Duration = Duration::from_millis(14);
+/// After so many looks the engine is asked whether it wants something else.
+const IDLE_LOOKS_MAX: u32 = 70;
 const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// What the engine wants of one cycle.
@@ -49,6 +54,8 @@ pub(crate) struct Cycle {
     pub(crate) forget: Vec<EndpointId>,
     /// Look for rows that the tail missed.
     pub(crate) sweep: bool,
+    /// Nothing is wanted: wait here until something is committed, or until told to hurry.
+    pub(crate) patient: bool,
 }
 
 /// What the reader found, in the order in which it must be applied.
@@ -100,6 +107,9 @@ pub(crate) struct QueueRow {
 pub(crate) struct Reader {
     pub(crate) options: PgConnectOptions,
     pub(crate) clock: Clock,
+    pub(crate) wake: Wake,
+    /// The engine wants another cycle.
+    pub(crate) hurry: Wake,
     pub(crate) cycles: mpsc::Receiver<Cycle>,
     pub(crate) out: mpsc::Sender<Message>,
 }
@@ -135,10 +145,10 @@ impl Reader {
             };
             let Some(cycle) = cycle else { break };
             let result = match &mut session {
-                Some(session) => session.cycle(&cycle, &self.clock, &self.out).await,
+                Some(session) => session.cycle(&cycle, &self).await,
                 None => match Session::open(&self.options).await {
                     Ok(mut opened) => {
-                        let result = opened.cycle(&cycle, &self.clock, &self.out).await;
+                        let result = opened.cycle(&cycle, &self).await;
                         session = Some(opened);
                         result
                     }
@@ -172,25 +182,24 @@ impl Session {
         })
     }
 
-    async fn cycle(
-        &mut self,
-        cycle: &Cycle,
-        clock: &Clock,
-        out: &mpsc::Sender<Message>,
-    ) -> Result<(), ReadError> {
+    async fn cycle(&mut self, cycle: &Cycle, reader: &Reader) -> Result<(), ReadError> {
+        let Reader {
+            clock,
+            wake,
+            hurry,
+            out,
+            ..
+        } = reader;
         for id in &cycle.forget {
             self.known.remove(id);
         }
-        if self.is_unchanged(cycle, clock).await? {
-            return say(
-                out,
-                Message::Done {
-                    number: cycle.number,
-                    rows: 0,
-                    settings: None,
-                },
-            )
-            .await;
+        if cycle.patient && self.previous.is_some() && !self.wait_for_change(clock, wake, hurry).await? {
+            let nothing = Message::Done {
+                number: cycle.number,
+                rows: 0,
+                settings: None,
+            };
+            return say(out, nothing).await;
         }
         let begin = "begin isolation level repeatable read, read only; \
                      select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()";
@@ -233,23 +242,27 @@ impl Session {
         .await
     }
 
-    /// One short question on an idle system: has any transaction begun or ended since?
-    async fn is_unchanged(&mut self, cycle: &Cycle, clock: &Clock) -> Result<bool, ReadError> {
-        let asked = !cycle.taken.is_empty()
-            || !cycle.refills.is_empty()
-            || !cycle.due.is_empty()
-            || !cycle.keys.is_empty()
-            || cycle.sweep;
-        if asked || self.previous.is_none() {
-            return Ok(false);
+    /// One short question at a time on an idle system: has any transaction begun or ended since? Producers in SQL are
+    /// found by this; an API in this process wakes us.
+    async fn wait_for_change(&mut self, clock: &Clock, wake: &Wake, hurry: &Wake) -> Result<bool, ReadError> {
+        for _ in 0..IDLE_LOOKS_MAX {
+            tokio::select! {
+                () = tokio::time::sleep(IDLE_WAIT) => {}
+                () = wake.wait() => return Ok(true),
+                () = hurry.wait() => return Ok(false),
+            }
+            let asked_at = Instant::now();
+            let row =
+                sqlx::query("select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()")
+                    .fetch_one(&mut self.connection)
+                    .await?;
+            let (snapshot, now) = self.snapshot_of(&row)?;
+            clock.set(asked_at, now);
+            if Some(&snapshot) != self.previous.as_ref() {
+                return Ok(true);
+            }
         }
-        let asked_at = Instant::now();
-        let row = sqlx::query("select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()")
-            .fetch_one(&mut self.connection)
-            .await?;
-        let (snapshot, now) = self.snapshot_of(&row)?;
-        clock.set(asked_at, now);
-        Ok(Some(&snapshot) == self.previous.as_ref())
+        Ok(false)
     }
 
     fn snapshot_of(&self, row: &sqlx::postgres::PgRow) -> Result<(Snapshot, DateTime<Utc>), ReadError> {

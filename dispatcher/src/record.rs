@@ -130,6 +130,7 @@ impl Recorder {
                             tracing::warn!(%endpoint, %error, "an endpoint could not be disabled yet");
                         }
                     }
+                    count_filtered(batch, &rows);
                     let _ = self.out.send(Event::Recorded(fates(batch, &rows)));
                     return;
                 }
@@ -194,6 +195,18 @@ fn to_disable(batch: &[Finished], rows: &[WrittenRow]) -> HashMap<EndpointId, Ca
         .collect()
 }
 
+fn count_filtered(batch: &[Finished], rows: &[WrittenRow]) {
+    let is_written = |one: &&Finished| {
+        rows.iter()
+            .any(|row| row.endpoint_id == one.endpoint && row.event_id == one.event)
+    };
+    let filtered = batch.iter().filter(|one| one.next == Next::Filtered);
+    let count = filtered.filter(is_written).count() as u64;
+    if count > 0 {
+        metrics::counter!("postrider_deliveries_filtered_total").increment(count);
+    }
+}
+
 fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
     let written: HashMap<_, _> = rows
         .iter()
@@ -220,7 +233,7 @@ fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
 async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<WrittenRow>, sqlx::Error> {
     let retry = |one: &Finished| match one.next {
         Next::Retry { step, wait } => (step as i16, wait.as_millis() as i64),
-        Next::Delivered | Next::Dead(_) => (0, 0),
+        Next::Delivered | Next::Dead(_) | Next::Filtered => (0, 0),
     };
     sqlx::query_as(
         // Whatever is needed of a result comes back with the row it matched, so that nothing is joined twice: the
@@ -229,9 +242,9 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
              select * from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::smallint[], $7::timestamptz[],
                                   $8::int[], $9::smallint[], $10::smallint[], $11::text[], $12::text[], $13::text[],
                                   $14::bytea[], $15::postrider.final_state[], $16::postrider.dead_reason[],
-                                  $17::smallint[], $18::bigint[])
+                                  $17::smallint[], $18::bigint[], $19::bool[])
                  as i(endpoint_id, event_id, shard, epoch, number, started_at, duration_ms, outcome, status, error,
-                      signature, head, body, final, reason, step, wait_ms)
+                      signature, head, body, final, reason, step, wait_ms, filtered)
          ),
          held as materialized (
              select s.shard, s.epoch from postrider.shards s
@@ -252,17 +265,17 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
              insert into postrider.retries (endpoint_id, event_id, tenant_id, type_id, key_id, sequence, replay_id,
                                             attempt, step, due_at)
              select endpoint_id, event_id, tenant_id, type_id, key_id, sequence, replay_id, number, step, due_at
-             from from_queue where final is null
+             from from_queue where final is null and not filtered
          ),
          ended as (
              delete from postrider.retries w using result r
-             where w.endpoint_id = r.endpoint_id and w.event_id = r.event_id and r.final is not null
+             where w.endpoint_id = r.endpoint_id and w.event_id = r.event_id and (r.final is not null or r.filtered)
              returning r.*, w.tenant_id, w.type_id, w.key_id, w.sequence, w.replay_id
          ),
          again as (
              update postrider.retries w set attempt = r.number, step = r.step, due_at = r.due_at
              from result r
-             where w.endpoint_id = r.endpoint_id and w.event_id = r.event_id and r.final is null
+             where w.endpoint_id = r.endpoint_id and w.event_id = r.event_id and r.final is null and not r.filtered
              returning r.*, w.tenant_id, w.type_id, w.key_id, w.sequence, w.replay_id
          ),
          matched as materialized (
@@ -274,7 +287,7 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
                                              replay_id, final)
              select event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms, outcome, status, error,
                     signature, head, body, replay_id, final
-             from matched
+             from matched where not filtered
          ),
          dead as (
              insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt)
@@ -297,7 +310,7 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
              having bool_or(outcome between 2 and 7) and bool_and(final is distinct from 'delivered')
              on conflict do nothing
          )
-         select m.endpoint_id, m.event_id, case when m.final is null then m.due_at end as due_at,
+         select m.endpoint_id, m.event_id, case when m.final is null and not m.filtered then m.due_at end as due_at,
                 m.outcome between 2 and 7 and exists (
                     select from postrider.endpoint_health h
                     where h.endpoint_id = m.endpoint_id and h.failing_since < clock_timestamp() - interval '5 days'
@@ -322,6 +335,7 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
     .bind(column(batch, |one| dead_reason(one.next)))
     .bind(column(batch, |one| retry(one).0))
     .bind(column(batch, |one| retry(one).1))
+    .bind(column(batch, |one| one.next == Next::Filtered))
     .fetch_all(pool)
     .await
 }
@@ -334,13 +348,13 @@ fn final_state(next: Next) -> Option<FinalState> {
     match next {
         Next::Delivered => Some(FinalState::Delivered),
         Next::Dead(_) => Some(FinalState::Dead),
-        Next::Retry { .. } => None,
+        Next::Retry { .. } | Next::Filtered => None,
     }
 }
 
 fn dead_reason(next: Next) -> Option<DeadReason> {
     match next {
         Next::Dead(reason) => Some(reason),
-        Next::Delivered | Next::Retry { .. } => None,
+        Next::Delivered | Next::Retry { .. } | Next::Filtered => None,
     }
 }

@@ -109,6 +109,8 @@ impl Default for Jitter {
 pub enum Next {
     Delivered,
     Dead(DeadReason),
+    /// Its endpoint does not want it: it goes without a trace but a count.
+    Filtered,
     /// Attempt the given step of the schedule after this wait.
     Retry {
         step: u16,
@@ -255,7 +257,7 @@ mod tests {
                     prop_assert_eq!(reason, DeadReason::Exhausted);
                     prop_assert!(schedule.wait(step + 1).is_none());
                 }
-                Next::Delivered => prop_assert!(false, "a refusal is not a success"),
+                Next::Delivered | Next::Filtered => prop_assert!(false, "a refusal is not a success"),
             }
         }
 

@@ -2,6 +2,8 @@
 //! AES-256-GCM, a fresh nonce for each value, bound to its tenant, its endpoint and its purpose, so that a value put
 //! into another row does not open there. `sealed.rs` knows where such values are kept.
 
+mod answers;
+
 use aes_gcm::{
     Aes256Gcm, Key, Nonce,
     aead::{Aead, KeyInit, Payload},

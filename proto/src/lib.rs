@@ -3,6 +3,7 @@
 //!
 //! Receivers need only [`signature`]: [`signature::verify`] and its two siblings.
 
+pub mod filter;
 pub mod ids;
 pub mod limits;
 pub mod outcome;

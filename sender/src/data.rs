@@ -1,8 +1,14 @@
 //! Whether a text is data that every receiver can read: a JSON object, not too deep, with nothing in it that common
 //! parsers refuse. Invariant: the text is looked at and never written again, and its depth costs no stack.
 
+use std::borrow::Cow;
+
 use postrider_proto::limits::JSON_DEPTH_MAX;
-use serde_json::value::RawValue;
+use serde::Deserialize;
+use serde_json::{Value, value::RawValue};
+
+/// An integer longer than this is outside the range of a float.
+const INTEGER_CHARS_MAX: usize = 300;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadData {
@@ -27,6 +33,68 @@ pub fn check_data(text: &str) -> Result<(), BadData> {
         return Err(BadData::NotAnObject);
     }
     walk(bytes)
+}
+
+/// The data as a value, to be looked at and thrown away. It has passed `check_data`, so that its depth is bounded.
+pub(crate) fn readable(text: &str) -> Result<Value, serde_json::Error> {
+    let text = with_short_integers(text);
+    let mut deserializer = serde_json::Deserializer::from_str(&text);
+    deserializer.disable_recursion_limit();
+    Value::deserialize(&mut deserializer)
+}
+
+/// Data that was stored, as a value to be looked at. None: it holds what a value can't, as SQL lets in.
+pub fn read_data(text: &str) -> Option<Value> {
+    readable(text).ok()
+}
+
+/// The data of a composed body.
+pub fn read_data_of_body(body: &[u8]) -> Option<Value> {
+    #[derive(Deserialize)]
+    struct Composed<'a> {
+        #[serde(borrow)]
+        data: &'a RawValue,
+    }
+    let composed: Composed<'_> = serde_json::from_slice(body).ok()?;
+    read_data(composed.data.get())
+}
+
+/// An integer that no float can hold is read as a large one with its sign.
+fn with_short_integers(text: &str) -> Cow<'_, str> {
+    if !has_long_run_of_digits(text) {
+        return text.into();
+    }
+    let bytes = text.as_bytes();
+    let (mut short, mut kept, mut at) = (String::new(), 0, 0);
+    while let Some(byte) = bytes.get(at) {
+        at += match byte {
+            b'"' => string_length(&bytes[at..]).unwrap_or(1),
+            b'-' | b'0'..=b'9' => {
+                let length = number_length(&bytes[at..]).unwrap_or(1);
+                if length > INTEGER_CHARS_MAX
+                    && bytes[at..at + length]
+                        .iter()
+                        .all(|b| matches!(b, b'-' | b'0'..=b'9'))
+                {
+                    short.push_str(&text[kept..at]);
+                    short.push_str(if *byte == b'-' { "-1e300" } else { "1e300" });
+                    kept = at + length;
+                }
+                length
+            }
+            _ => 1,
+        };
+    }
+    short.push_str(&text[kept..]);
+    short.into()
+}
+
+fn has_long_run_of_digits(text: &str) -> bool {
+    let mut run = 0;
+    text.bytes().any(|byte| {
+        run = if byte.is_ascii_digit() { run + 1 } else { 0 };
+        run >= INTEGER_CHARS_MAX
+    })
 }
 
 /// Looks at each token once. The bytes are known to be valid JSON.
@@ -108,7 +176,6 @@ fn number_length(bytes: &[u8]) -> Result<usize, BadData> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use serde_json::Value;
 
     fn nested(levels: usize) -> String {
         format!("{{\"a\":{}{}}}", "[".repeat(levels - 1), "]".repeat(levels - 1))

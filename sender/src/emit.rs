@@ -1,9 +1,19 @@
-//! One call of `postrider.emit_event`, the SQL function in which every way of emitting ends.
+//! One call of `postrider.emit_all`: each event is checked against its schema and emitted against that very schema.
 //! Invariant: a refusal leaves nothing behind and does not break the caller's transaction.
+
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EventId, limits::EVENT_DATA_BYTES_MAX};
 use sqlx::{FromRow, PgConnection};
+
+use crate::{
+    data::check_data,
+    schema::{Schemas, Violation},
+};
+
+/// How often a type whose newest version changes at this very moment is looked up again.
+const ROUNDS_MAX: usize = 4;
 
 /// An event to be. The forms of its parts are checked by the database.
 #[derive(Debug, Clone, Copy)]
@@ -79,6 +89,10 @@ pub struct Emitted {
     /// The id the outside sees.
     pub id: String,
     pub created_at: DateTime<Utc>,
+    /// The version that the event has.
+    pub version: String,
+    /// Only of a new event with an ordering key.
+    pub sequence: Option<i64>,
     /// The same id with the same content was there before: this is the first event, and nothing is sent again.
     pub duplicate: bool,
 }
@@ -91,6 +105,8 @@ pub enum EmitError {
     Conflict,
     #[error("{message}")]
     Invalid { field: String, message: String },
+    #[error("the data does not fit the type's schema: {}", told(.0))]
+    Schema(Vec<Violation>),
     #[error("the event is too large: at most {EVENT_DATA_BYTES_MAX} bytes of data")]
     TooLarge,
     /// On 40P01 (deadlock) and 40001 (serialization failure) the producer retries its transaction.
@@ -98,8 +114,26 @@ pub enum EmitError {
     Database(#[from] sqlx::Error),
 }
 
-#[derive(FromRow)]
+fn told(violations: &[Violation]) -> String {
+    let told: Vec<String> = violations
+        .iter()
+        .map(|one| format!("{} {}", one.pointer, one.message))
+        .collect();
+    told.join("; ")
+}
+
+/// How long an emit may wait for another transaction that has the same id or ordering key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// As long as the caller's own transaction allows.
+    Own,
+    /// A moment. For events of several callers in one transaction.
+    Short,
+}
+
+#[derive(Debug, FromRow)]
 struct Answer {
+    position: i32,
     event_id: Option<EventId>,
     id: Option<String>,
     created_at: Option<DateTime<Utc>>,
@@ -107,24 +141,134 @@ struct Answer {
     refusal: Option<String>,
     field: Option<String>,
     message: Option<String>,
+    version: Option<String>,
+    sequence: Option<i64>,
 }
 
-/// Emits on the connection of the caller's transaction. Nothing is sent before that transaction commits.
-pub async fn emit(connection: &mut PgConnection, event: &NewEvent<'_>) -> Result<Emitted, EmitError> {
-    if event.data.len() > EVENT_DATA_BYTES_MAX {
-        return Err(EmitError::TooLarge);
+/// Emits on connections of one database. Clones share what they know of its schemas.
+#[derive(Debug, Clone, Default)]
+pub struct Sender {
+    schemas: Arc<Schemas>,
+}
+
+impl Sender {
+    /// Emits on the connection of the caller's transaction. Nothing is sent before that transaction commits.
+    pub async fn emit(
+        &self,
+        connection: &mut PgConnection,
+        event: &NewEvent<'_>,
+    ) -> Result<Emitted, EmitError> {
+        let mut done = self
+            .emit_all(connection, std::slice::from_ref(event), Patience::Own)
+            .await?;
+        done.pop()
+            .unwrap_or(Err(EmitError::Database(sqlx::Error::RowNotFound)))
     }
-    event.check_no_nul()?;
-    let answer: Answer = sqlx::query_as("select * from postrider.emit_event($1, $2, $3, $4, $5, $6)")
-        .bind(event.tenant)
-        .bind(event.type_name)
-        .bind(event.data)
-        .bind(event.id)
-        .bind(event.version)
-        .bind(event.ordering_key)
-        .fetch_one(connection)
-        .await?;
-    answer.read()
+
+    /// Emits up to 1,000 events and answers for each. Those that are refused leave the others alone: whoever wants all
+    /// or none rolls back.
+    pub async fn emit_all(
+        &self,
+        connection: &mut PgConnection,
+        events: &[NewEvent<'_>],
+        patience: Patience,
+    ) -> Result<Vec<Result<Emitted, EmitError>>, sqlx::Error> {
+        let mut answers: Vec<Option<Result<Emitted, EmitError>>> = Vec::new();
+        answers.resize_with(events.len(), || None);
+        let mut open: Vec<usize> = (0..events.len()).collect();
+        for round in 0..ROUNDS_MAX {
+            let mut checked = Vec::with_capacity(open.len());
+            for index in open {
+                match self.check(connection, &events[index], round > 0).await? {
+                    Ok(schema) => checked.push((index, schema)),
+                    Err(refused) => answers[index] = Some(Err(refused)),
+                }
+            }
+            if checked.is_empty() {
+                break;
+            }
+            open = Vec::new();
+            for answer in call(connection, events, &checked, patience).await? {
+                let Some((index, _)) = usize::try_from(answer.position)
+                    .ok()
+                    .and_then(|at| checked.get(at))
+                else {
+                    continue;
+                };
+                if answer.refusal.as_deref() == Some("PR000") && round + 1 < ROUNDS_MAX {
+                    open.push(*index);
+                } else {
+                    answers[*index] = Some(answer.read());
+                }
+            }
+            if open.is_empty() {
+                break;
+            }
+        }
+        let missing = || Err(EmitError::Database(sqlx::Error::RowNotFound));
+        Ok(answers
+            .into_iter()
+            .map(|answer| answer.unwrap_or_else(missing))
+            .collect())
+    }
+
+    /// The number of the schema that the data fits; 0 when there is none, which the database will have words for.
+    async fn check(
+        &self,
+        connection: &mut PgConnection,
+        event: &NewEvent<'_>,
+        afresh: bool,
+    ) -> Result<Result<i32, EmitError>, sqlx::Error> {
+        if event.data.len() > EVENT_DATA_BYTES_MAX {
+            return Ok(Err(EmitError::TooLarge));
+        }
+        if let Err(refused) = event.check_no_nul() {
+            return Ok(Err(refused));
+        }
+        let schema = self
+            .schemas
+            .find(connection, event.type_name, event.version, afresh)
+            .await?;
+        let Some(schema) = schema else { return Ok(Ok(0)) };
+        // What is no JSON object is refused with its own words.
+        if let Err(bad) = check_data(event.data) {
+            return Ok(Err(EmitError::Invalid {
+                field: "data".to_owned(),
+                message: bad.to_string(),
+            }));
+        }
+        let violations = schema.violations(event.data);
+        Ok(if violations.is_empty() {
+            Ok(schema.id)
+        } else {
+            Err(EmitError::Schema(violations))
+        })
+    }
+}
+
+async fn call(
+    connection: &mut PgConnection,
+    events: &[NewEvent<'_>],
+    checked: &[(usize, i32)],
+    patience: Patience,
+) -> Result<Vec<Answer>, sqlx::Error> {
+    let of = |part: fn(&NewEvent<'_>) -> Option<String>| -> Vec<Option<String>> {
+        checked.iter().map(|(index, _)| part(&events[*index])).collect()
+    };
+    let statement = match patience {
+        Patience::Own => "select * from postrider.emit_all($1, $2, $3, $4, $5, $6, $7)",
+        Patience::Short => "select * from postrider.emit_group($1, $2, $3, $4, $5, $6, $7)",
+    };
+    sqlx::query_as(statement)
+        .bind(of(|event| Some(event.tenant.to_owned())))
+        .bind(of(|event| Some(event.type_name.to_owned())))
+        .bind(of(|event| Some(event.data.to_owned())))
+        .bind(of(|event| event.id.map(str::to_owned)))
+        .bind(of(|event| event.version.map(str::to_owned)))
+        .bind(of(|event| event.ordering_key.map(str::to_owned)))
+        .bind(checked.iter().map(|(_, schema)| *schema).collect::<Vec<i32>>())
+        .fetch_all(connection)
+        .await
 }
 
 impl Answer {
@@ -140,11 +284,13 @@ impl Answer {
                 });
             }
         }
-        match (self.event_id, self.id, self.created_at) {
-            (Some(event), Some(id), Some(created_at)) => Ok(Emitted {
+        match (self.event_id, self.id, self.created_at, self.version) {
+            (Some(event), Some(id), Some(created_at), Some(version)) => Ok(Emitted {
                 event,
                 id,
                 created_at,
+                version,
+                sequence: self.sequence,
                 duplicate: self.duplicate.unwrap_or(false),
             }),
             _ => Err(EmitError::Database(sqlx::Error::RowNotFound)),
@@ -158,6 +304,7 @@ mod tests {
 
     fn refused(refusal: &str) -> Answer {
         Answer {
+            position: 0,
             event_id: None,
             id: None,
             created_at: None,
@@ -165,6 +312,8 @@ mod tests {
             refusal: Some(refusal.to_owned()),
             field: Some("data".to_owned()),
             message: Some("words".to_owned()),
+            version: None,
+            sequence: None,
         }
     }
 

@@ -3,18 +3,23 @@
 //!
 //! ```no_run
 //! # async fn pay(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
-//! use postrider_sender::{NewEvent, emit};
+//! use postrider_sender::{NewEvent, Sender};
 //!
+//! let sender = Sender::default(); // one for each database; it keeps compiled schemas
 //! let mut transaction = pool.begin().await?;
 //! // … your own change …
 //! let event = NewEvent::new("acme", "invoice.paid", r#"{"id":"inv_123"}"#).id("inv_123:paid");
-//! let emitted = emit(&mut transaction, &event).await?;
+//! let emitted = sender.emit(&mut transaction, &event).await?;
 //! transaction.commit().await?;
 //! # let _ = emitted; Ok(()) }
 //! ```
+//!
+//! The role needs `usage` on the schema `postrider` and `execute` on `postrider.emit_all` and `postrider.find_schema`.
 
 mod data;
 mod emit;
+mod schema;
 
-pub use data::{BadData, check_data};
-pub use emit::{EmitError, Emitted, NewEvent, emit};
+pub use data::{BadData, check_data, read_data, read_data_of_body};
+pub use emit::{EmitError, Emitted, NewEvent, Patience, Sender};
+pub use schema::{Schema, VIOLATIONS_MAX, Violation};

@@ -4,12 +4,15 @@
 mod support;
 
 mod at_rest;
+mod batch;
 mod bulkhead;
 mod crash;
 mod delivery;
 mod emit;
+mod filters;
 mod first_run;
 mod fleet;
+mod idempotency;
 mod order;
 mod pages;
 mod planned_rotation;
@@ -19,4 +22,5 @@ mod refusals;
 mod retry_rules;
 mod roles;
 mod rotation;
+mod schemas;
 mod tail;

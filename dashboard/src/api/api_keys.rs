@@ -4,7 +4,7 @@ use axum::{
     Extension, Json,
     extract::{Path, State},
     http::StatusCode,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use chrono::{DateTime, Utc};
 use data_encoding::BASE64URL_NOPAD;
@@ -17,6 +17,7 @@ use crate::{
     Shared,
     audit::{self, Action, Entry},
     auth::{Actor, fingerprint},
+    idempotency::{Claim, Work},
     input::{Body, Query, is_plain_text},
     listing::{Page, PageQuery},
     problem::Problem,
@@ -49,6 +50,7 @@ pub(crate) struct KeyView {
 pub(crate) async fn create(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
+    claim: Claim,
     Body(form): Body<KeyForm>,
 ) -> Result<Response, Problem> {
     if form.name.trim().is_empty() || !is_plain_text(&form.name, NAME_BYTES_MAX) {
@@ -72,7 +74,7 @@ pub(crate) async fn create(
     let key = format!("prk_{}", BASE64URL_NOPAD.encode(&rand::random::<[u8; 32]>()));
     let public_id = tables::random_public_id("key");
 
-    let mut transaction = tables::begin(&app.pool).await?;
+    let mut transaction = Work::begin(&app, claim).await?;
     if let Some(tenant) = tenant
         && !tenants::lock(&mut *transaction, tenant).await?
     {
@@ -96,7 +98,6 @@ pub(crate) async fn create(
         detail: Some(json!({"role": form.role, "name": form.name})),
     };
     audit::write(&mut transaction, entry).await?;
-    transaction.commit().await?;
     let view = KeyView {
         id: public_id,
         role: form.role,
@@ -106,7 +107,7 @@ pub(crate) async fn create(
         revoked_at: None,
         key: Some(key),
     };
-    Ok((StatusCode::CREATED, Json(view)).into_response())
+    transaction.commit(StatusCode::CREATED, &view).await
 }
 
 pub(crate) async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<KeyView>> {

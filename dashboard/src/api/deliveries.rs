@@ -4,17 +4,19 @@ use axum::{
     Extension, Json,
     extract::{Path, State},
     http::StatusCode,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use chrono::{DateTime, Datelike, Utc};
 use postrider_proto::{DeadReason, DeliveryId, DeliveryState, routing::is_type_name};
 use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
 
 use super::{Answer, events};
 use crate::{
     Shared,
     auth::{Actor, Arrived, Tenant},
     deliveries::{self, Delivery, Filter},
+    idempotency::{Claim, Work},
     input::Query,
     listing::{self, Page},
     problem::Problem,
@@ -181,15 +183,21 @@ pub(crate) async fn get(
     Extension(tenant): Extension<Tenant>,
     Path((_, id)): Path<(String, String)>,
 ) -> Answer<DeliveryWithAttempts> {
-    Ok(Json(load(&app, &tenant, parse_id(&id)?).await?))
+    let mut connection = app.pool.acquire().await?;
+    Ok(Json(load(&app, &mut connection, &tenant, parse_id(&id)?).await?))
 }
 
-async fn load(app: &Shared, tenant: &Tenant, id: DeliveryId) -> Result<DeliveryWithAttempts, Problem> {
+async fn load(
+    app: &Shared,
+    connection: &mut PgConnection,
+    tenant: &Tenant,
+    id: DeliveryId,
+) -> Result<DeliveryWithAttempts, Problem> {
     let missing = || Problem::not_found("delivery");
-    let delivery = deliveries::find(&app.pool, Some(tenant.id), id)
+    let delivery = deliveries::find(&mut *connection, Some(tenant.id), id)
         .await?
         .ok_or_else(missing)?;
-    let attempts = attempts_of(app, &delivery).await?;
+    let attempts = attempts_of(app, connection, &delivery).await?;
     Ok(DeliveryWithAttempts {
         delivery: DeliveryView::from(&delivery),
         url: delivery.url,
@@ -197,14 +205,18 @@ async fn load(app: &Shared, tenant: &Tenant, id: DeliveryId) -> Result<DeliveryW
     })
 }
 
-pub(crate) async fn attempts_of(app: &Shared, delivery: &Delivery) -> Result<Vec<Attempt>, Problem> {
+pub(crate) async fn attempts_of(
+    app: &Shared,
+    connection: &mut PgConnection,
+    delivery: &Delivery,
+) -> Result<Vec<Attempt>, Problem> {
     let id = delivery.id();
-    let headers = endpoints::find_by_id(&app.pool, id.endpoint)
+    let headers = endpoints::find_by_id(&mut *connection, id.endpoint)
         .await?
         .map(|endpoint| custom_header_names(&app.vault, &endpoint))
         .unwrap_or_default();
     let event = delivery.event();
-    Ok(attempts::of_delivery(&app.pool, id)
+    Ok(attempts::of_delivery(connection, id)
         .await?
         .into_iter()
         .map(|row| Attempt::of(row, &event, &headers))
@@ -217,12 +229,16 @@ pub(crate) async fn replay(
     Extension(tenant): Extension<Tenant>,
     Extension(arrived): Extension<Arrived>,
     Path((_, id)): Path<(String, String)>,
+    claim: Claim,
 ) -> Result<Response, Problem> {
     let id = parse_id(&id)?;
     let asked = Asked { arrived, seen: None };
-    crate::replay::replay(&app, &actor, Some(tenant.id), id, asked).await?;
-    let delivery = load(&app, &tenant, id).await?;
-    Ok((StatusCode::ACCEPTED, Json(delivery)).into_response())
+    let mut work = Work::begin(&app, claim).await?;
+    crate::replay::replay(&mut work, &actor, Some(tenant.id), id, asked).await?;
+    let delivery = load(&app, &mut work, &tenant, id).await?;
+    let response = work.commit(StatusCode::ACCEPTED, &delivery).await?;
+    app.wake.now();
+    Ok(response)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use serde_json::Value;
 use sqlx::types::Json;
 
 use super::endpoint_rules::{
-    Faults, check_headers, check_secret, check_types, check_versions, read_schedule,
+    Faults, check_filter, check_headers, check_secret, check_types, check_versions, read_schedule,
 };
 use crate::{
     input::{given, is_plain_text},
@@ -66,6 +66,7 @@ pub(super) fn blank() -> EndpointSettings {
         description: None,
         types: vec!["*".to_owned()],
         versions: None,
+        filter: None,
         concurrency: None,
         rate_per_second: None,
         ordered: false,
@@ -158,10 +159,9 @@ impl EndpointForm {
             check_versions(versions.as_ref(), faults);
             settings.versions = versions.clone().filter(|map| !map.is_empty()).map(Json);
         }
-        match &self.filter {
-            None | Some(None) => {}
-            Some(Some(Value::Object(_))) => faults.add("filter", "filters are not available yet"),
-            Some(Some(_)) => faults.add("filter", "must be a JSON object"),
+        if let Some(filter) = &self.filter {
+            check_filter(filter.as_ref(), faults);
+            settings.filter = filter.clone().map(Json);
         }
         if let Some(n) = self.concurrency {
             settings.concurrency = faults.number("concurrency", n, 1, 1024);
@@ -224,7 +224,7 @@ mod tests {
             "url": "https://example.com/hook", "description": "d", "types": ["invoice.*", "*"],
             "versions": {"invoice.paid": "2026-01-15"}, "concurrency": 1024, "rate_per_second": 10,
             "ordered": true, "retry_schedule": ["0s", "5s", "1m", "24d", "1500ms"], "timeout_ms": 100,
-            "signature": "standard", "headers": {"X-Token": "abc"}, "filter": null,
+            "signature": "standard", "headers": {"X-Token": "abc"}, "filter": {"/amount": {"gte": 1}},
             "secret": "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
         }))
         .create(&Guard::default())
@@ -248,8 +248,11 @@ mod tests {
             ("types", json!([])),
             ("types/0", json!(["a.*.b"])),
             ("versions", json!({"A": "1"})),
-            ("filter", json!({"a": 1})),
+            ("filter/a", json!({"a": 1})),
+            ("filter/~1a/like", json!({"/a": {"like": "x"}})),
+            ("filter", json!({})),
             ("filter", json!([])),
+            ("filter", json!({"/a": {"eq": "\u{0}"}})),
             ("concurrency", json!(0)),
             ("concurrency", json!(1025)),
             ("rate_per_second", json!(-1)),

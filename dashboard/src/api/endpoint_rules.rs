@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use axum::http::{HeaderName, HeaderValue};
 use postrider_dispatcher::retry::parse_wait;
 use postrider_proto::{
+    filter::Filter,
     limits::{CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX, SCHEDULE_STEPS_MAX, TYPES_PER_ENDPOINT_MAX},
     routing::{is_pattern, is_type_name, is_version},
     signature::Secret,
     state::SignatureFormat,
 };
+
+use serde_json::Value;
 
 use crate::problem::{Fault, Problem};
 
@@ -84,6 +87,16 @@ pub(super) fn check_versions(versions: Option<&BTreeMap<String, String>>, faults
             faults.add("versions", "must be event types with one version each");
             return;
         }
+    }
+}
+
+pub(super) fn check_filter(filter: Option<&Value>, faults: &mut Faults) {
+    let Some(filter) = filter else { return };
+    match Filter::read(filter) {
+        // Postgres has no text with a NUL in it.
+        Ok(_) if filter.to_string().contains("\\u0000") => faults.add("filter", "can't hold a NUL character"),
+        Ok(_) => {}
+        Err(error) => faults.add(&format!("filter{}", error.pointer), error.message),
     }
 }
 

@@ -6,7 +6,7 @@ use axum::{
     Extension, Json,
     extract::{Path, State},
     http::StatusCode,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::vault::{Owner, Purpose, Vault};
@@ -18,6 +18,7 @@ use postrider_proto::{
 };
 use rand::RngExt;
 use serde::Serialize;
+use serde_json::Value;
 use url::Url;
 
 use super::{
@@ -30,6 +31,7 @@ use crate::{
     Shared,
     audit::{self, Action, Entry},
     auth::{Actor, Tenant},
+    idempotency::{Claim, Work},
     input::{Body, Query},
     listing::{Page, PageQuery},
     problem::Problem,
@@ -49,7 +51,7 @@ pub(crate) struct EndpointView {
     description: Option<String>,
     types: Vec<String>,
     versions: BTreeMap<String, String>,
-    filter: Option<()>,
+    filter: Option<Value>,
     concurrency: Option<i16>,
     rate_per_second: Option<i32>,
     ordered: bool,
@@ -82,7 +84,7 @@ fn view(vault: &Vault, row: EndpointRow) -> EndpointView {
         description: settings.description,
         types: settings.types,
         versions: settings.versions.map(|json| json.0).unwrap_or_default(),
-        filter: None,
+        filter: settings.filter.map(|json| json.0),
         concurrency: settings.concurrency,
         rate_per_second: settings.rate_per_second,
         ordered: settings.ordered,
@@ -121,6 +123,7 @@ pub(crate) async fn create(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Extension(tenant): Extension<Tenant>,
+    claim: Claim,
     Body(form): Body<EndpointForm>,
 ) -> Result<Response, Problem> {
     let settings = form.create(&app.guard)?;
@@ -130,7 +133,7 @@ pub(crate) async fn create(
     };
     let shard = Shard(rand::rng().random_range(0..SHARDS));
 
-    let mut transaction = tables::begin(&app.pool).await?;
+    let mut transaction = Work::begin(&app, claim).await?;
     if !tables::tenants::lock(&mut *transaction, tenant.id).await? {
         return Err(Problem::not_found("tenant"));
     }
@@ -154,12 +157,11 @@ pub(crate) async fn create(
         detail: Some(serde_json::json!({"url": settings.url})),
     };
     audit::write(&mut transaction, entry).await?;
-    transaction.commit().await?;
-    app.wake.now();
-
     let mut view = view(&app.vault, row);
     (view.secret, view.public_key) = (shown.secret, shown.public_key);
-    Ok((StatusCode::CREATED, Json(view)).into_response())
+    let response = transaction.commit(StatusCode::CREATED, &view).await?;
+    app.wake.now();
+    Ok(response)
 }
 
 pub(crate) async fn get(

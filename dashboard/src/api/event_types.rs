@@ -14,11 +14,15 @@ use postrider_proto::{
     limits::DESCRIPTION_BYTES_MAX,
     routing::{RESERVED_PREFIX, is_type_name, is_version},
 };
+use postrider_sender::Schema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use sqlx::PgConnection;
 
-use super::Answer;
+use super::{
+    Answer,
+    compatibility::{Report, compare},
+};
 use crate::{
     Shared,
     audit::{self, Action, Entry},
@@ -26,7 +30,11 @@ use crate::{
     input::{Query, Text, is_plain_text},
     listing::{Page, PageQuery},
     problem::{Fault, Problem},
-    tables::{self, event_types::EventTypeRow, schemas},
+    tables::{
+        self,
+        event_types::EventTypeRow,
+        schemas::{self, SchemaRow},
+    },
 };
 
 const TYPE_BODY_BYTES_MAX: usize = 1024 * 1024;
@@ -36,6 +44,7 @@ const VERSIONS_PER_TYPE_MAX: usize = 100;
 #[serde(deny_unknown_fields)]
 struct TypeForm {
     description: Option<String>,
+    thin: Option<bool>,
     /// In text order, which is the order they are published in.
     schemas: BTreeMap<String, Box<RawValue>>,
 }
@@ -44,11 +53,15 @@ struct TypeForm {
 pub(crate) struct TypeView {
     r#type: String,
     description: Option<String>,
+    thin: bool,
     /// In the order they were published in; the last is what an emit without a version means.
     versions: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     schemas: Option<BTreeMap<String, Box<RawValue>>>,
     created_at: DateTime<Utc>,
+    /// In the answer to a PUT that added versions: what each breaks for readers of the one before it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    compatibility: Vec<Report>,
 }
 
 pub(crate) async fn put(
@@ -73,9 +86,10 @@ pub(crate) async fn put(
     let values = check(&form)?;
     let mut transaction = tables::begin(&app.pool).await?;
     let (row, is_new) =
-        tables::event_types::put(&mut *transaction, &name, form.description.as_deref()).await?;
-    publish(&mut transaction, row.id, &form, &values).await?;
-    let view = view(&mut transaction, row).await?;
+        tables::event_types::put(&mut *transaction, &name, form.description.as_deref(), form.thin).await?;
+    let compatibility = publish(&mut transaction, row.id, &form, &values).await?;
+    let mut view = view(&mut transaction, row).await?;
+    view.compatibility = compatibility;
     let entry = Entry {
         actor: &actor,
         action: Action::EventTypePut,
@@ -124,6 +138,11 @@ fn check(form: &TypeForm) -> Result<BTreeMap<&str, Value>, Problem> {
         }
         match serde_json::from_str(schema.get()) {
             Ok(value @ (Value::Object(_) | Value::Bool(_))) => {
+                if let Err(violations) = Schema::compile(&value) {
+                    for violation in violations {
+                        fault(format!("{pointer}{}", violation.pointer), &violation.message);
+                    }
+                }
                 values.insert(version.as_str(), value);
             }
             Ok(_) => fault(pointer, "a schema is a JSON object, true or false"),
@@ -143,7 +162,7 @@ async fn publish(
     id: TypeId,
     form: &TypeForm,
     values: &BTreeMap<&str, Value>,
-) -> Result<(), Problem> {
+) -> Result<Vec<Report>, Problem> {
     let published = schemas::of_type(&mut *connection, id).await?;
     let added = form
         .schemas
@@ -164,10 +183,27 @@ async fn publish(
             )));
         }
     }
+    let stored = |row: &SchemaRow| {
+        let value = serde_json::from_str(row.schema.get()).ok()?;
+        Some((row.version.clone(), value))
+    };
+    let mut newest: Option<(String, Value)> = published.last().and_then(stored);
+    let mut reports = Vec::new();
     for (version, schema) in added {
         schemas::insert(&mut *connection, id, version, schema).await?;
+        let Some(value) = values.get(version.as_str()) else {
+            continue;
+        };
+        if let Some((before, old)) = &newest {
+            reports.push(Report {
+                version: version.clone(),
+                before: before.clone(),
+                breaks: compare(old, value),
+            });
+        }
+        newest = Some((version.clone(), value.clone()));
     }
-    Ok(())
+    Ok(reports)
 }
 
 async fn view(connection: &mut PgConnection, row: EventTypeRow) -> Result<TypeView, Problem> {
@@ -175,9 +211,11 @@ async fn view(connection: &mut PgConnection, row: EventTypeRow) -> Result<TypeVi
     Ok(TypeView {
         r#type: row.name,
         description: row.description,
+        thin: row.thin,
         versions: rows.iter().map(|row| row.version.clone()).collect(),
         schemas: Some(rows.into_iter().map(|row| (row.version, row.schema.0)).collect()),
         created_at: row.created_at,
+        compatibility: Vec::new(),
     })
 }
 
@@ -233,8 +271,10 @@ pub(crate) async fn list(
         versions: versions.remove(&row.id.0).unwrap_or_default(),
         r#type: row.name,
         description: row.description,
+        thin: row.thin,
         schemas: None,
         created_at: row.created_at,
+        compatibility: Vec::new(),
     })))
 }
 
@@ -252,6 +292,18 @@ mod tests {
                 problem.errors.into_iter().map(|fault| fault.pointer).collect()
             }
         }
+    }
+
+    #[test]
+    fn a_schema_that_is_none_is_refused_by_its_place() {
+        assert_eq!(
+            faults(r#"{"schemas":{"v1":{"type":"object","properties":{"a":{"type":"strng"}}}}}"#),
+            ["/schemas/v1/properties/a/type"]
+        );
+        assert_eq!(
+            faults(r#"{"schemas":{"v1":{"$ref":"http://example.com/s"}}}"#),
+            ["/schemas/v1"]
+        );
     }
 
     #[test]

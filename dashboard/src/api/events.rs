@@ -12,9 +12,10 @@ use postrider_proto::{
     EventId,
     limits::{EVENT_DATA_BYTES_MAX, LIST_PAGE_MAX},
 };
-use postrider_sender::{EmitError, NewEvent, check_data};
+use postrider_sender::{EmitError, Emitted, check_data};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Answer, deliveries::DeliveryView};
@@ -22,9 +23,11 @@ use crate::{
     Shared,
     auth::Tenant,
     deliveries::{self, Filter},
+    emits::OwnedEvent,
+    idempotency::{Claim, Work},
     input::{Query, Text},
     listing::{Page, PageQuery, encode},
-    problem::{Kind, Problem},
+    problem::{Fault, Kind, Problem},
     tables::events::{self, EventRow},
 };
 
@@ -35,7 +38,7 @@ const PAGE_BYTES_MAX: i64 = 8 * 1024 * 1024;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct EmitForm<'a> {
+pub(super) struct EmitForm<'a> {
     r#type: String,
     #[serde(borrow)]
     data: &'a RawValue,
@@ -66,7 +69,10 @@ impl From<EventRow> for EventView {
             created_at: DateTime::from_timestamp_millis(row.id.unix_ms())
                 .unwrap_or_default()
                 .to_rfc3339_opts(SecondsFormat::Millis, true),
-            data: data_of(&row.body),
+            data: match &row.full_data {
+                Some(data) => serde_json::from_slice(data).ok(),
+                None => data_of(&row.body),
+            },
             r#type: row.type_name,
             version: row.version,
             ordering_key: row.ordering_key,
@@ -94,46 +100,104 @@ fn data_of(body: &[u8]) -> Option<Box<RawValue>> {
 pub(crate) async fn emit(
     State(app): State<Shared>,
     Path(tenant): Path<String>,
+    claim: Claim,
     text: Text<EMIT_BODY_BYTES_MAX>,
 ) -> Result<Response, Problem> {
     let form: EmitForm<'_> = text.read()?;
-    let data = form.data.get();
-    if data.len() > EVENT_DATA_BYTES_MAX {
-        return Err(refusal(EmitError::TooLarge));
+    let event = form.check(&tenant)?;
+    if claim.is_some() {
+        let mut work = Work::begin(&app, claim).await?;
+        let emitted = app.emits.sender.emit(&mut work, &event.borrow()).await;
+        let emitted = emitted.map_err(|error| refusal(error, ""))?;
+        let (status, view) = answer(&mut work, emitted, event).await?;
+        let response = work.commit(status, &view).await?;
+        app.wake.now();
+        return Ok(response);
     }
-    check_data(data).map_err(|bad| match bad {
-        postrider_sender::BadData::NotAnObject => Problem::invalid("/data", bad.to_string()),
-        _ => Problem::bad_request(format!("{bad}.")),
-    })?;
-    let event = NewEvent::new(&tenant, &form.r#type, data)
-        .id(form.id.as_deref())
-        .version(form.version.as_deref())
-        .ordering_key(form.ordering_key.as_deref());
+    let emitted = app.emits.emit(event.clone()).await;
+    let emitted = emitted.map_err(|error| refusal(error, ""))?;
+    if !emitted.duplicate {
+        return Ok((StatusCode::ACCEPTED, Json(fresh(emitted, event))).into_response());
+    }
     let mut connection = app.pool.acquire().await?;
-    // One statement is a transaction of its own, and a refusal has written nothing.
-    let emitted = postrider_sender::emit(&mut connection, &event)
-        .await
-        .map_err(refusal)?;
-    app.wake.now();
-    let row = events::load(&mut *connection, &[emitted.event])
+    let (status, view) = answer(&mut connection, emitted, event).await?;
+    Ok((status, Json(view)).into_response())
+}
+
+impl EmitForm<'_> {
+    /// The event as it goes to the database; what is wrong with its data's form is 400, or 422 when it is no object.
+    pub(super) fn check(self, tenant: &str) -> Result<OwnedEvent, Problem> {
+        let data = self.data.get();
+        if data.len() > EVENT_DATA_BYTES_MAX {
+            return Err(refusal(EmitError::TooLarge, ""));
+        }
+        check_data(data).map_err(|bad| match bad {
+            postrider_sender::BadData::NotAnObject => Problem::invalid("/data", bad.to_string()),
+            _ => Problem::bad_request(format!("{bad}.")),
+        })?;
+        Ok(OwnedEvent {
+            tenant: tenant.to_owned(),
+            data: data.to_owned(),
+            type_name: self.r#type,
+            id: self.id,
+            version: self.version,
+            ordering_key: self.ordering_key,
+        })
+    }
+}
+
+/// Of a new event nothing has to be read again.
+fn fresh(emitted: Emitted, event: OwnedEvent) -> EventView {
+    EventView {
+        id: emitted.id,
+        r#type: event.type_name,
+        version: emitted.version,
+        created_at: emitted.created_at.to_rfc3339_opts(SecondsFormat::Millis, true),
+        ordering_key: event.ordering_key,
+        sequence: emitted.sequence,
+        data: RawValue::from_string(event.data).ok(),
+        deliveries: None,
+    }
+}
+
+async fn answer(
+    connection: &mut PgConnection,
+    emitted: Emitted,
+    event: OwnedEvent,
+) -> Result<(StatusCode, EventView), Problem> {
+    if !emitted.duplicate {
+        return Ok((StatusCode::ACCEPTED, fresh(emitted, event)));
+    }
+    let first = events::load(connection, &[emitted.event])
         .await?
         .pop()
         .ok_or_else(|| Problem::not_found("event"))?;
-    let status = if emitted.duplicate {
-        StatusCode::OK
-    } else {
-        StatusCode::ACCEPTED
-    };
-    Ok((status, Json(EventView::from(row))).into_response())
+    Ok((StatusCode::OK, first.into()))
 }
 
-fn refusal(error: EmitError) -> Problem {
+/// `below` is the pointer of the event in the body.
+pub(super) fn refusal(error: EmitError, below: &str) -> Problem {
     match error {
         EmitError::UnknownTenant => Problem::not_found("tenant"),
         EmitError::Conflict => Problem::conflict(format!("{error}.")),
-        EmitError::Invalid { field, message } => Problem::invalid(format!("/{field}"), message),
+        EmitError::Invalid { field, message } => Problem::invalid(format!("{below}/{field}"), message),
+        EmitError::Schema(violations) => Problem::faults(
+            violations
+                .into_iter()
+                .map(|violation| Fault {
+                    pointer: format!("{below}/data{}", violation.pointer),
+                    detail: violation.message,
+                })
+                .collect(),
+        ),
         EmitError::TooLarge => Problem::new(Kind::TooLarge, format!("{error}.")),
-        EmitError::Database(error) => error.into(),
+        EmitError::Database(error) => match error.as_database_error().and_then(|e| e.code()) {
+            Some(code) if code == "PR422" => {
+                let told = error.as_database_error().map(|e| e.message().to_owned());
+                Problem::invalid(below, told.unwrap_or_default())
+            }
+            _ => error.into(),
+        },
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     deliveries,
     problem::Problem,
     replay::Asked,
-    tables::events,
+    tables::{self, events},
     transcript::Attempt,
 };
 
@@ -61,7 +61,7 @@ pub(crate) async fn show(
         line: Line::from(&delivery),
         reason: delivery.reason.map(in_words),
         next_attempt: Moment(delivery.due_at),
-        attempts: attempts_of(&app, &delivery).await?,
+        attempts: attempts_of(&app, &mut *app.pool.acquire().await?, &delivery).await?,
         body: String::from_utf8_lossy(&body).into_owned(),
     })
 }
@@ -74,6 +74,9 @@ pub(crate) async fn replay(
     Confirmed { seen }: Confirmed,
 ) -> Result<Redirect, PageProblem> {
     let id = parse_id(&id)?;
-    crate::replay::replay(&app, &actor, None, id, Asked { arrived, seen }).await?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    crate::replay::replay(&mut transaction, &actor, None, id, Asked { arrived, seen }).await?;
+    transaction.commit().await?;
+    app.wake.now();
     Ok(Redirect::to(&format!("/deliveries/{id}")))
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::vault::Owner;
 use postrider_proto::{EndpointId, EndpointState, Shard, TenantId, state::SignatureFormat};
+use serde_json::Value;
 use sqlx::{FromRow, PgExecutor, types::Json};
 
 use super::is_public_id;
@@ -16,6 +17,8 @@ pub(crate) struct EndpointSettings {
     pub(crate) description: Option<String>,
     pub(crate) types: Vec<String>,
     pub(crate) versions: Option<Json<BTreeMap<String, String>>>,
+    /// One that `postrider_proto::filter` can read.
+    pub(crate) filter: Option<Json<Value>>,
     pub(crate) concurrency: Option<i16>,
     pub(crate) rate_per_second: Option<i32>,
     pub(crate) ordered: bool,
@@ -56,8 +59,9 @@ impl EndpointRow {
 
 macro_rules! columns {
     () => {
-        "id, tenant_id, public_id, shard, url, description, types, versions, concurrency, rate_per_second, \
-         ordered, retry_schedule, timeout_ms, signature, rotate_every_days, state, state_reason, headers, created_at, updated_at, \
+        "id, tenant_id, public_id, shard, url, description, types, versions, filter, concurrency, rate_per_second, \
+         ordered, retry_schedule, timeout_ms, signature, rotate_every_days, state, state_reason, headers, \
+         created_at, updated_at, \
          (select s.public_key from postrider.secrets s \
           where s.endpoint_id = endpoints.id and s.retires_at is null) as public_key"
     };
@@ -186,8 +190,10 @@ pub(crate) async fn insert(
 ) -> Result<EndpointRow, sqlx::Error> {
     sqlx::query_as(concat!(
         "insert into postrider.endpoints (tenant_id, public_id, shard, url, description, types, versions,
-            concurrency, rate_per_second, ordered, retry_schedule, timeout_ms, signature, rotate_every_days)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::postrider.signature_format, $14) returning ",
+            concurrency, rate_per_second, ordered, retry_schedule, timeout_ms, signature, filter, rotate_every_days)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::postrider.signature_format, $14::jsonb::json,
+            $15)
+         returning ",
         columns!()
     ))
     .bind(tenant)
@@ -203,6 +209,7 @@ pub(crate) async fn insert(
     .bind(&settings.retry_schedule)
     .bind(settings.timeout_ms)
     .bind(settings.signature)
+    .bind(&settings.filter)
     .bind(settings.rotate_every_days)
     .fetch_one(db)
     .await
@@ -218,7 +225,7 @@ pub(crate) async fn update(
         "update postrider.endpoints set url = $2, description = $3, types = $4, versions = $5, concurrency = $6,
             rate_per_second = $7, ordered = $8, retry_schedule = $9, timeout_ms = $10,
             signature = $11::postrider.signature_format, state = $12::postrider.endpoint_state, state_reason = $13, headers = $14,
-            rotate_every_days = $15, updated_at = clock_timestamp()
+            filter = $15::jsonb::json, rotate_every_days = $16, updated_at = clock_timestamp()
          where id = $1 returning ",
         columns!()
     ))
@@ -236,6 +243,7 @@ pub(crate) async fn update(
     .bind(settings.state)
     .bind(&settings.state_reason)
     .bind(headers)
+    .bind(&settings.filter)
     .bind(settings.rotate_every_days)
     .fetch_one(db)
     .await

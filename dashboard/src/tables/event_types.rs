@@ -9,12 +9,14 @@ pub(crate) struct EventTypeRow {
     pub(crate) id: TypeId,
     pub(crate) name: String,
     pub(crate) description: Option<String>,
+    /// Its events' bodies carry only the object's id and type.
+    pub(crate) thin: bool,
     pub(crate) created_at: DateTime<Utc>,
 }
 
 pub(crate) async fn find(db: impl PgExecutor<'_>, name: &str) -> Result<Option<EventTypeRow>, sqlx::Error> {
     sqlx::query_as(
-        "select id, name, description, created_at from postrider.event_types
+        "select id, name, description, thin, created_at from postrider.event_types
          where name = $1 and deleted_at is null",
     )
     .bind(name)
@@ -22,12 +24,13 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, name: &str) -> Result<Option<E
     .await
 }
 
-/// Makes the type or gives it the description; tells whether it is new. The row stays locked, so that two who
+/// Makes the type or gives it the description, and `thin` when that is said; tells whether it is new. The row stays locked, so that two who
 /// publish the same version wait for each other.
 pub(crate) async fn put(
     db: impl PgExecutor<'_>,
     name: &str,
     description: Option<&str>,
+    thin: Option<bool>,
 ) -> Result<(EventTypeRow, bool), sqlx::Error> {
     #[derive(FromRow)]
     struct Put {
@@ -36,13 +39,16 @@ pub(crate) async fn put(
         is_new: bool,
     }
     let put: Put = sqlx::query_as(
-        "insert into postrider.event_types (name, description, matches) values ($1, $2, $3)
-         on conflict (name) where deleted_at is null do update set description = excluded.description
-         returning id, name, description, created_at, xmax = 0 as is_new",
+        "insert into postrider.event_types as y (name, description, matches, thin)
+         values ($1, $2, $3, coalesce($4, false))
+         on conflict (name) where deleted_at is null
+         do update set description = excluded.description, thin = coalesce($4, y.thin)
+         returning id, name, description, thin, created_at, xmax = 0 as is_new",
     )
     .bind(name)
     .bind(description)
     .bind(matching_patterns(name))
+    .bind(thin)
     .fetch_one(db)
     .await?;
     Ok((put.row, put.is_new))
@@ -54,7 +60,7 @@ pub(crate) async fn list(
     limit: i64,
 ) -> Result<Vec<EventTypeRow>, sqlx::Error> {
     sqlx::query_as(
-        "select id, name, description, created_at from postrider.event_types
+        "select id, name, description, thin, created_at from postrider.event_types
          where deleted_at is null and name > $1 order by name limit $2",
     )
     .bind(after)

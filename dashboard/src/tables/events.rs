@@ -14,6 +14,8 @@ pub(crate) struct EventRow {
     pub(crate) sequence: Option<i64>,
     /// The very bytes every attempt sends.
     pub(crate) body: Vec<u8>,
+    /// The data as it was given, of a thin event.
+    pub(crate) full_data: Option<Vec<u8>>,
 }
 
 impl EventRow {
@@ -45,7 +47,7 @@ pub(crate) async fn find_number(
 pub(crate) async fn load(db: impl PgExecutor<'_>, ids: &[EventId]) -> Result<Vec<EventRow>, sqlx::Error> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     sqlx::query_as(
-        "select e.id, y.name as type_name, s.version, e.chosen_id, e.ordering_key, e.sequence, e.body
+        "select e.id, y.name as type_name, s.version, e.chosen_id, e.ordering_key, e.sequence, e.body, e.full_data
          from unnest($1::uuid[]) as u (id)
          join postrider.events e on e.id = u.id
          join postrider.event_types y on y.id = e.type_id
@@ -65,7 +67,7 @@ pub(crate) async fn list(
     limit: i64,
 ) -> Result<Vec<(EventId, i32)>, sqlx::Error> {
     sqlx::query_as(
-        "select id, octet_length(body) from postrider.events
+        "select id, octet_length(body) + coalesce(octet_length(full_data), 0) from postrider.events
          where tenant_id = $1 and id < $2 order by id desc limit $3",
     )
     .bind(tenant)

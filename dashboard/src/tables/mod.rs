@@ -8,6 +8,7 @@ pub(crate) mod dead_letters;
 pub(crate) mod endpoints;
 pub(crate) mod event_types;
 pub(crate) mod events;
+pub(crate) mod idempotency;
 pub(crate) mod people;
 pub(crate) mod queue;
 pub(crate) mod retries;

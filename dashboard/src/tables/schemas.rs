@@ -44,3 +44,13 @@ pub(crate) async fn insert(
         .await?;
     Ok(())
 }
+
+/// Of all versions of all types that are not deleted.
+pub(crate) async fn bytes(db: impl PgExecutor<'_>) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar(
+        "select coalesce(sum(octet_length(s.schema::text)), 0)::bigint
+         from postrider.schemas s join postrider.event_types y on y.id = s.type_id where y.deleted_at is null",
+    )
+    .fetch_one(db)
+    .await
+}

@@ -10,10 +10,16 @@ use crate::{partitions, planned_rotation, vault::Vault};
 pub(super) enum Duty {
     MakePartitions,
     RotateSecrets,
+    ForgetAnswers,
 }
 
+/// Answers to repeated requests removed by one statement.
+const ANSWERS_FORGOTTEN_MAX: i64 = 5_000;
+/// Statements of one run: what is left waits for the next.
+const FORGETTING_STEPS_MAX: usize = 1_000;
+
 impl Duty {
-    pub(super) const ALL: [Self; 2] = [Self::MakePartitions, Self::RotateSecrets];
+    pub(super) const ALL: [Self; 3] = [Self::MakePartitions, Self::RotateSecrets, Self::ForgetAnswers];
 }
 
 /// Each duty can be done twice without harm.
@@ -30,7 +36,26 @@ pub(super) async fn perform(duty: Duty, pool: Data<PgPool>, vault: Data<Vault>) 
                 );
             }
         }
+        Duty::ForgetAnswers => forget_answers(&pool).await?,
     }
     tracing::debug!(?duty, "done");
+    Ok(())
+}
+
+/// What came with an `Idempotency-Key` is remembered for 72 hours.
+async fn forget_answers(pool: &PgPool) -> Result<(), sqlx::Error> {
+    for _ in 0..FORGETTING_STEPS_MAX {
+        let done = sqlx::query(
+            "delete from postrider.idempotency where scope in (
+                select scope from postrider.idempotency
+                where created_at < clock_timestamp() - interval '72 hours' order by created_at limit $1)",
+        )
+        .bind(ANSWERS_FORGOTTEN_MAX)
+        .execute(pool)
+        .await?;
+        if done.rows_affected() == 0 {
+            break;
+        }
+    }
     Ok(())
 }

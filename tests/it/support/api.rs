@@ -61,6 +61,52 @@ impl Api {
         (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
+    /// For what is not even text.
+    pub(crate) async fn send_bytes(&self, method: Method, path: &str, body: Vec<u8>) -> (StatusCode, String) {
+        let request = self
+            .client
+            .request(method, format!("{}/v1{path}", self.base))
+            .bearer_auth(&self.key)
+            .body(body);
+        let answer = request.send().await.expect("an answer");
+        (answer.status(), answer.text().await.expect("a body"))
+    }
+
+    /// With an `Idempotency-Key`: the status, whether it is the first answer again, and the answer.
+    pub(crate) async fn post_with_key(
+        &self,
+        path: &str,
+        key: &str,
+        body: Value,
+    ) -> (StatusCode, bool, Value) {
+        self.try_post_with_key(path, key, body).await.expect("an answer")
+    }
+
+    /// None when the program went away meanwhile.
+    pub(crate) async fn try_post_with_key(
+        &self,
+        path: &str,
+        key: &str,
+        body: Value,
+    ) -> Option<(StatusCode, bool, Value)> {
+        let request = self
+            .client
+            .post(format!("{}/v1{path}", self.base))
+            .bearer_auth(&self.key)
+            .header("idempotency-key", key.as_bytes())
+            .header("content-type", "application/json")
+            .body(body.to_string());
+        let answer = request.send().await.ok()?;
+        let replayed = answer.headers().get("idempotent-replayed").is_some();
+        let status = answer.status();
+        let text = answer.text().await.ok()?;
+        Some((
+            status,
+            replayed,
+            serde_json::from_str(&text).unwrap_or(Value::String(text)),
+        ))
+    }
+
     async fn made(&self, method: Method, path: &str, body: Value) -> Value {
         let (status, answer) = self.call(method.clone(), path, Some(body)).await;
         assert!(status.is_success(), "{method} {path}: {status} {answer}");

@@ -1,0 +1,162 @@
+//! Many events in one request, all or none. A refusal names each bad one by its place in the list.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    extract::{Path, State},
+    http::StatusCode,
+    response::Response,
+};
+use chrono::SecondsFormat;
+use postrider_proto::limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX};
+use postrider_sender::{EmitError, Emitted, Patience};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::events::{EmitForm, refusal};
+use crate::{
+    Shared,
+    emits::OwnedEvent,
+    idempotency::{Claim, Work},
+    input::Text,
+    problem::{Fault, Kind, Problem},
+};
+
+/// Told of one event, so that a thousand bad ones are told in an answer of some size.
+const FAULTS_PER_EVENT_MAX: usize = 5;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BatchForm<'a> {
+    #[serde(borrow)]
+    events: Vec<&'a RawValue>,
+}
+
+/// Without the data, which the caller has.
+#[derive(Serialize)]
+struct EmittedView {
+    id: String,
+    r#type: String,
+    version: String,
+    created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sequence: Option<i64>,
+    /// It was there before, or stands in this batch twice: nothing is sent again.
+    duplicate: bool,
+}
+
+#[derive(Serialize)]
+struct BatchView {
+    data: Vec<EmittedView>,
+}
+
+pub(crate) async fn emit(
+    State(app): State<Shared>,
+    Path(tenant): Path<String>,
+    claim: Claim,
+    text: Text<BATCH_BYTES_MAX>,
+) -> Result<Response, Problem> {
+    let events = read(&text, &tenant)?;
+    let mut work = Work::begin(&app, claim).await?;
+    let borrowed: Vec<_> = events.iter().map(OwnedEvent::borrow).collect();
+    let answers = app
+        .emits
+        .sender
+        .emit_all(&mut work, &borrowed, Patience::Own)
+        .await
+        .map_err(|error| refusal(EmitError::Database(error), "/events"))?;
+    // Dropping the work on the way out undoes those that went well.
+    let emitted = all_or_none(answers)?;
+    let data = emitted.into_iter().zip(&events).map(view).collect();
+    let response = work.commit(StatusCode::ACCEPTED, &BatchView { data }).await?;
+    app.wake.now();
+    Ok(response)
+}
+
+fn view((emitted, event): (Emitted, &OwnedEvent)) -> EmittedView {
+    EmittedView {
+        id: emitted.id,
+        r#type: event.type_name.clone(),
+        version: emitted.version,
+        created_at: emitted.created_at.to_rfc3339_opts(SecondsFormat::Millis, true),
+        sequence: emitted.sequence,
+        duplicate: emitted.duplicate,
+    }
+}
+
+fn read(text: &Text<BATCH_BYTES_MAX>, tenant: &str) -> Result<Vec<OwnedEvent>, Problem> {
+    let form: BatchForm<'_> = text.read()?;
+    if form.events.is_empty() || form.events.len() > BATCH_EVENTS_MAX {
+        return Err(Problem::invalid(
+            "/events",
+            format!("a batch has 1 to {BATCH_EVENTS_MAX} events"),
+        ));
+    }
+    let mut events = Vec::with_capacity(form.events.len());
+    let mut refused = Refused::default();
+    for (index, raw) in form.events.iter().enumerate() {
+        let below = format!("/events/{index}");
+        let event = serde_json::from_str::<EmitForm<'_>>(raw.get())
+            .map_err(|error| Problem::invalid("", error.to_string()))
+            .and_then(|form| form.check(tenant));
+        match event {
+            Ok(event) => events.push(event),
+            Err(problem) => refused.add(problem, &below),
+        }
+    }
+    refused.done().map(|()| events)
+}
+
+fn all_or_none(answers: Vec<Result<Emitted, EmitError>>) -> Result<Vec<Emitted>, Problem> {
+    let mut emitted = Vec::with_capacity(answers.len());
+    let mut refused = Refused::default();
+    for (index, answer) in answers.into_iter().enumerate() {
+        match answer {
+            Ok(one) => emitted.push(one),
+            // The tenant stands in the path: all of them have it, or none.
+            Err(EmitError::UnknownTenant) => return Err(Problem::not_found("tenant")),
+            Err(EmitError::Database(error)) => return Err(error.into()),
+            Err(error) => refused.add(refusal(error, ""), &format!("/events/{index}")),
+        }
+    }
+    refused.done().map(|()| emitted)
+}
+
+/// What is wrong with each bad one; the kind that most of the answer is about.
+#[derive(Default)]
+struct Refused {
+    faults: Vec<Fault>,
+    kinds: BTreeMap<u16, Kind>,
+}
+
+impl Refused {
+    fn add(&mut self, problem: Problem, below: &str) {
+        self.kinds.insert(problem.status().as_u16(), problem.kind);
+        if problem.errors.is_empty() {
+            self.faults.push(Fault {
+                pointer: below.to_owned(),
+                detail: problem.detail,
+            });
+            return;
+        }
+        let faults = problem.errors.into_iter().take(FAULTS_PER_EVENT_MAX);
+        self.faults.extend(faults.map(|fault| Fault {
+            pointer: format!("{below}{}", fault.pointer),
+            detail: fault.detail,
+        }));
+    }
+
+    /// One kind of refusal keeps its status; a mixture is 422, which every kind is a case of.
+    fn done(self) -> Result<(), Problem> {
+        if self.faults.is_empty() {
+            return Ok(());
+        }
+        let mut problem = Problem::faults(self.faults);
+        if self.kinds.len() == 1
+            && let Some(kind) = self.kinds.into_values().next()
+        {
+            problem.kind = kind;
+        }
+        Err(problem)
+    }
+}

@@ -1,0 +1,263 @@
+//! `Idempotency-Key`: a request that is sent again is answered again, and its work is done once.
+//!
+//! The layer `keep` looks for a stored answer and otherwise hands the handler a `Claim`. The handler's `Work` takes an
+//! advisory lock for the claim in the very transaction in which it works, and stores the answer there before it
+//! commits. So work and answer are there together or not at all, whenever the process is killed; a killed request's
+//! lock is gone with its transaction, and nothing has to be cleaned up before it may be tried again.
+//! Refusals are not stored: they did nothing, and are judged anew.
+
+use std::{
+    convert::Infallible,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
+
+use axum::{
+    body::Body,
+    extract::{FromRequestParts, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header, request::Parts},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use postrider_dispatcher::vault::Vault;
+use postrider_proto::limits::BATCH_BYTES_MAX;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use sqlx::{PgConnection, Postgres, Transaction};
+
+use crate::{
+    App, Shared,
+    auth::Actor,
+    input::read_body,
+    problem::{AnsweredBefore, Kind, Problem},
+    tables::{self, idempotency},
+};
+
+const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+const KEY_CHARS_MAX: usize = 255;
+
+/// What a request with a key is known by.
+#[derive(Debug)]
+struct Claimed {
+    scope: [u8; 32],
+    fingerprint: [u8; 32],
+}
+
+/// Of the request that a handler is given; empty when it came without a key.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Claim(Option<Arc<Claimed>>);
+
+impl Claim {
+    pub(crate) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Claim {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get().cloned().unwrap_or_default())
+    }
+}
+
+/// The layer around every POST of the API.
+pub(crate) async fn keep(State(app): State<Shared>, request: Request, next: Next) -> Response {
+    match read_key(request.headers()) {
+        Ok(None) => next.run(request).await,
+        Ok(Some(key)) => match answer(&app, &key, request, next).await {
+            Ok(response) => response,
+            Err(problem) => problem.into_response(),
+        },
+        Err(problem) => problem.into_response(),
+    }
+}
+
+fn read_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let mut values = headers.get_all(HEADER).iter();
+    let Some(value) = values.next() else {
+        return Ok(None);
+    };
+    let fits = |key: &&str| {
+        (1..=KEY_CHARS_MAX).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic() || b == b' ')
+    };
+    match value.to_str().ok().map(str::trim).filter(fits) {
+        Some(key) if values.next().is_none() => Ok(Some(key.to_owned())),
+        _ => Err(Problem::bad_request(format!(
+            "Idempotency-Key is sent once, and is 1 to {KEY_CHARS_MAX} visible ASCII characters."
+        ))),
+    }
+}
+
+async fn answer(app: &App, key: &str, request: Request, next: Next) -> Result<Response, Problem> {
+    let (mut parts, body) = request.into_parts();
+    let actor = parts.extensions.get::<Actor>().map_or("", |actor| &actor.0);
+    let body = read_body(body, BATCH_BYTES_MAX).await?;
+    let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
+    let claimed = Claimed {
+        scope: digest(&[actor.as_bytes(), path.as_bytes(), key.as_bytes()]),
+        fingerprint: digest(&[&body]),
+    };
+    if let Some(given) = claimed.stored_answer(app).await? {
+        return Ok(given);
+    }
+    let claimed = Arc::new(claimed);
+    parts.extensions.insert(Claim(Some(claimed.clone())));
+    let response = next.run(Request::from_parts(parts, Body::from(body))).await;
+    if response.extensions().get::<AnsweredBefore>().is_some()
+        && let Some(given) = claimed.stored_answer(app).await?
+    {
+        return Ok(given);
+    }
+    Ok(response)
+}
+
+/// Each part with its length before it, so that no two lists of parts read the same.
+fn digest(parts: &[&[u8]]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+impl Claimed {
+    async fn stored_answer(&self, app: &App) -> Result<Option<Response>, Problem> {
+        let Some(row) = idempotency::find(&app.pool, &self.scope).await? else {
+            return Ok(None);
+        };
+        if row.fingerprint != self.fingerprint {
+            return Err(Problem::conflict(
+                "This Idempotency-Key was used before with another body.",
+            ));
+        }
+        let opened = app.vault.open_answer(&self.scope, &row.answer);
+        let (Ok(body), Ok(status)) = (opened, StatusCode::from_u16(row.status as u16)) else {
+            return Err(Problem::conflict(
+                "The request was done before, but its answer can't be read any more: the master key has changed.",
+            ));
+        };
+        let mut response = json(status, body);
+        response
+            .headers_mut()
+            .insert(REPLAYED, HeaderValue::from_static("true"));
+        Ok(Some(response))
+    }
+}
+
+fn json(status: StatusCode, body: Vec<u8>) -> Response {
+    let kind = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    (status, [kind], body).into_response()
+}
+
+/// The transaction of a request that changes something, and the one way in which it is answered.
+pub(crate) struct Work {
+    transaction: Transaction<'static, Postgres>,
+    claim: Claim,
+    vault: Vault,
+}
+
+impl Work {
+    /// Of requests with one key that run at the same time one gets here; the others are refused.
+    pub(crate) async fn begin(app: &App, claim: Claim) -> Result<Self, Problem> {
+        let mut transaction = tables::begin(&app.pool).await?;
+        if let Some(claimed) = &claim.0 {
+            if !idempotency::try_lock(&mut transaction, &claimed.scope).await? {
+                return Err(Problem::conflict(
+                    "A request with this Idempotency-Key is still running: try again soon.",
+                ));
+            }
+            if idempotency::find(&mut *transaction, &claimed.scope)
+                .await?
+                .is_some()
+            {
+                return Err(Problem::new(
+                    Kind::Answered,
+                    "A request with this Idempotency-Key was done just now.",
+                ));
+            }
+        }
+        Ok(Self {
+            transaction,
+            claim,
+            vault: app.vault.clone(),
+        })
+    }
+
+    /// Commits what was done together with the answer to it.
+    pub(crate) async fn commit<T: Serialize>(
+        mut self,
+        status: StatusCode,
+        answer: &T,
+    ) -> Result<Response, Problem> {
+        let body = serde_json::to_vec(answer).map_err(|error| {
+            tracing::error!(%error, "an answer can't be written");
+            Problem::new(Kind::Internal, "It has been logged.")
+        })?;
+        if let Some(claimed) = &self.claim.0 {
+            let sealed = self.vault.seal_answer(&claimed.scope, &body);
+            idempotency::insert(
+                &mut self.transaction,
+                &claimed.scope,
+                &claimed.fingerprint,
+                status.as_u16() as i16,
+                &sealed,
+            )
+            .await?;
+        }
+        self.transaction.commit().await?;
+        Ok(json(status, body))
+    }
+}
+
+impl Deref for Work {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.transaction
+    }
+}
+
+impl DerefMut for Work {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.transaction
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(values: &[&[u8]]) -> Result<Option<String>, ()> {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(HEADER, HeaderValue::from_bytes(value).expect("a value"));
+        }
+        read_key(&headers).map_err(|_| ())
+    }
+
+    #[test]
+    fn a_key_is_short_visible_and_alone() {
+        assert_eq!(read(&[]), Ok(None));
+        assert_eq!(read(&[b"order 1"]), Ok(Some("order 1".to_owned())));
+        assert_eq!(read(&[&[b'a'; 255]]), Ok(Some("a".repeat(255))));
+        for bad in [
+            &[&b""[..]][..],
+            &[b"  "],
+            &[&[b'a'; 256]],
+            &["schlüssel".as_bytes()],
+            &[b"a\tb"],
+            &[b"a", b"a"],
+        ] {
+            assert_eq!(read(bad), Err(()), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn parts_are_told_apart() {
+        assert_ne!(digest(&[b"ab", b"c"]), digest(&[b"a", b"bc"]));
+        assert_eq!(digest(&[b"ab", b"c"]), digest(&[b"ab", b"c"]));
+    }
+}

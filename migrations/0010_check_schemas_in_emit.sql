@@ -1,0 +1,293 @@
+-- Emit against a schema that was checked, thin events, and many events in one call.
+
+-- A thin type's body carries only the object's id and type; who wants the rest asks the API for the event.
+alter table postrider.event_types add column thin boolean not null default false;
+-- The data as it was given, of a thin event. Null: it is in the body.
+alter table postrider.events add column full_data bytea;
+alter table postrider.events alter column full_data set storage external;
+
+create type postrider.emission as (
+    event_id   uuid,
+    id         text,
+    created_at timestamptz,
+    duplicate  boolean,
+    refusal    text,         -- an SQLSTATE, or null. PR000: the data was checked against another schema
+    field      text,
+    message    text,
+    version    text,
+    sequence   bigint
+);
+
+-- What a thin body says of its object: `object`, `id` and `type` as they were written, where they are words or numbers.
+create function postrider.thin_data(data text) returns text language sql immutable as $$
+    select '{' || coalesce(string_agg(to_json(k.name)::text || ':' || (data::json -> k.name)::text, ',' order by k.n), '') || '}'
+    from unnest(array['object', 'id', 'type']) with ordinality as k (name, n)
+    where json_typeof(data::json -> k.name) in ('string', 'number') and octet_length((data::json -> k.name)::text) <= 512
+$$;
+
+-- The work of every emit. `checked_schema` is the schema that the caller has checked the data against: 0 when it knew of
+-- none, null when it checks none. Refusals are values, so that many emits can share one transaction.
+create function postrider.emit_against(
+    tenant text, type text, data text, id text, version text, ordering_key text, reserved boolean, checked_schema int
+) returns postrider.emission language plpgsql as $$
+declare
+    result      postrider.emission;
+    v_tenant    int;
+    v_type      int;
+    v_thin      boolean;
+    v_matches   text[];
+    v_schema    int;
+    v_key       bigint;
+    v_data      text := emit_against.data;
+    v_full      bytea;
+    v_body      bytea;
+    v_first     bytea;
+    v_first_full bytea;
+    v_print     bytea;
+begin
+    result.duplicate := false;
+
+    select t.id, y.id, y.thin, y.matches, s.id, s.version
+    into v_tenant, v_type, v_thin, v_matches, v_schema, result.version
+    from postrider.tenants t
+    left join postrider.event_types y on y.name = emit_against.type and y.deleted_at is null
+    left join lateral (
+        select s.id, s.version from postrider.schemas s
+        where s.type_id = y.id and (emit_against.version is null or s.version = emit_against.version)
+        order by s.id desc limit 1
+    ) s on true
+    where t.slug = emit_against.tenant and t.deleted_at is null;
+    if v_tenant is null then
+        result.refusal := 'PR404'; result.field := 'tenant';
+        result.message := format('there is no tenant %L', left(emit_against.tenant, 64));
+        return result;
+    end if;
+    if emit_against.type like 'postrider.%' and not emit_against.reserved then
+        result.refusal := 'PR422'; result.field := 'type';
+        result.message := 'event types that begin with postrider. are reserved';
+        return result;
+    elsif v_type is null then
+        result.refusal := 'PR422'; result.field := 'type';
+        result.message := format('there is no event type %L', left(emit_against.type, 128));
+        return result;
+    elsif v_schema is null then
+        result.refusal := 'PR422'; result.field := 'version';
+        result.message := format('event type %L has no version %L', emit_against.type, left(emit_against.version, 64));
+        return result;
+    elsif v_schema <> emit_against.checked_schema then
+        result.refusal := 'PR000'; result.field := 'version';
+        result.message := 'the newest version of the type has changed just now: try again';
+        return result;
+    end if;
+
+    if emit_against.data is null then
+        result.message := 'data must be a JSON object';
+    elsif octet_length(emit_against.data) > 262144 then
+        result.message := 'the event is too large: at most 262144 bytes';
+    else
+        result.message := postrider.refuse_data(emit_against.data);
+    end if;
+    if result.message is null and v_thin then
+        begin
+            v_data := postrider.thin_data(emit_against.data);
+            v_full := convert_to(emit_against.data, 'UTF8');
+        exception when data_exception then
+            result.message := 'the data of a thin type can hold no \u0000 and no half of a surrogate pair';
+        end;
+    end if;
+    if result.message is not null then
+        result.refusal := 'PR422'; result.field := 'data';
+        return result;
+    end if;
+    if emit_against.id !~ '^[A-Za-z0-9_:-]{1,128}$' then
+        result.refusal := 'PR422'; result.field := 'id';
+        result.message := 'an event id is 1 to 128 of the characters A-Z a-z 0-9 _ : -';
+        return result;
+    end if;
+    if emit_against.ordering_key = '' or octet_length(emit_against.ordering_key) > 255 then
+        result.refusal := 'PR422'; result.field := 'ordering_key';
+        result.message := 'an ordering key is 1 to 255 bytes';
+        return result;
+    end if;
+
+    -- clock_timestamp and not now(): a transaction begun yesterday must not write into yesterday's partition.
+    result.event_id := postrider.uuid_at(clock_timestamp());
+    result.created_at := postrider.uuid_time(result.event_id);
+    result.id := coalesce(emit_against.id, 'evt_' || replace(result.event_id::text, '-', ''));
+
+    if emit_against.id is not null then
+        -- An id of the form that Postrider makes may name an event that was emitted without one.
+        if emit_against.id ~ '^evt_[0-9a-f]{32}$' then
+            select e.id, e.body, e.full_data, postrider.uuid_time(e.id), e.sequence
+            into result.event_id, v_first, v_first_full, result.created_at, result.sequence
+            from postrider.events e
+            where e.id = substring(emit_against.id from 5)::uuid and e.tenant_id = v_tenant and e.chosen_id is null;
+            if found then
+                v_body := postrider.compose_body(result.id, emit_against.type, result.created_at, result.version,
+                                                 result.sequence, v_data);
+                if v_body is distinct from v_first or v_full is distinct from v_first_full then
+                    result.refusal := 'PR409'; result.field := 'id';
+                    result.message := format('event id %L was used before with other content', emit_against.id);
+                end if;
+                result.duplicate := true;
+                return result;
+            end if;
+            result.event_id := postrider.uuid_at(clock_timestamp());
+            result.created_at := postrider.uuid_time(result.event_id);
+        end if;
+
+        v_print := sha256(convert_to(json_build_array(
+            emit_against.type, emit_against.data, emit_against.version, emit_against.ordering_key)::text, 'UTF8'));
+        -- Waits for another transaction that emits the same id, until that one has ended.
+        insert into postrider.event_ids (tenant_id, id, event_id, fingerprint)
+        values (v_tenant, emit_against.id, result.event_id, v_print)
+        on conflict do nothing;
+        if not found then
+            select i.event_id, i.fingerprint into result.event_id, v_first
+            from postrider.event_ids i where i.tenant_id = v_tenant and i.id = emit_against.id;
+            result.created_at := postrider.uuid_time(result.event_id);
+            result.duplicate := true;
+            if v_first is distinct from v_print then
+                result.refusal := 'PR409'; result.field := 'id';
+                result.message := format('event id %L was used before with other content', emit_against.id);
+            end if;
+            return result;
+        end if;
+    end if;
+
+    if emit_against.ordering_key is not null then
+        -- The lock on the key's row holds until the commit, so that sequences have no gap and commit in order.
+        insert into postrider.ordering_keys as k (tenant_id, key, sequence) values (v_tenant, emit_against.ordering_key, 1)
+        on conflict (tenant_id, key) do update set sequence = k.sequence + 1
+        returning k.id, k.sequence into v_key, result.sequence;
+    end if;
+
+    v_body := postrider.compose_body(result.id, emit_against.type, result.created_at, result.version, result.sequence,
+                                     v_data);
+    insert into postrider.events (id, tenant_id, type_id, schema_id, chosen_id, ordering_key, sequence, body, full_data)
+    values (result.event_id, v_tenant, v_type, v_schema, emit_against.id, emit_against.ordering_key, result.sequence,
+            v_body, v_full);
+
+    insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, key_id, sequence)
+    select e.id, result.event_id, e.shard, v_tenant, v_type, v_key, result.sequence
+    from postrider.endpoints e
+    where e.tenant_id = v_tenant and e.state in ('active', 'paused') and e.types && v_matches
+      and (e.versions is null or coalesce(e.versions ->> emit_against.type, result.version) = result.version);
+    return result;
+end $$;
+
+-- Keeps its form for `emit`, and for programs of the release before.
+create or replace function postrider.emit_event(
+    tenant text, type text, data text,
+    id text default null, version text default null, ordering_key text default null,
+    reserved boolean default false
+) returns postrider.emitted language plpgsql as $$
+declare
+    done postrider.emission := postrider.emit_against(tenant, type, data, id, version, ordering_key, reserved, null);
+begin
+    return (done.event_id, done.id, done.created_at, done.duplicate, done.refusal, done.field, done.message)::postrider.emitted;
+end $$;
+
+-- Many events, each with its own answer, at the position it was given at. Keys and ids are taken in one order whoever
+-- emits, so that two batches wait for each other and do not deadlock; the events of one key keep the order they came in.
+create function postrider.emit_all(
+    tenants text[], types text[], data text[], ids text[], versions text[], ordering_keys text[], checked_schemas int[]
+) returns table (
+    "position" int, event_id uuid, id text, created_at timestamptz, duplicate boolean,
+    refusal text, field text, message text, version text, sequence bigint
+) language plpgsql security definer set search_path = pg_catalog, postrider, pg_temp as $$
+declare
+    v_row    record;
+    v_done   postrider.emission;
+    v_before bigint;
+    v_many   boolean := cardinality(types) > 200;
+begin
+    if cardinality(types) > 1000 then
+        raise exception using errcode = 'PR422', message = 'at most 1000 events are taken in one call', column = 'events';
+    end if;
+    -- 200 events to the 500 endpoints that a tenant may have are the most that is allowed: fewer need no counting.
+    if v_many then
+        select count(*) into v_before from postrider.queue q where q.xid = pg_current_xact_id();
+    end if;
+    for v_row in
+        select u.* from unnest(tenants, types, data, ids, versions, ordering_keys, checked_schemas)
+            with ordinality as u (tenant, type, data, id, version, ordering_key, checked_schema, n)
+        order by u.tenant, u.ordering_key nulls last, case when u.ordering_key is null then u.id end nulls last, u.n
+    loop
+        v_done := postrider.emit_against(v_row.tenant, v_row.type, v_row.data, v_row.id, v_row.version,
+                                         v_row.ordering_key, false, v_row.checked_schema);
+        "position" := v_row.n - 1;
+        event_id := v_done.event_id; id := v_done.id; created_at := v_done.created_at;
+        duplicate := v_done.duplicate; refusal := v_done.refusal; field := v_done.field;
+        message := v_done.message; version := v_done.version; sequence := v_done.sequence;
+        return next;
+    end loop;
+    if v_many and (select count(*) from postrider.queue q where q.xid = pg_current_xact_id()) - v_before > 100000 then
+        raise exception using errcode = 'PR422', column = 'events',
+            message = 'these events would make more than 100000 deliveries: send them in smaller batches';
+    end if;
+end $$;
+
+-- For requests that arrive together and share a transaction: none of them may wait long for a stranger's.
+create function postrider.emit_group(
+    tenants text[], types text[], data text[], ids text[], versions text[], ordering_keys text[], checked_schemas int[]
+) returns table (
+    "position" int, event_id uuid, id text, created_at timestamptz, duplicate boolean,
+    refusal text, field text, message text, version text, sequence bigint
+) language plpgsql set lock_timeout = '100ms' as $$
+begin
+    return query select * from postrider.emit_all(tenants, types, data, ids, versions, ordering_keys, checked_schemas);
+end $$;
+
+-- Many events of one tenant from SQL, all or none; answers their ids in the order given.
+create function postrider.emit_batch(
+    tenant text, types text[], data text[],
+    ids text[] default null, versions text[] default null, ordering_keys text[] default null
+) returns setof text language plpgsql
+security definer set search_path = pg_catalog, postrider, pg_temp as $$
+declare
+    v_row   record;
+    v_count int := coalesce(cardinality(types), 0);
+begin
+    if coalesce(cardinality(data), 0) <> v_count or coalesce(cardinality(ids), v_count) <> v_count
+       or coalesce(cardinality(versions), v_count) <> v_count or coalesce(cardinality(ordering_keys), v_count) <> v_count then
+        raise exception using errcode = 'PR422', message = 'the lists of a batch are of one length', column = 'events';
+    end if;
+    for v_row in
+        select * from postrider.emit_all(array_fill(tenant, array[v_count]), types, data, ids, versions, ordering_keys, null) e
+        order by e.position
+    loop
+        if v_row.refusal is not null then
+            raise exception using errcode = v_row.refusal, column = v_row.field,
+                message = format('event %s: %s', v_row.position, v_row.message);
+        end if;
+        return next v_row.id;
+    end loop;
+end $$;
+
+-- The schema that an emit of this type and version means now.
+create function postrider.find_schema(type text, version text) returns table (id int, version_found text, schema text)
+language sql stable security definer set search_path = pg_catalog, postrider, pg_temp as $$
+    select s.id, s.version, s.schema::text
+    from postrider.event_types y join postrider.schemas s on s.type_id = y.id
+    where y.name = find_schema.type and y.deleted_at is null
+      and (find_schema.version is null or s.version = find_schema.version)
+    order by s.id desc limit 1
+$$;
+
+revoke all on function postrider.thin_data, postrider.emit_against, postrider.emit_all, postrider.emit_group,
+    postrider.emit_batch, postrider.find_schema from public;
+
+-- As in the migration that made `emit`: a security definer function of a superuser's goes to a role of its own.
+do $$
+begin
+    if (select rolsuper from pg_roles where rolname = current_user) then
+        grant usage, create on schema postrider to postrider_emit;
+        grant select on postrider.queue to postrider_emit;
+        grant execute on all functions in schema postrider to postrider_emit;
+        alter function postrider.emit_all owner to postrider_emit;
+        alter function postrider.emit_batch owner to postrider_emit;
+        alter function postrider.find_schema owner to postrider_emit;
+        revoke create on schema postrider from postrider_emit;
+    end if;
+end $$;

@@ -1,0 +1,199 @@
+//! `Idempotency-Key`: the work is done once, and its answer is given as often as it is asked for.
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::support::{Database, Postrider, Receiver, until};
+
+fn event() -> Value {
+    json!({"type": "invoice.paid", "data": {"id": "inv_1"}})
+}
+
+async fn count(database: &Database, table: &str) -> i64 {
+    let mut connection = database.connect().await;
+    let count = format!("select count(*) from postrider.{table}");
+    sqlx::query_scalar(sqlx::AssertSqlSafe(count))
+        .fetch_one(&mut connection)
+        .await
+        .expect("counted")
+}
+
+#[tokio::test]
+async fn fifty_at_once_do_the_work_once() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({})).await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..50 {
+        let api = api.clone();
+        tasks.spawn(async move { api.post_with_key("/tenants/acme/events", "once", event()).await });
+    }
+    let mut ids = std::collections::BTreeSet::new();
+    while let Some(answer) = tasks.join_next().await {
+        let (status, replayed, body) = answer.expect("no panic");
+        match status {
+            StatusCode::ACCEPTED => {
+                ids.insert(body["id"].as_str().expect("an id").to_owned());
+            }
+            StatusCode::CONFLICT => assert!(!replayed, "{body}"),
+            other => panic!("{other}: {body}"),
+        }
+    }
+    assert_eq!(ids.len(), 1);
+    assert_eq!(count(&database, "events").await, 1);
+    let (status, replayed, body) = api.post_with_key("/tenants/acme/events", "once", event()).await;
+    assert_eq!((status, replayed), (StatusCode::ACCEPTED, true));
+    assert_eq!(body["data"], event()["data"]);
+    assert!(ids.contains(body["id"].as_str().expect("an id")));
+    api.wait_for_state("acme", "delivered", 1).await;
+    assert_eq!(receiver.received().len(), 1);
+}
+
+#[tokio::test]
+async fn a_key_belongs_to_its_route_its_caller_and_its_body() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({})).await;
+    api.tenant("other").await;
+    let post = async |path: &str, body: Value| api.post_with_key(path, "k", body).await;
+    assert_eq!(
+        post("/tenants/acme/events", event()).await.0,
+        StatusCode::ACCEPTED
+    );
+    let (status, _, problem) = post(
+        "/tenants/acme/events",
+        json!({"type": "invoice.paid", "data": {"id": 2}}),
+    )
+    .await;
+    assert_eq!(status, StatusCode::CONFLICT, "{problem}");
+    let (status, replayed, _) = post("/tenants/other/events", event()).await;
+    assert_eq!((status, replayed), (StatusCode::ACCEPTED, false));
+    let (_, made) = api
+        .call(
+            Method::POST,
+            "/api-keys",
+            Some(json!({"role": "producer", "name": "p"})),
+        )
+        .await;
+    let producer = program.api_with_key(made["key"].as_str().expect("a key"));
+    let (status, replayed, _) = producer.post_with_key("/tenants/acme/events", "k", event()).await;
+    assert_eq!((status, replayed), (StatusCode::ACCEPTED, false));
+    assert_eq!(count(&database, "events").await, 3);
+
+    // A refusal did nothing: it is not kept, and the key is free for the body that is mended.
+    let (status, _, _) = api
+        .post_with_key(
+            "/tenants/acme/events",
+            "mended",
+            json!({"type": "none", "data": {}}),
+        )
+        .await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+    let (status, replayed, _) = api.post_with_key("/tenants/acme/events", "mended", event()).await;
+    assert_eq!((status, replayed), (StatusCode::ACCEPTED, false));
+}
+
+#[tokio::test]
+async fn a_secret_in_an_answer_is_given_again_and_lies_nowhere_in_clear() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.tenant("acme").await;
+    let body = json!({"url": receiver.url("/hook")});
+    let key = json!({"role": "producer", "name": "p"});
+    let (status, _, first) = api
+        .post_with_key("/tenants/acme/endpoints", "e", body.clone())
+        .await;
+    assert_eq!(status, StatusCode::CREATED, "{first}");
+    let (_, replayed, again) = api.post_with_key("/tenants/acme/endpoints", "e", body).await;
+    assert!(replayed);
+    assert_eq!(first, again);
+    let (_, _, made) = api.post_with_key("/api-keys", "k", key.clone()).await;
+    let (_, replayed, again) = api.post_with_key("/api-keys", "k", key).await;
+    assert!(replayed);
+    assert_eq!(made, again);
+    assert_eq!(count(&database, "endpoints").await, 1);
+    let mut connection = database.connect().await;
+    let stored: Vec<Vec<u8>> = sqlx::query_scalar("select answer from postrider.idempotency")
+        .fetch_all(&mut connection)
+        .await
+        .expect("read");
+    assert_eq!(stored.len(), 2);
+    for answer in stored {
+        let text = String::from_utf8_lossy(&answer).into_owned();
+        assert!(!text.contains("whsec_") && !text.contains("prk_"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_the_wrong_form_is_refused() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    api.tenant("acme").await;
+    for bad in [
+        String::new(),
+        " ".to_owned(),
+        "a".repeat(256),
+        "a".repeat(7_000),
+        "schlüssel".to_owned(),
+    ] {
+        let (status, _, problem) = api.post_with_key("/tenants/acme/events", &bad, event()).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{bad:.20}: {problem}");
+    }
+}
+
+/// Killed again and again while requests with keys are on their way, each of which is repeated until it is answered.
+#[tokio::test]
+async fn through_kills_each_key_makes_one_event_and_one_answer() {
+    const KEYS: usize = 60;
+    let database = Database::fresh().await;
+    let mut program = Postrider::start(&database).await;
+    program.api().tenant("acme").await;
+    program.api().event_type("invoice.paid").await;
+    let mut answered = std::collections::BTreeMap::new();
+    for round in 0..4 {
+        let api = program.api();
+        let mut tasks = tokio::task::JoinSet::new();
+        for number in (0..KEYS).filter(|number| !answered.contains_key(number)) {
+            let api = api.clone();
+            tasks.spawn(async move {
+                let key = format!("key-{number}");
+                let answer = api.try_post_with_key("/tenants/acme/events", &key, event()).await;
+                (number, answer)
+            });
+        }
+        if round < 3 {
+            // In the middle of it: some are done, some are on the way.
+            until("some are stored", || async {
+                (count(&database, "idempotency").await > round * 10).then_some(())
+            })
+            .await;
+            program.kill();
+        }
+        while let Some(task) = tasks.join_next().await {
+            if let (number, Some((StatusCode::ACCEPTED, _, body))) = task.expect("no panic") {
+                answered.insert(number, body["id"].as_str().expect("an id").to_owned());
+            }
+        }
+        if round < 3 {
+            program.restart().await;
+        }
+    }
+    assert_eq!(answered.len(), KEYS);
+    assert_eq!(count(&database, "events").await, KEYS as i64);
+    for (number, id) in answered {
+        let key = format!("key-{number}");
+        let (_, replayed, body) = program
+            .api()
+            .post_with_key("/tenants/acme/events", &key, event())
+            .await;
+        assert!(replayed);
+        assert_eq!(body["id"], id, "the first answer again");
+    }
+}
