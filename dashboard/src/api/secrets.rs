@@ -3,6 +3,8 @@
 use axum::{
     Extension, Json,
     extract::{Path, State},
+    http::StatusCode,
+    response::Response,
 };
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::{
@@ -19,6 +21,7 @@ use crate::{
     Shared,
     audit::{self, Action, Entry},
     auth::{Actor, Tenant},
+    idempotency::{Claim, Work},
     input::OptionalBody,
     problem::{Kind, Problem},
     settled::{self, settled},
@@ -173,10 +176,11 @@ pub(crate) async fn rotate(
     Extension(actor): Extension<Actor>,
     Extension(tenant): Extension<Tenant>,
     Path((_, id)): Path<(String, String)>,
+    claim: Claim,
     OptionalBody(form): OptionalBody<RotateForm>,
-) -> Answer<Secrets> {
+) -> Result<Response, Problem> {
     let overlap = read_overlap(form.overlap_seconds)?;
-    let mut transaction = tables::begin(&app.pool).await?;
+    let mut transaction = Work::begin(&app, claim).await?;
     let endpoint = endpoints::lock(&mut *transaction, tenant.id, &id)
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
@@ -210,10 +214,10 @@ pub(crate) async fn rotate(
     };
     audit::write(&mut transaction, entry).await?;
     let xid = settled::current(&mut transaction).await?;
-    transaction.commit().await?;
+    let response = transaction.commit(StatusCode::OK, &Secrets::from(opened)).await?;
     app.wake.now();
     settled(&app.pool, endpoint.shard, &xid).await?;
-    Ok(Json(Secrets::from(opened)))
+    Ok(response)
 }
 
 fn read_overlap(seconds: Option<i64>) -> Result<i32, Problem> {
