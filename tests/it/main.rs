@@ -15,6 +15,7 @@ mod fleet;
 mod idempotency;
 mod order;
 mod pages;
+mod planned_rotation;
 mod rate;
 mod receivers;
 mod refusals;

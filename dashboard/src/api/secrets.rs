@@ -3,9 +3,14 @@
 use axum::{
     Extension, Json,
     extract::{Path, State},
+    http::StatusCode,
+    response::Response,
 };
 use chrono::{DateTime, Utc};
-use postrider_dispatcher::vault::{Owner, Purpose, Vault};
+use postrider_dispatcher::{
+    planned_rotation::SECRETS_IN_FORCE_MAX,
+    vault::{Owner, Purpose, Vault},
+};
 use postrider_proto::signature::Secret;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -16,14 +21,13 @@ use crate::{
     Shared,
     audit::{self, Action, Entry},
     auth::{Actor, Tenant},
+    idempotency::{Claim, Work},
     input::OptionalBody,
     problem::{Kind, Problem},
     settled::{self, settled},
     tables::{self, endpoints, secrets},
 };
 
-/// Each signs every request: more would only make the header longer.
-const SECRETS_IN_FORCE_MAX: usize = 3;
 const OVERLAP_SECONDS_MAX: i32 = 7 * 24 * 60 * 60;
 const OVERLAP_SECONDS_DEFAULT: i32 = 24 * 60 * 60;
 
@@ -172,10 +176,11 @@ pub(crate) async fn rotate(
     Extension(actor): Extension<Actor>,
     Extension(tenant): Extension<Tenant>,
     Path((_, id)): Path<(String, String)>,
+    claim: Claim,
     OptionalBody(form): OptionalBody<RotateForm>,
-) -> Answer<Secrets> {
+) -> Result<Response, Problem> {
     let overlap = read_overlap(form.overlap_seconds)?;
-    let mut transaction = tables::begin(&app.pool).await?;
+    let mut transaction = Work::begin(&app, claim).await?;
     let endpoint = endpoints::lock(&mut *transaction, tenant.id, &id)
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
@@ -194,7 +199,7 @@ pub(crate) async fn rotate(
     secrets::retire(&mut *transaction, endpoint.id, overlap).await?;
     keep(&app.vault, &mut transaction, endpoint.owner(), &secret).await?;
     let opened = open_in_force(&app.vault, &mut transaction, endpoint.owner()).await?;
-    if opened.len() > SECRETS_IN_FORCE_MAX {
+    if opened.len() as i64 > SECRETS_IN_FORCE_MAX {
         return Err(Problem::conflict(format!(
             "At most {SECRETS_IN_FORCE_MAX} secrets sign at a time: wait until one retires, or rotate with an overlap \
              of 0, which revokes all older ones at once."
@@ -209,10 +214,10 @@ pub(crate) async fn rotate(
     };
     audit::write(&mut transaction, entry).await?;
     let xid = settled::current(&mut transaction).await?;
-    transaction.commit().await?;
+    let response = transaction.commit(StatusCode::OK, &Secrets::from(opened)).await?;
     app.wake.now();
     settled(&app.pool, endpoint.shard, &xid).await?;
-    Ok(Json(Secrets::from(opened)))
+    Ok(response)
 }
 
 fn read_overlap(seconds: Option<i64>) -> Result<i32, Problem> {
