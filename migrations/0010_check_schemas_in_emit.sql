@@ -44,6 +44,7 @@ declare
     v_first     bytea;
     v_first_full bytea;
     v_print     bytea;
+    v_at        timestamptz;
 begin
     result.duplicate := false;
 
@@ -111,8 +112,9 @@ begin
     end if;
 
     -- clock_timestamp and not now(): a transaction begun yesterday must not write into yesterday's partition.
-    result.event_id := postrider.uuid_at(clock_timestamp());
-    result.created_at := postrider.uuid_time(result.event_id);
+    v_at := clock_timestamp();
+    result.event_id := postrider.uuid_at(v_at);
+    result.created_at := date_trunc('milliseconds', v_at);
     result.id := coalesce(emit_against.id, 'evt_' || replace(result.event_id::text, '-', ''));
 
     if emit_against.id is not null then
@@ -132,8 +134,8 @@ begin
                 result.duplicate := true;
                 return result;
             end if;
-            result.event_id := postrider.uuid_at(clock_timestamp());
-            result.created_at := postrider.uuid_time(result.event_id);
+            result.event_id := postrider.uuid_at(v_at);
+            result.created_at := date_trunc('milliseconds', v_at);
         end if;
 
         v_print := sha256(convert_to(json_build_array(

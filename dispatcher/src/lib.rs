@@ -18,6 +18,7 @@ mod jobs;
 mod lane;
 mod lease;
 pub mod partitions;
+pub mod planned_rotation;
 mod rate;
 mod read;
 mod record;
@@ -147,6 +148,7 @@ impl Dispatcher {
             events: events.clone(),
             drained: drained_out,
         };
+        let vault = self.vault.clone();
         let engine = engine::Engine {
             settings: self.settings,
             vault: self.vault,
@@ -169,7 +171,7 @@ impl Dispatcher {
         let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
-        let jobs = tokio::spawn(jobs::run(self.pool.clone(), leave.clone()));
+        let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, leave.clone()));
         let relays = TaskTracker::new();
         for (number, source) in self.sources.into_iter().enumerate() {
             relays.spawn(relay::run(

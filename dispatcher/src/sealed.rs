@@ -1,6 +1,7 @@
 //! Where sealed values are kept: what is looked at before a role starts, and what a change of the master key encrypts
 //! again.
-//! Invariant: a column that holds something sealed stands in `COLUMNS`, or a change of the master key would lose it.
+//! Invariant: a column that holds something sealed of an endpoint stands in `COLUMNS`, or a change of the master key
+//! would lose it. Stored answers, which are bound to their request, have a statement of their own.
 
 use postrider_proto::{EndpointId, TenantId};
 use sqlx::{FromRow, PgPool};
@@ -159,7 +160,55 @@ pub async fn encrypt_anew(
             });
         }
     }
-    Ok(changed)
+    Ok(changed + encrypt_answers_anew(pool, vault, &mut report).await?)
+}
+
+/// One that does not open is passed over: it is forgotten in three days, and a repeated request says so.
+async fn encrypt_answers_anew(
+    pool: &PgPool,
+    vault: &Vault,
+    report: &mut impl FnMut(Progress),
+) -> Result<u64, SealedError> {
+    let mut done = 0;
+    let mut after = Vec::new();
+    loop {
+        let rows: Vec<(Vec<u8>, Vec<u8>)> = sqlx::query_as(
+            "select scope, answer from postrider.idempotency
+             where scope > $1 and substr(answer, 1, 4) <> $2 order by scope limit $3",
+        )
+        .bind(&after)
+        .bind(vault.first_key().as_slice())
+        .bind(BATCH)
+        .fetch_all(pool)
+        .await?;
+        let Some((last, _)) = rows.last() else {
+            return Ok(done);
+        };
+        after.clone_from(last);
+        let (scopes, sealed): (Vec<Vec<u8>>, Vec<Vec<u8>>) = rows
+            .into_iter()
+            .filter_map(|(scope, answer)| {
+                let clear = vault.open_answer(&scope, &answer).ok()?;
+                let sealed = vault.seal_answer(&scope, &clear);
+                Some((scope, sealed))
+            })
+            .unzip();
+        // An answer never changes once it is stored, so that there is nothing to compare it with.
+        let replaced = sqlx::query(
+            "update postrider.idempotency i set answer = n.sealed
+             from unnest($1::bytea[], $2::bytea[]) as n(scope, sealed) where i.scope = n.scope",
+        )
+        .bind(&scopes)
+        .bind(&sealed)
+        .execute(pool)
+        .await?;
+        done += replaced.rows_affected();
+        report(Progress {
+            name: "answers",
+            done,
+            total: done,
+        });
+    }
 }
 
 /// Nothing behind number 0 and no limit: the same question, counted.

@@ -19,4 +19,7 @@ pub const ANSWER_READ_BYTES_MAX: usize = 64 * 1024;
 pub const ANSWER_KEPT_BYTES_MAX: usize = 4 * 1024;
 pub const RETRY_AFTER_SECONDS_MAX: u64 = 24 * 60 * 60;
 pub const SCHEDULE_STEPS_MAX: usize = 50;
+/// Of a policy that rotates secrets by itself. The old one signs for three days and is announced three days before.
+pub const ROTATE_DAYS_MIN: i64 = 7;
+pub const ROTATE_DAYS_MAX: i64 = 730;
 pub const SHARDS: i16 = 64;

@@ -194,7 +194,7 @@ impl Bench {
         world.start().await?;
         world.wait_until_owned(1).await?;
         // Connections are made and plans are cached before the clock starts.
-        world.emit(BATCH, 0, tenants).await?;
+        emit_all(&world, 1, tenants).await?;
         world
             .wait_received("bulk", (BATCH * endpoints_each) as u64, DRAIN_WAIT)
             .await?;
@@ -300,7 +300,7 @@ impl Bench {
         while Instant::now() < end {
             tick.tick().await;
             let tenant = (emitted % HEALTHY as u64) as i32;
-            world.emit(1, tenant, tenant + 1).await?;
+            world.emit(tenant).await?;
             emitted += 1;
         }
         Ok(emitted)
@@ -314,7 +314,7 @@ impl Bench {
         world.endpoints(1, 2, "/fast/http", 16).await?;
         world.start().await?;
         world.wait_until_owned(1).await?;
-        world.emit(5, 0, 1).await?;
+        world.emit_batch(5, 0, 1).await?;
         world.emit_http("t1").await?;
         world.wait_received("http", 1, DRAIN_WAIT).await?;
         world.wait_received("sql", 5, DRAIN_WAIT).await?;
@@ -322,7 +322,7 @@ impl Bench {
         for emit in 0..self.size.idle_emits {
             // Not in step with the reader's polls.
             tokio::time::sleep(Duration::from_millis(25 + u64::from(emit * 7 % 23))).await;
-            world.emit(1, 0, 1).await?;
+            world.emit(0).await?;
             tokio::time::sleep(Duration::from_millis(25 + u64::from(emit * 11 % 23))).await;
             world.emit_http("t1").await?;
         }
@@ -416,7 +416,7 @@ impl Bench {
         world.wait_until_owned(2).await?;
         world.processes[0].kill().await?;
         let killed = Instant::now();
-        world.emit(64, 0, 64).await?;
+        world.emit_batch(1, 0, 64).await?;
         world.wait_received("takeover", 64, DRAIN_WAIT).await?;
         let seconds = killed.elapsed().as_secs_f64();
         self.report.figure(
@@ -428,13 +428,19 @@ impl Bench {
     }
 }
 
+/// Batches of 1,000 events, each for at most 50 tenants.
 async fn emit_all(world: &World, batches: i32, tenants: i32) -> anyhow::Result<()> {
     let next = std::sync::atomic::AtomicI32::new(0);
+    let width = tenants.min(50);
     let emitter = || async {
-        while next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < batches {
-            world.emit(BATCH, 0, tenants).await?;
+        loop {
+            let batch = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            if batch >= batches {
+                return anyhow::Ok(());
+            }
+            let from = batch * width % tenants;
+            world.emit_batch(BATCH / width, from, from + width).await?;
         }
-        anyhow::Ok(())
     };
     // Two transactions under way at a time.
     let (a, b) = tokio::join!(emitter(), emitter());

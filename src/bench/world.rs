@@ -327,12 +327,24 @@ impl World {
         Ok(())
     }
 
-    /// One transaction with so many events, spread over the tenants `from..to`.
-    pub(super) async fn emit(&self, events: i32, from: i32, to: i32) -> anyhow::Result<()> {
+    /// One event in a transaction of its own.
+    pub(super) async fn emit(&self, tenant: i32) -> anyhow::Result<()> {
+        sqlx::query("select postrider.emit('t' || $1, 'bench.ran', $2)")
+            .bind(tenant)
+            .bind(BODY_DATA)
+            .execute(&self.pool)
+            .await?;
+        Ok(())
+    }
+
+    /// One transaction with so many events for each of the tenants `from..to`.
+    pub(super) async fn emit_batch(&self, each: i32, from: i32, to: i32) -> anyhow::Result<()> {
         sqlx::query(
-            "select count(postrider.emit('t' || ($2 + g % ($3 - $2)), 'bench.ran', $4)) from generate_series(1, $1) g",
+            "select count(*) from generate_series($2, $3 - 1) g
+             cross join lateral postrider.emit_batch('t' || g, array_fill('bench.ran'::text, array[$1]),
+                                                     array_fill($4::text, array[$1])) b",
         )
-        .bind(events)
+        .bind(each)
         .bind(from)
         .bind(to)
         .bind(BODY_DATA)

@@ -17,6 +17,7 @@ mod idempotency;
 mod order;
 mod outbox;
 mod pages;
+mod planned_rotation;
 mod producers;
 mod rate;
 mod receivers;

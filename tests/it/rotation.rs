@@ -7,7 +7,9 @@ use chrono::{DateTime, Utc};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Api, Case, Database, Endpoint, Postrider, Receiver, judge, until};
+use crate::support::{
+    ADMIN_API_KEY, Answer, Api, Case, Database, Endpoint, Postrider, Receiver, judge, until,
+};
 
 const EVENTS: usize = 500;
 
@@ -389,4 +391,25 @@ async fn a_key_pair_signs_and_only_its_public_half_is_ever_shown() {
         .call(Method::PATCH, &path, Some(json!({ "signature": "t-v1" })))
         .await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+}
+
+#[tokio::test]
+async fn a_rotation_that_is_asked_for_twice_with_one_key_happens_once() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let endpoint = api.acme("http://127.0.0.1:9/hook", json!({})).await;
+    let url = program.url(&format!(
+        "/v1/tenants/acme/endpoints/{}/secret/rotate",
+        endpoint.id
+    ));
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        let request = client.post(&url).bearer_auth(ADMIN_API_KEY);
+        let answer = request.header("idempotency-key", "once").send().await;
+        answers.push(answer.expect("an answer").text().await.expect("a body"));
+    }
+    assert_eq!(answers[0], answers[1]);
+    assert_eq!(secrets(&api, &endpoint).await.len(), 2);
 }

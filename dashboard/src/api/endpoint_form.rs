@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use postrider_dispatcher::guard::{Guard, Refusal};
 use postrider_proto::{
     EndpointState,
-    limits::{DESCRIPTION_BYTES_MAX, URL_BYTES_MAX},
+    limits::{DESCRIPTION_BYTES_MAX, ROTATE_DAYS_MAX, ROTATE_DAYS_MIN, URL_BYTES_MAX},
     state::SignatureFormat,
 };
 use serde::Deserialize;
@@ -48,6 +48,8 @@ pub(crate) struct EndpointForm {
     #[serde(deserialize_with = "given")]
     signature: Option<Option<String>>,
     #[serde(deserialize_with = "given")]
+    rotate_every_days: Option<Option<i64>>,
+    #[serde(deserialize_with = "given")]
     pub(super) headers: Option<Option<BTreeMap<String, String>>>,
     /// Only when it is made; afterwards it is rotated.
     #[serde(deserialize_with = "given")]
@@ -71,6 +73,7 @@ pub(super) fn blank() -> EndpointSettings {
         retry_schedule: None,
         timeout_ms: None,
         signature: SignatureFormat::TV1,
+        rotate_every_days: None,
         state: EndpointState::Active,
         state_reason: None,
     }
@@ -182,6 +185,12 @@ impl EndpointForm {
                 None => faults.add("signature", "must be t-v1, standard or standard-ed25519"),
             }
         }
+        if let Some(days) = self.rotate_every_days {
+            settings.rotate_every_days = match days {
+                Some(0) => Some(0),
+                days => faults.number("rotate_every_days", days, ROTATE_DAYS_MIN, ROTATE_DAYS_MAX),
+            };
+        }
         if let Some(Some(headers)) = &self.headers {
             check_headers(headers, faults);
         }
@@ -252,6 +261,8 @@ mod tests {
             ("retry_schedule/1", json!(["1s", "5"])),
             ("retry_schedule/0", json!(["30d"])),
             ("signature", json!("v2")),
+            ("rotate_every_days", json!(6)),
+            ("rotate_every_days", json!(731)),
             ("headers/Host", json!({"Host": "x"})),
             ("headers/Content-Length", json!({"Content-Length": "1"})),
             ("headers/Transfer-Encoding", json!({"Transfer-Encoding": "x"})),

@@ -58,6 +58,8 @@ pub(crate) struct EndpointView {
     retry_schedule: Option<Vec<String>>,
     timeout_ms: Option<i32>,
     signature: SignatureFormat,
+    /// Null is the tenant's policy, 0 is never.
+    rotate_every_days: Option<i16>,
     /// The names; their values are not shown again.
     headers: BTreeMap<String, &'static str>,
     enabled: bool,
@@ -91,6 +93,7 @@ fn view(vault: &Vault, row: EndpointRow) -> EndpointView {
             .map(|waits| waits.into_iter().map(write_wait).collect()),
         timeout_ms: settings.timeout_ms,
         signature: settings.signature,
+        rotate_every_days: settings.rotate_every_days,
         headers: headers.into_iter().map(|name| (name, HIDDEN)).collect(),
         enabled: settings.state == EndpointState::Active,
         state: settings.state,

@@ -7,7 +7,10 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
-use postrider_dispatcher::vault::{Owner, Purpose, Vault};
+use postrider_dispatcher::{
+    planned_rotation::SECRETS_IN_FORCE_MAX,
+    vault::{Owner, Purpose, Vault},
+};
 use postrider_proto::signature::Secret;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -25,8 +28,6 @@ use crate::{
     tables::{self, endpoints, secrets},
 };
 
-/// Each signs every request: more would only make the header longer.
-const SECRETS_IN_FORCE_MAX: usize = 3;
 const OVERLAP_SECONDS_MAX: i32 = 7 * 24 * 60 * 60;
 const OVERLAP_SECONDS_DEFAULT: i32 = 24 * 60 * 60;
 
@@ -198,7 +199,7 @@ pub(crate) async fn rotate(
     secrets::retire(&mut *transaction, endpoint.id, overlap).await?;
     keep(&app.vault, &mut transaction, endpoint.owner(), &secret).await?;
     let opened = open_in_force(&app.vault, &mut transaction, endpoint.owner()).await?;
-    if opened.len() > SECRETS_IN_FORCE_MAX {
+    if opened.len() as i64 > SECRETS_IN_FORCE_MAX {
         return Err(Problem::conflict(format!(
             "At most {SECRETS_IN_FORCE_MAX} secrets sign at a time: wait until one retires, or rotate with an overlap \
              of 0, which revokes all older ones at once."

@@ -7,10 +7,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::{DateTime, Utc};
-use postrider_proto::{limits::DESCRIPTION_BYTES_MAX, routing::is_tenant_slug};
+use postrider_proto::{
+    limits::{DESCRIPTION_BYTES_MAX, ROTATE_DAYS_MAX, ROTATE_DAYS_MIN},
+    routing::is_tenant_slug,
+};
 use serde::{Deserialize, Serialize};
 
-use super::Answer;
+use super::{Answer, endpoint_rules::Faults};
 use crate::{
     Shared,
     audit::{self, Action, Entry},
@@ -26,12 +29,15 @@ use crate::{
 #[serde(deny_unknown_fields)]
 pub(crate) struct TenantForm {
     name: Option<String>,
+    /// Null is never. Endpoints may have their own.
+    rotate_every_days: Option<i64>,
 }
 
 #[derive(Serialize)]
 pub(crate) struct TenantView {
     id: String,
     name: Option<String>,
+    rotate_every_days: Option<i16>,
     created_at: DateTime<Utc>,
 }
 
@@ -40,6 +46,7 @@ impl From<TenantRow> for TenantView {
         Self {
             id: row.slug,
             name: row.name,
+            rotate_every_days: row.rotate_every_days,
             created_at: row.created_at,
         }
     }
@@ -64,8 +71,17 @@ pub(crate) async fn put(
             format!("a name is text of at most {DESCRIPTION_BYTES_MAX} bytes"),
         ));
     }
+    let mut faults = Faults::default();
+    let rotate_every_days = faults.number(
+        "rotate_every_days",
+        form.rotate_every_days,
+        ROTATE_DAYS_MIN,
+        ROTATE_DAYS_MAX,
+    );
+    faults.done()?;
     let mut transaction = tables::begin(&app.pool).await?;
-    let (row, is_new) = tables::tenants::put(&mut *transaction, &slug, form.name.as_deref()).await?;
+    let (row, is_new) =
+        tables::tenants::put(&mut *transaction, &slug, form.name.as_deref(), rotate_every_days).await?;
     let entry = Entry {
         actor: &actor,
         action: Action::TenantPut,

@@ -25,6 +25,8 @@ pub(crate) struct EndpointSettings {
     pub(crate) retry_schedule: Option<Vec<i32>>,
     pub(crate) timeout_ms: Option<i32>,
     pub(crate) signature: SignatureFormat,
+    /// `None` is the tenant's policy, 0 is never.
+    pub(crate) rotate_every_days: Option<i16>,
     /// The columns below have their own rules when they change.
     pub(crate) state: EndpointState,
     pub(crate) state_reason: Option<String>,
@@ -58,7 +60,8 @@ impl EndpointRow {
 macro_rules! columns {
     () => {
         "id, tenant_id, public_id, shard, url, description, types, versions, filter, concurrency, rate_per_second, \
-         ordered, retry_schedule, timeout_ms, signature, state, state_reason, headers, created_at, updated_at, \
+         ordered, retry_schedule, timeout_ms, signature, rotate_every_days, state, state_reason, headers, \
+         created_at, updated_at, \
          (select s.public_key from postrider.secrets s \
           where s.endpoint_id = endpoints.id and s.retires_at is null) as public_key"
     };
@@ -187,8 +190,9 @@ pub(crate) async fn insert(
 ) -> Result<EndpointRow, sqlx::Error> {
     sqlx::query_as(concat!(
         "insert into postrider.endpoints (tenant_id, public_id, shard, url, description, types, versions,
-            concurrency, rate_per_second, ordered, retry_schedule, timeout_ms, signature, filter)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::postrider.signature_format, $14::jsonb::json)
+            concurrency, rate_per_second, ordered, retry_schedule, timeout_ms, signature, filter, rotate_every_days)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::postrider.signature_format, $14::jsonb::json,
+            $15)
          returning ",
         columns!()
     ))
@@ -206,6 +210,7 @@ pub(crate) async fn insert(
     .bind(settings.timeout_ms)
     .bind(settings.signature)
     .bind(&settings.filter)
+    .bind(settings.rotate_every_days)
     .fetch_one(db)
     .await
 }
@@ -220,7 +225,7 @@ pub(crate) async fn update(
         "update postrider.endpoints set url = $2, description = $3, types = $4, versions = $5, concurrency = $6,
             rate_per_second = $7, ordered = $8, retry_schedule = $9, timeout_ms = $10,
             signature = $11::postrider.signature_format, state = $12::postrider.endpoint_state, state_reason = $13, headers = $14,
-            filter = $15::jsonb::json, updated_at = clock_timestamp()
+            filter = $15::jsonb::json, rotate_every_days = $16, updated_at = clock_timestamp()
          where id = $1 returning ",
         columns!()
     ))
@@ -239,6 +244,7 @@ pub(crate) async fn update(
     .bind(&settings.state_reason)
     .bind(headers)
     .bind(&settings.filter)
+    .bind(settings.rotate_every_days)
     .fetch_one(db)
     .await
 }

@@ -12,6 +12,7 @@ pub(crate) mod idempotency;
 pub(crate) mod people;
 pub(crate) mod queue;
 pub(crate) mod retries;
+pub(crate) mod rotations;
 pub(crate) mod schemas;
 pub(crate) mod secrets;
 pub(crate) mod sessions;

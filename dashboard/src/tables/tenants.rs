@@ -9,6 +9,7 @@ pub(crate) struct TenantRow {
     pub(crate) id: TenantId,
     pub(crate) slug: String,
     pub(crate) name: Option<String>,
+    pub(crate) rotate_every_days: Option<i16>,
     pub(crate) created_at: DateTime<Utc>,
 }
 
@@ -17,7 +18,7 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> Result<Option<T
         return Ok(None);
     }
     sqlx::query_as(
-        "select id, slug, name, created_at from postrider.tenants where slug = $1 and deleted_at is null",
+        "select id, slug, name, rotate_every_days, created_at from postrider.tenants where slug = $1 and deleted_at is null",
     )
     .bind(slug)
     .fetch_optional(db)
@@ -29,6 +30,7 @@ pub(crate) async fn put(
     db: impl PgExecutor<'_>,
     slug: &str,
     name: Option<&str>,
+    rotate_every_days: Option<i16>,
 ) -> Result<(TenantRow, bool), sqlx::Error> {
     #[derive(FromRow)]
     struct Put {
@@ -37,12 +39,14 @@ pub(crate) async fn put(
         is_new: bool,
     }
     let put: Put = sqlx::query_as(
-        "insert into postrider.tenants (slug, name) values ($1, $2)
-         on conflict (slug) where deleted_at is null do update set name = excluded.name
-         returning id, slug, name, created_at, xmax = 0 as is_new",
+        "insert into postrider.tenants (slug, name, rotate_every_days) values ($1, $2, $3)
+         on conflict (slug) where deleted_at is null
+         do update set name = excluded.name, rotate_every_days = excluded.rotate_every_days
+         returning id, slug, name, rotate_every_days, created_at, xmax = 0 as is_new",
     )
     .bind(slug)
     .bind(name)
+    .bind(rotate_every_days)
     .fetch_one(db)
     .await?;
     Ok((put.row, put.is_new))
@@ -54,7 +58,7 @@ pub(crate) async fn list(
     limit: i64,
 ) -> Result<Vec<TenantRow>, sqlx::Error> {
     sqlx::query_as(
-        "select id, slug, name, created_at from postrider.tenants
+        "select id, slug, name, rotate_every_days, created_at from postrider.tenants
          where deleted_at is null and slug > $1 order by slug limit $2",
     )
     .bind(after)

@@ -4,11 +4,12 @@ use apalis::prelude::{BoxDynError, Data};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 
-use crate::partitions;
+use crate::{partitions, planned_rotation, vault::Vault};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Duty {
     MakePartitions,
+    RotateSecrets,
     ForgetAnswers,
 }
 
@@ -18,13 +19,23 @@ const ANSWERS_FORGOTTEN_MAX: i64 = 5_000;
 const FORGETTING_STEPS_MAX: usize = 1_000;
 
 impl Duty {
-    pub(super) const ALL: [Self; 2] = [Self::MakePartitions, Self::ForgetAnswers];
+    pub(super) const ALL: [Self; 3] = [Self::MakePartitions, Self::RotateSecrets, Self::ForgetAnswers];
 }
 
 /// Each duty can be done twice without harm.
-pub(super) async fn perform(duty: Duty, pool: Data<PgPool>) -> Result<(), BoxDynError> {
+pub(super) async fn perform(duty: Duty, pool: Data<PgPool>, vault: Data<Vault>) -> Result<(), BoxDynError> {
     match duty {
         Duty::MakePartitions => partitions::make_ahead(&pool).await?,
+        Duty::RotateSecrets => {
+            let done = planned_rotation::run(&pool, &vault).await?;
+            if done != planned_rotation::Done::default() {
+                tracing::info!(
+                    announced = done.announced,
+                    rotated = done.rotated,
+                    "planned rotations"
+                );
+            }
+        }
         Duty::ForgetAnswers => forget_answers(&pool).await?,
     }
     tracing::debug!(?duty, "done");

@@ -14,6 +14,7 @@ use apalis_postgres::{Config, PostgresStorage};
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
+use crate::vault::Vault;
 use duties::Duty;
 
 const QUEUE: &str = "postrider.duties";
@@ -27,10 +28,14 @@ pub(crate) async fn migrate(pool: &PgPool) -> Result<(), apalis_postgres::Error>
     PostgresStorage::setup(pool).await
 }
 
-pub(crate) async fn run(pool: PgPool, stop: CancellationToken) {
+pub(crate) async fn run(pool: PgPool, vault: Vault, stop: CancellationToken) {
     tokio::join!(
         keep_running("ticks", &stop, || push_ticks(pool.clone(), stop.clone())),
-        keep_running("duties", &stop, || do_duties(pool.clone(), stop.clone())),
+        keep_running("duties", &stop, || do_duties(
+            pool.clone(),
+            vault.clone(),
+            stop.clone()
+        )),
     );
 }
 
@@ -57,15 +62,26 @@ struct Hourly;
 
 impl Schedule<Utc> for Hourly {
     fn next_tick(&mut self, _: &Utc) -> Option<Tick<Utc>> {
-        let now = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .ok()?
-            .as_secs();
-        Some(Tick::new((now / HOUR_SECONDS + 1) * HOUR_SECONDS))
+        Some(Tick::new((hours_since_epoch()? + 1) * HOUR_SECONDS))
     }
 }
 
+fn hours_since_epoch() -> Option<u64> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    Some(now.as_secs() / HOUR_SECONDS)
+}
+
+fn this_hour() -> String {
+    Tick::<Utc>::new(hours_since_epoch().unwrap_or_default() * HOUR_SECONDS)
+        .get_timestamp()
+        .to_string()
+}
+
 async fn push_ticks(pool: PgPool, stop: CancellationToken) -> Result<(), WorkerError> {
+    // This hour's too, unless somebody has: a program that is restarted often must not miss them all.
+    if let Err(error) = push_hour(this_hour(), &pool).await {
+        tracing::warn!(%error, "the duties of this hour could not be pushed");
+    }
     let worker = WorkerBuilder::new(worker_name("ticks"))
         .backend(CronScheduler::new(Hourly))
         .data(pool)
@@ -74,9 +90,14 @@ async fn push_ticks(pool: PgPool, stop: CancellationToken) -> Result<(), WorkerE
 }
 
 async fn push(tick: Tick<Utc>, pool: Data<PgPool>) -> Result<(), BoxDynError> {
-    let mut storage = duties_storage(&pool);
+    push_hour(tick.get_timestamp().to_string(), &pool).await
+}
+
+/// Once for each hour, whoever is first.
+async fn push_hour(hour: String, pool: &PgPool) -> Result<(), BoxDynError> {
+    let mut storage = duties_storage(pool);
     for duty in Duty::ALL {
-        let key = format!("{duty:?}-{}", tick.get_timestamp());
+        let key = format!("{duty:?}-{hour}");
         let task = TaskBuilder::new(duty)
             .idempotency_key(key)
             .max_attempts(3)
@@ -86,11 +107,12 @@ async fn push(tick: Tick<Utc>, pool: Data<PgPool>) -> Result<(), BoxDynError> {
     Ok(())
 }
 
-async fn do_duties(pool: PgPool, stop: CancellationToken) -> Result<(), WorkerError> {
+async fn do_duties(pool: PgPool, vault: Vault, stop: CancellationToken) -> Result<(), WorkerError> {
     let storage = duties_storage(&pool).poll_with_strategy(Strategy::new().interval(POLL_EVERY));
     let worker = WorkerBuilder::new(worker_name("duties"))
         .backend(storage)
         .data(pool)
+        .data(vault)
         .build(duties::perform);
     worker.run_until(stopped(stop)).await
 }

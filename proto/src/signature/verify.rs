@@ -182,7 +182,8 @@ fn parse_t_v1(header: &str) -> Option<(&str, Vec<[u8; 32]>)> {
         let (name, value) = part.split_once('=')?;
         match name {
             "t" => {
-                if !is_time(value) || time.replace(value).is_some() {
+                let is_first = time.replace(value).is_none();
+                if !is_first || !is_time(value) {
                     return None;
                 }
             }
@@ -378,7 +379,7 @@ mod tests {
         for format in [SignatureFormat::Standard, SignatureFormat::StandardEd25519] {
             let good = Request::of(format, &[1]);
             let (version, signature) = good.header.split_once(',').expect("a version");
-            let many = vec![good.header.as_str(); 11].join(" ");
+            let many = [good.header.as_str(); 11].join(" ");
             for bad in [
                 "",
                 version,

@@ -1,0 +1,67 @@
+//! What is to be seen of rotations, over `endpoints`, `secrets`, `planned_rotations` and `attempts`. Writes nothing.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EndpointId, TenantId};
+use serde::Serialize;
+use sqlx::{FromRow, PgExecutor};
+
+/// Refusals counted at most for one endpoint.
+const REFUSALS_MAX: i64 = 1_000;
+
+#[derive(Debug, FromRow, Serialize)]
+pub(crate) struct RotationRow {
+    #[serde(skip)]
+    pub(crate) number: EndpointId,
+    endpoint: String,
+    url: String,
+    /// When the current secret was made.
+    rotated_at: DateTime<Utc>,
+    /// When the last of the older ones retires; null when only the current one signs.
+    retires_at: Option<DateTime<Utc>>,
+    /// The endpoint's own policy or the tenant's; null is never.
+    rotate_every_days: Option<i16>,
+    /// Null without a policy.
+    next_rotation_at: Option<DateTime<Utc>>,
+    announced_at: Option<DateTime<Utc>>,
+    /// Answers of 401 and 403 since the rotation, at most 1,000; 0 when it was never rotated.
+    refusals_since: i64,
+    last_refusal_at: Option<DateTime<Utc>>,
+}
+
+pub(crate) async fn list(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    after: i32,
+    limit: i64,
+) -> Result<Vec<RotationRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select e.id as number, e.public_id as endpoint, e.url, s.created_at as rotated_at, older.retires_at,
+                nullif(coalesce(e.rotate_every_days, t.rotate_every_days), 0) as rotate_every_days,
+                coalesce(p.rotates_at, s.created_at + make_interval(
+                    days => nullif(coalesce(e.rotate_every_days, t.rotate_every_days), 0))) as next_rotation_at,
+                p.announced_at, refused.count as refusals_since, refused.last_at as last_refusal_at
+         from postrider.endpoints e
+         join postrider.tenants t on t.id = e.tenant_id
+         join postrider.secrets s on s.endpoint_id = e.id and s.retires_at is null
+         left join postrider.planned_rotations p on p.secret_id = s.id
+         left join lateral (
+             select max(o.retires_at) as retires_at from postrider.secrets o
+             where o.endpoint_id = e.id and o.retires_at > clock_timestamp()
+         ) older on true
+         left join lateral (
+             select count(*) as count, max(a.started_at) as last_at from (
+                 select started_at from postrider.attempts
+                 where endpoint_id = e.id and status in (401, 403) and started_at >= s.created_at
+                   and exists (select from postrider.secrets o where o.endpoint_id = e.id and o.id < s.id)
+                 order by started_at desc limit $4
+             ) a
+         ) refused on true
+         where e.tenant_id = $1 and e.state <> 'deleted' and e.id > $2 order by e.id limit $3",
+    )
+    .bind(tenant)
+    .bind(after)
+    .bind(limit)
+    .bind(REFUSALS_MAX)
+    .fetch_all(db)
+    .await
+}
