@@ -224,7 +224,10 @@ impl Attempts {
                     return;
                 }
                 tokio::select! {
-                    outcome = self.sender.send(request) => outcome,
+                    sent = self.lease.only_while_valid(self.sender.send(request)) => match sent {
+                        Some(outcome) => outcome,
+                        None => return,
+                    },
                     // Somebody else may own the shard by now. The attempt counts for nothing.
                     () = term.cancelled() => return,
                 }

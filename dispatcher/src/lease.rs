@@ -2,7 +2,9 @@
 //! Invariant: it is over here before anybody else may take what it covers.
 
 use std::{
+    future::poll_fn,
     sync::{Arc, Mutex, MutexGuard},
+    task::Poll,
     time::Instant,
 };
 
@@ -35,6 +37,20 @@ impl Lease {
     pub(crate) fn is_valid(&self) -> bool {
         let term = self.term();
         Instant::now() < term.until && !term.over.is_cancelled()
+    }
+
+    /// Goes on with something only while the lease is valid, and looks before every step of it. A process that was frozen
+    /// while it connected would otherwise send the request when it wakes, before anybody has told it that it is late.
+    pub(crate) async fn only_while_valid<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = std::pin::pin!(work);
+        poll_fn(|cx| {
+            if self.is_valid() {
+                work.as_mut().poll(cx).map(Some)
+            } else {
+                Poll::Ready(None)
+            }
+        })
+        .await
     }
 
     /// Answers with a new term if one began, because the one before was over, said or not. What was begun under that one

@@ -112,9 +112,10 @@ impl Dispatcher {
         let (deleted, deleted_out) = mpsc::unbounded_channel();
         let (applied, applied_out) = watch::channel(None);
 
+        let direct = self.direct.options(HOT_PLANS);
         let hot = PgPoolOptions::new()
             .max_connections(HOT_CONNECTIONS)
-            .connect_with(self.direct.clone().options(HOT_PLANS))
+            .connect_with(direct.clone())
             .await?;
         let recorder = record::Recorder {
             pool: hot.clone(),
@@ -135,7 +136,7 @@ impl Dispatcher {
         let reader = read::Reader {
             wake: self.wake.clone(),
             hurry: hurry.clone(),
-            options: self.direct,
+            options: direct,
             clock: clock.clone(),
             cycles: cycles_out,
             out: messages,
