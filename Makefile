@@ -5,7 +5,7 @@ NODE := target/node
 export POSTRIDER_TEST_PYTHON := $(CURDIR)/$(VENV)/bin/python
 export POSTRIDER_TEST_NODE_PATH := $(CURDIR)/$(NODE)/node_modules
 
-.PHONY: help run test fmt lint install
+.PHONY: help run test bench fmt lint install
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-8s %s\n", $$1, $$2 }'
@@ -17,6 +17,11 @@ run: ## installs what is missing, builds, and starts everything on a private Pos
 
 test: $(NODE)/installed ## installs what is missing and runs every test
 	cargo test --workspace
+
+bench: ## measures deliveries beside the bare HTTP client, in one run
+	@sh deploy/install.sh postgres
+	cargo build --release
+	@$${CARGO_TARGET_DIR:-target}/release/postrider bench
 
 install: ## only installs what is missing
 	@sh deploy/install.sh postgres python curl
