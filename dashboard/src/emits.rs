@@ -5,12 +5,16 @@
 use std::{
     io::ErrorKind,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use postrider_dispatcher::Wake;
 use postrider_sender::{EmitError, Emitted, NewEvent, Patience, Sender};
 use sqlx::PgPool;
-use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
+use tokio::{
+    sync::{Mutex as AsyncMutex, mpsc, oneshot},
+    time::timeout,
+};
 
 use crate::tables;
 
@@ -18,6 +22,8 @@ use crate::tables;
 const GROUP_MAX: usize = 64;
 /// Groups at work: while one waits for the disk, the next one is written.
 const GROUPS_AT_ONCE: usize = 2;
+/// Long enough for a busy database; what takes longer may have been committed or not.
+const GROUP_TIME_MAX: Duration = Duration::from_secs(10);
 const WAITING_MAX: usize = 4_096;
 
 /// An event of a request, which outlives the request: one that is given up on may still be emitted.
@@ -123,19 +129,18 @@ impl Worker {
             Ok(answers) => {
                 self.wake.now();
                 for (waiting, answer) in group.into_iter().zip(answers) {
-                    // Whoever asked may have gone.
-                    let _ = waiting.answer.send(answer);
+                    match answer {
+                        Err(EmitError::Stale) => self.start_alone(waiting),
+                        // Whoever asked may have gone.
+                        answer => drop(waiting.answer.send(answer)),
+                    }
                 }
             }
             // The server says that nothing was done.
             Err(sqlx::Error::Database(error)) => {
                 tracing::debug!(%error, members = group.len(), "a group of emits is taken apart");
                 for waiting in group {
-                    let worker = self.clone();
-                    tokio::spawn(async move {
-                        let answer = worker.emit_alone(&waiting.event).await;
-                        let _ = waiting.answer.send(answer);
-                    });
+                    self.start_alone(waiting);
                 }
             }
             // Whether it was committed is not known: an event without an id must not be emitted again.
@@ -149,15 +154,23 @@ impl Worker {
         }
     }
 
+    /// One statement, which is a transaction of its own: no more round trips than a single event needs.
     async fn try_together(&self, group: &[Waiting]) -> Result<Vec<Result<Emitted, EmitError>>, sqlx::Error> {
         let events: Vec<NewEvent<'_>> = group.iter().map(|waiting| waiting.event.borrow()).collect();
-        let mut transaction = tables::begin(&self.pool).await?;
-        let answers = self
-            .sender
-            .emit_all(&mut transaction, &events, Patience::Short)
-            .await?;
-        transaction.commit().await?;
-        Ok(answers)
+        let mut connection = self.pool.acquire().await?;
+        let together = self.sender.emit_all(&mut connection, &events, Patience::Short);
+        timeout(GROUP_TIME_MAX, together)
+            .await
+            .unwrap_or_else(|_| Err(sqlx::Error::Io(ErrorKind::TimedOut.into())))
+    }
+
+    /// Without holding up the next group.
+    fn start_alone(&self, waiting: Waiting) {
+        let worker = self.clone();
+        tokio::spawn(async move {
+            let answer = worker.emit_alone(&waiting.event).await;
+            let _ = waiting.answer.send(answer);
+        });
     }
 
     async fn emit_alone(&self, event: &OwnedEvent) -> Result<Emitted, EmitError> {

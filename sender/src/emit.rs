@@ -107,6 +107,9 @@ pub enum EmitError {
     Invalid { field: String, message: String },
     #[error("the data does not fit the type's schema: {}", told(.0))]
     Schema(Vec<Violation>),
+    /// Only with `Patience::Short`: the type's newest version has changed since it was last looked up.
+    #[error("the type's newest version has changed just now: try again")]
+    Stale,
     #[error("the event is too large: at most {EVENT_DATA_BYTES_MAX} bytes of data")]
     TooLarge,
     /// On 40P01 (deadlock) and 40001 (serialization failure) the producer retries its transaction.
@@ -127,7 +130,7 @@ fn told(violations: &[Violation]) -> String {
 pub enum Patience {
     /// As long as the caller's own transaction allows.
     Own,
-    /// A moment. For events of several callers in one transaction.
+    /// A moment, and one try. For events of several callers in one statement, which is a transaction of its own.
     Short,
 }
 
@@ -176,7 +179,11 @@ impl Sender {
         let mut answers: Vec<Option<Result<Emitted, EmitError>>> = Vec::new();
         answers.resize_with(events.len(), || None);
         let mut open: Vec<usize> = (0..events.len()).collect();
-        for round in 0..ROUNDS_MAX {
+        let rounds = match patience {
+            Patience::Own => ROUNDS_MAX,
+            Patience::Short => 1,
+        };
+        for round in 0..rounds {
             let mut checked = Vec::with_capacity(open.len());
             for index in open {
                 match self.check(connection, &events[index], round > 0).await? {
@@ -195,7 +202,7 @@ impl Sender {
                 else {
                     continue;
                 };
-                if answer.refusal.as_deref() == Some("PR000") && round + 1 < ROUNDS_MAX {
+                if answer.refusal.as_deref() == Some("PR000") && round + 1 < rounds {
                     open.push(*index);
                 } else {
                     answers[*index] = Some(answer.read());
@@ -277,6 +284,7 @@ impl Answer {
             None => {}
             Some("PR404") => return Err(EmitError::UnknownTenant),
             Some("PR409") => return Err(EmitError::Conflict),
+            Some("PR000") => return Err(EmitError::Stale),
             Some(_) => {
                 return Err(EmitError::Invalid {
                     field: self.field.unwrap_or_default(),

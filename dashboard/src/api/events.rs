@@ -194,6 +194,7 @@ pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
                 })
                 .collect(),
         ),
+        EmitError::Stale => Problem::busy(),
         EmitError::TooLarge => Problem::new(Kind::TooLarge, format!("{error}.")),
         EmitError::Database(error) => match error.as_database_error().and_then(|e| e.code()) {
             Some(code) if code == "PR422" => {
