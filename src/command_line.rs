@@ -77,6 +77,7 @@ enum Role {
 }
 
 pub fn run() -> ExitCode {
+    postrider_dispatcher::tls::install_provider();
     let (flags, role) = match CommandLine::parse().command {
         Command::Up(flags) => (flags, Role::Up),
         Command::Dispatcher(flags) => (flags, Role::Dispatcher),

@@ -28,7 +28,9 @@ use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub use auth::{PasswordError, Rule, set_admin_password};
+pub use auth::{
+    PasswordError, REQUEST_RATE_DEFAULT, RequestRates, Rule, TENANT_REQUEST_RATE_DEFAULT, set_admin_password,
+};
 pub use emits::Emits;
 pub use routes::Route;
 
@@ -44,6 +46,7 @@ pub struct App {
     /// The base of links, and whether cookies may travel over plain http.
     pub public_url: String,
     pub admin_api_key: String,
+    pub request_rates: RequestRates,
 }
 
 /// One copy for each request is one count more on an `Arc`.

@@ -31,6 +31,8 @@ pub(crate) enum Kind {
     TooLarge,
     UnsupportedEncoding,
     Invalid,
+    /// More than the limit of this call allows for now.
+    TooMany,
     Internal,
     Busy,
 }
@@ -72,6 +74,7 @@ impl Kind {
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "The request holds something invalid",
             ),
+            Self::TooMany => ("too-many", StatusCode::TOO_MANY_REQUESTS, "That is too often"),
             Self::Internal => (
                 "internal",
                 StatusCode::INTERNAL_SERVER_ERROR,
@@ -91,6 +94,8 @@ pub(crate) struct Problem {
     pub(crate) kind: Kind,
     pub(crate) detail: String,
     pub(crate) errors: Vec<Fault>,
+    /// Of the kinds that pass by themselves.
+    retry_after_seconds: u64,
 }
 
 impl Problem {
@@ -99,6 +104,7 @@ impl Problem {
             kind,
             detail: detail.into(),
             errors: Vec::new(),
+            retry_after_seconds: 1,
         }
     }
 
@@ -135,9 +141,16 @@ impl Problem {
             told.push(format!("and {} more", errors.len() - FAULTS_IN_WORDS_MAX));
         }
         Self {
-            kind: Kind::Invalid,
-            detail: told.join("; "),
             errors,
+            ..Self::new(Kind::Invalid, told.join("; "))
+        }
+    }
+
+    pub(crate) fn too_many(detail: impl Into<String>, wait: std::time::Duration) -> Self {
+        Self {
+            // Rounded up: whoever waits as long as told is let in.
+            retry_after_seconds: wait.as_secs() + u64::from(wait.subsec_nanos() > 0),
+            ..Self::new(Kind::TooMany, detail)
         }
     }
 
@@ -212,8 +225,8 @@ impl IntoResponse for Problem {
             Kind::Answered => {
                 response.extensions_mut().insert(AnsweredBefore);
             }
-            Kind::Busy => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            Kind::Busy | Kind::TooMany => {
+                headers.insert(header::RETRY_AFTER, self.retry_after_seconds.into());
             }
             _ => {}
         }

@@ -11,6 +11,9 @@ pub const ENDPOINTS_PER_TENANT_MAX: i64 = 500;
 pub const TYPES_PER_ENDPOINT_MAX: usize = 100;
 pub const CUSTOM_HEADERS_MAX: usize = 20;
 pub const CUSTOM_HEADER_BYTES_MAX: usize = 1024;
+/// Of an endpoint's CA certificates, its client certificate with the chain behind it, and the key: each.
+pub const TLS_PEM_BYTES_MAX: usize = 16 * 1024;
+pub const TLS_CERTIFICATES_MAX: usize = 10;
 pub const URL_BYTES_MAX: usize = 2048;
 pub const DESCRIPTION_BYTES_MAX: usize = 1024;
 pub const LIST_PAGE_MAX: i64 = 1_000;

@@ -3,7 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use postrider_dispatcher::guard::{Guard, Refusal};
+use postrider_dispatcher::{
+    guard::{Guard, Refusal},
+    tls::TlsSettings,
+};
 use postrider_proto::{
     EndpointState,
     limits::{DESCRIPTION_BYTES_MAX, ROTATE_DAYS_MAX, ROTATE_DAYS_MIN, URL_BYTES_MAX},
@@ -13,8 +16,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use sqlx::types::Json;
 
-use super::endpoint_rules::{
-    Faults, check_filter, check_headers, check_secret, check_types, check_versions, read_schedule,
+use super::{
+    endpoint_certificates::check_tls,
+    endpoint_rules::{
+        Faults, check_filter, check_headers, check_secret, check_types, check_versions, read_schedule,
+    },
 };
 use crate::{
     input::{given, is_plain_text},
@@ -51,6 +57,8 @@ pub(crate) struct EndpointForm {
     rotate_every_days: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
     pub(super) headers: Option<Option<BTreeMap<String, String>>>,
+    #[serde(deserialize_with = "given")]
+    pub(super) tls: Option<Option<TlsSettings>>,
     /// Only when it is made; afterwards it is rotated.
     #[serde(deserialize_with = "given")]
     pub(super) secret: Option<Option<String>>,
@@ -194,6 +202,9 @@ impl EndpointForm {
         if let Some(Some(headers)) = &self.headers {
             check_headers(headers, faults);
         }
+        if let Some(Some(tls)) = &self.tls {
+            check_tls(tls, faults);
+        }
     }
 }
 
@@ -271,6 +282,15 @@ mod tests {
             ("headers/x", json!({"X": "a", "x": "b"})),
             ("headers/a b", json!({"a b": "x"})),
             ("headers/X", json!({"X": "a".repeat(1024)})),
+            ("headers/Connection", json!({"Connection": "x"})),
+            ("headers/Proxy-Authorization", json!({"Proxy-Authorization": "x"})),
+            ("headers/Content-Encoding", json!({"Content-Encoding": "gzip"})),
+            ("headers/X", json!({"X": "\u{0}"})),
+            ("headers/X", json!({"X": "ä"})),
+            ("headers/", json!({"": "x"})),
+            ("tls/ca_certificates", json!({"ca_certificates": "no PEM"})),
+            ("tls/client_key", json!({"client_certificate": "x"})),
+            ("tls/client_certificate", json!({"client_key": "x"})),
             ("secret", json!("short")),
             ("enabled", json!(true)),
         ] {
@@ -308,8 +328,17 @@ mod tests {
             (EndpointState::Active, None)
         );
 
-        let to_private = form(json!({"url": "https://10.0.0.1/"})).patch(before, &Guard::default());
+        let to_private = form(json!({"url": "https://10.0.0.1/"})).patch(before.clone(), &Guard::default());
         assert_eq!(pointers(to_private), ["/url"]);
+        for (name, value) in [
+            ("Host", "x"),
+            ("X", "a\r\nHost: x"),
+            ("Webhook-Signature", "x"),
+            ("X", "\u{0}"),
+        ] {
+            let changed = form(json!({"headers": {name: value}})).patch(before.clone(), &Guard::default());
+            assert_eq!(pointers(changed), [format!("/headers/{name}")], "{value}");
+        }
     }
 
     #[test]

@@ -9,7 +9,10 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
-use postrider_dispatcher::vault::{Owner, Purpose, Vault};
+use postrider_dispatcher::{
+    tls::TlsFingerprints,
+    vault::{Owner, Purpose, Vault},
+};
 use postrider_proto::{
     EndpointState, Shard,
     limits::{ENDPOINTS_PER_TENANT_MAX, SHARDS},
@@ -23,6 +26,7 @@ use url::Url;
 
 use super::{
     Answer,
+    endpoint_certificates::{self, keep_tls},
     endpoint_form::EndpointForm,
     endpoint_rules::{check_secret, write_wait},
     secrets::{keep, open_in_force},
@@ -62,6 +66,8 @@ pub(crate) struct EndpointView {
     rotate_every_days: Option<i16>,
     /// The names; their values are not shown again.
     headers: BTreeMap<String, &'static str>,
+    /// Fingerprints of its own certificates.
+    tls: Option<TlsFingerprints>,
     enabled: bool,
     state: EndpointState,
     state_reason: Option<String>,
@@ -77,6 +83,7 @@ pub(crate) struct EndpointView {
 
 fn view(vault: &Vault, row: EndpointRow) -> EndpointView {
     let headers = custom_header_names(vault, &row);
+    let tls = endpoint_certificates::shown(vault, &row);
     let settings = row.settings;
     EndpointView {
         id: row.public_id,
@@ -95,6 +102,7 @@ fn view(vault: &Vault, row: EndpointRow) -> EndpointView {
         signature: settings.signature,
         rotate_every_days: settings.rotate_every_days,
         headers: headers.into_iter().map(|name| (name, HIDDEN)).collect(),
+        tls,
         enabled: settings.state == EndpointState::Active,
         state: settings.state,
         state_reason: settings.state_reason,
@@ -148,6 +156,7 @@ pub(crate) async fn create(
     if let Some(sealed) = seal_headers(&app.vault, row.owner(), &headers)? {
         row = table::update(&mut *transaction, row.id, &settings, Some(&sealed)).await?;
     }
+    keep_tls(&app.vault, &mut *transaction, &mut row, form.tls).await?;
     let shown = keep(&app.vault, &mut transaction, row.owner(), &secret).await?;
     let entry = Entry {
         actor: &actor,
@@ -216,7 +225,8 @@ pub(crate) async fn patch(
         None if is_elsewhere(&before.settings, &settings) => None,
         None => before.headers,
     };
-    let row = table::update(&mut *transaction, before.id, &settings, sealed.as_deref()).await?;
+    let mut row = table::update(&mut *transaction, before.id, &settings, sealed.as_deref()).await?;
+    keep_tls(&app.vault, &mut *transaction, &mut row, form.tls).await?;
     let was_active = before.settings.state == EndpointState::Active;
     if !was_active && settings.state == EndpointState::Active {
         table::forget_failures(&mut *transaction, row.id).await?;

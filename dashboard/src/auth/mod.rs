@@ -3,6 +3,7 @@
 //! (`Actor`, `Tenant`, `Session`, `Arrived`) was put there here.
 
 mod password;
+mod request_rate;
 mod session;
 
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use subtle::ConstantTimeEq;
 
 pub(crate) use password::verify as verify_password;
 pub use password::{PasswordError, set_admin_password};
+pub use request_rate::{REQUEST_RATE_DEFAULT, RequestRates, TENANT_REQUEST_RATE_DEFAULT};
 pub(crate) use session::{
     Confirmed, Session, cookie, expired_cookie, session_cookie, sign_in_cookie, tokens_match,
 };
@@ -139,6 +141,7 @@ async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> 
             "Send `Authorization: Bearer KEY` with a key that is in force.",
         )
     })?;
+    gate.app.request_rates.take(&key.actor.0, key.role)?;
     if !gate.rule.admits(key.role) {
         let detail = format!("A key of role {} can't do this.", key.role);
         return Err(Problem::new(Kind::Forbidden, detail));
@@ -165,6 +168,7 @@ pub(crate) async fn admit_producer(app: &Shared, headers: &HeaderMap) -> Result<
             "Send `authorization: Bearer KEY` with a key that is in force.",
         )
     })?;
+    app.request_rates.take(&key.actor.0, key.role)?;
     if Rule::Emit.admits(key.role) {
         return Ok(());
     }
@@ -229,6 +233,7 @@ pub(crate) mod tests {
             defaults: Default::default(),
             public_url: "http://127.0.0.1".to_owned(),
             admin_api_key: "right".to_owned(),
+            request_rates: Default::default(),
         })
     }
 
