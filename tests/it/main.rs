@@ -8,6 +8,7 @@ mod batch;
 mod bulkhead;
 mod crash;
 mod delivery;
+mod egress;
 mod emit;
 mod filters;
 mod first_run;
