@@ -68,6 +68,8 @@ pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
         .get("/v1/audit", Admin, api::audit::list)
         .get("/", SignedIn, pages::home)
         .get("/assets/style.css", Open, pages::stylesheet)
+        .get("/assets/app.js", Open, pages::script)
+        .get("/assets/mark.svg", Open, pages::mark)
         .get("/sign-in", Open, pages::sign_in::show)
         .post("/sign-in", Open, pages::sign_in::submit)
         .post("/sign-out", SignedIn, pages::sign_in::leave)
@@ -121,8 +123,8 @@ methods!(get = GET, put = PUT, post = POST, patch = PATCH, delete = DELETE);
 
 /// On every answer, so that no page can forget them.
 async fn secure(mut response: Response) -> Response {
-    const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; \
-                          base-uri 'none'; frame-ancestors 'none'";
+    const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; \
+                          connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
     let headers = response.headers_mut();
     let fixed = [
         (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -137,7 +139,7 @@ async fn secure(mut response: Response) -> Response {
     for (name, value) in fixed {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    // Answers hold secrets and customers' data; the stylesheet says otherwise for itself.
+    // Answers hold secrets and customers' data; the assets say otherwise for themselves.
     headers
         .entry(header::CACHE_CONTROL)
         .or_insert(HeaderValue::from_static("no-store"));
@@ -160,7 +162,7 @@ mod tests {
 
     /// Paths that no key of another tenant and no producer may reach must not slip into an open rule.
     #[tokio::test]
-    async fn only_health_sign_in_and_the_stylesheet_are_open() {
+    async fn only_health_sign_in_and_what_every_page_loads_are_open() {
         let list = build(crate::auth::tests::app().await).1;
         let open: Vec<&str> = list
             .iter()
@@ -169,7 +171,15 @@ mod tests {
             .collect();
         assert_eq!(
             open,
-            ["/healthz", "/readyz", "/assets/style.css", "/sign-in", "/sign-in"]
+            [
+                "/healthz",
+                "/readyz",
+                "/assets/style.css",
+                "/assets/app.js",
+                "/assets/mark.svg",
+                "/sign-in",
+                "/sign-in"
+            ]
         );
         for route in list.iter().filter(|route| route.path.contains("{tenant}/")) {
             assert!(matches!(route.rule, Rule::Own | Rule::Emit), "{route:?}");

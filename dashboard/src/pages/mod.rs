@@ -4,15 +4,20 @@
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod delivery;
+mod menu;
 pub(crate) mod sign_in;
 
-use askama::Template;
+use std::fmt;
+
+use askama::{Template, filters::HtmlSafe};
 use askama_web::WebTemplate;
 use axum::{
     http::header,
     response::{IntoResponse, Redirect, Response},
 };
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
+
+use serde::Deserialize;
 
 use crate::{auth::Session, deliveries::Delivery, problem::Problem, transcript::outcome_word};
 
@@ -21,11 +26,27 @@ pub(crate) async fn home() -> Redirect {
 }
 
 pub(crate) async fn stylesheet() -> Response {
+    asset("text/css; charset=utf-8", include_str!("../../assets/style.css"))
+}
+
+pub(crate) async fn script() -> Response {
+    asset(
+        "text/javascript; charset=utf-8",
+        include_str!("../../assets/app.js"),
+    )
+}
+
+pub(crate) async fn mark() -> Response {
+    asset("image/svg+xml", include_str!("../../assets/mark.svg"))
+}
+
+/// Served by the program itself. Looked for again after a while, so that a new version is seen soon.
+fn asset(kind: &'static str, text: &'static str) -> Response {
     let headers = [
-        (header::CONTENT_TYPE, "text/css; charset=utf-8"),
+        (header::CONTENT_TYPE, kind),
         (header::CACHE_CONTROL, "public, max-age=300"),
     ];
-    (headers, include_str!("../../assets/style.css")).into_response()
+    (headers, text).into_response()
 }
 
 /// What stands around every page of a person who is signed in.
@@ -35,6 +56,8 @@ struct Frame {
     csrf: String,
     /// Which entry of the menu is marked.
     here: &'static str,
+    /// What was just done: a sentence that goes away by itself.
+    said: Option<&'static str>,
 }
 
 impl Frame {
@@ -43,8 +66,29 @@ impl Frame {
             login: session.login,
             csrf: session.csrf,
             here,
+            said: None,
         }
     }
+
+    /// With the sentence for `?done=…`, which a form's handler put there. An unknown word says nothing: what stands in an
+    /// address was perhaps written by somebody else.
+    fn with_done(mut self, done: &str, sentences: &[(&str, &'static str)]) -> Self {
+        self.said = sentences
+            .iter()
+            .find_map(|(word, sentence)| (*word == done).then_some(*sentence));
+        self
+    }
+
+    fn menu(&self) -> &'static [menu::Group] {
+        menu::MENU
+    }
+}
+
+/// The query of a page that a form leads back to.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct DoneQuery {
+    done: String,
 }
 
 /// A delivery as a line of a list.
@@ -87,9 +131,27 @@ fn said(delivery: &Delivery) -> String {
     }
 }
 
-/// A time for people, with the exact one for programs.
+/// A time for people, with the exact one for programs. In a template `{{ moment }}` is a `<time>`, which the script turns
+/// into the reader's zone.
 #[derive(Debug, Clone, Copy)]
 struct Moment(Option<DateTime<Utc>>);
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => Ok(()),
+            Some(_) => write!(
+                f,
+                "<time datetime=\"{exact}\" title=\"{exact}\">{}</time>",
+                self.words(),
+                exact = self.exact()
+            ),
+        }
+    }
+}
+
+/// Nothing in it comes from outside.
+impl HtmlSafe for Moment {}
 
 impl Moment {
     fn words(&self) -> String {
@@ -99,7 +161,9 @@ impl Moment {
     }
 
     fn exact(&self) -> String {
-        self.0.map(|time| time.to_rfc3339()).unwrap_or_default()
+        self.0
+            .map(|time| time.to_rfc3339_opts(SecondsFormat::Millis, true))
+            .unwrap_or_default()
     }
 }
 
