@@ -97,6 +97,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         public_url: public_url(&settings, &listener)?,
         defaults: settings.dispatcher,
         admin_api_key,
+        metrics: crate::metrics::render,
     };
     announce(&listener, "api")?;
     let grpc = listen_for_grpc(grpc_address).await?;

@@ -120,6 +120,7 @@ async fn run(
         defaults: settings.dispatcher.clone(),
         public_url: public_url.clone(),
         admin_api_key: api_key.value.clone(),
+        metrics: crate::metrics::render,
     };
     roles::announce(&listener, "api")?;
     let grpc = roles::listen_for_grpc(settings.grpc_listen).await?;

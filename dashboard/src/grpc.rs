@@ -249,6 +249,7 @@ fn status(mut problem: Problem) -> Status {
         Kind::NotFound => Code::NotFound,
         Kind::Conflict | Kind::Answered => Code::AlreadyExists,
         Kind::Busy => Code::Unavailable,
+        Kind::TooMany => Code::ResourceExhausted,
         Kind::Internal => Code::Internal,
     };
     problem.detail = shortened(problem.detail);

@@ -12,6 +12,7 @@ pub mod grpc;
 mod idempotency;
 mod input;
 mod listing;
+mod openapi;
 mod pages;
 mod problem;
 mod replay;
@@ -30,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use auth::{PasswordError, Rule, set_admin_password};
 pub use emits::Emits;
+pub use openapi::document as openapi_document;
 pub use routes::Route;
 
 /// Everything the API and the pages need; made by the root.
@@ -44,6 +46,8 @@ pub struct App {
     /// The base of links, and whether cookies may travel over plain http.
     pub public_url: String,
     pub admin_api_key: String,
+    /// The figures of this process, as Prometheus reads them.
+    pub metrics: fn() -> String,
 }
 
 /// One copy for each request is one count more on an `Arc`.

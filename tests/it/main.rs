@@ -8,6 +8,7 @@ mod batch;
 mod bulkhead;
 mod crash;
 mod delivery;
+mod description;
 mod emit;
 mod filters;
 mod first_run;

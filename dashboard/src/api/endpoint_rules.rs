@@ -6,7 +6,10 @@ use axum::http::{HeaderName, HeaderValue};
 use postrider_dispatcher::retry::parse_wait;
 use postrider_proto::{
     filter::Filter,
-    limits::{CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX, SCHEDULE_STEPS_MAX, TYPES_PER_ENDPOINT_MAX},
+    limits::{
+        CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX, SCHEDULE_STEPS_MAX, SECRET_BYTES_MAX,
+        TYPES_PER_ENDPOINT_MAX,
+    },
     routing::{is_pattern, is_type_name, is_version},
     signature::Secret,
     state::SignatureFormat,
@@ -15,8 +18,6 @@ use postrider_proto::{
 use serde_json::Value;
 
 use crate::problem::{Fault, Problem};
-
-const SECRET_BYTES_MAX: usize = 256;
 
 /// Everything that is wrong, not only the first thing.
 #[derive(Default)]

@@ -6,7 +6,7 @@ pub(crate) mod batch;
 pub(crate) mod catalogue;
 mod compatibility;
 pub(crate) mod deliveries;
-mod endpoint_form;
+pub(crate) mod endpoint_form;
 mod endpoint_rules;
 pub(crate) mod endpoints;
 pub(crate) mod event_types;

@@ -229,6 +229,7 @@ pub(crate) mod tests {
             defaults: Default::default(),
             public_url: "http://127.0.0.1".to_owned(),
             admin_api_key: "right".to_owned(),
+            metrics: String::new,
         })
     }
 

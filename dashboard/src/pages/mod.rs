@@ -4,6 +4,7 @@
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod delivery;
+pub(crate) mod docs;
 pub(crate) mod sign_in;
 
 use askama::Template;
