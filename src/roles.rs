@@ -100,6 +100,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         public_url: public_url(&settings, &listener)?,
         defaults: settings.dispatcher,
         admin_api_key,
+        metrics: crate::metrics::render,
     };
     announce(&listener, "api")?;
     parts.add("dashboard", |stop| {

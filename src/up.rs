@@ -128,6 +128,7 @@ async fn run(
         defaults: settings.dispatcher.clone(),
         public_url: public_url.clone(),
         admin_api_key: api_key.value.clone(),
+        metrics: crate::metrics::render,
     };
     roles::announce(&listener, "api")?;
     parts.add("dashboard", |stop| {

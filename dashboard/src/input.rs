@@ -21,6 +21,11 @@ const BODY_BYTES_DRAINED_MAX: usize = 32 * 1024 * 1024;
 pub(crate) struct Text<const MAX: usize>(Bytes);
 
 impl<const MAX: usize> Text<MAX> {
+    /// None when it is too large.
+    pub(crate) fn of(bytes: Bytes) -> Option<Self> {
+        (bytes.len() <= MAX).then_some(Self(bytes))
+    }
+
     /// A wrong form is 400, a wrong value or an unknown field 422.
     pub(crate) fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Problem> {
         let text = std::str::from_utf8(&self.0)

@@ -12,6 +12,7 @@ pub mod grpc;
 mod idempotency;
 mod input;
 mod listing;
+mod openapi;
 mod pages;
 mod people;
 mod problem;
@@ -29,11 +30,14 @@ use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+#[doc(hidden)]
+pub use api::events::read_emit_body;
 pub use auth::{
     PasswordError, REQUEST_RATE_DEFAULT, RequestRates, Role, Rule, TENANT_REQUEST_RATE_DEFAULT,
     set_admin_password,
 };
 pub use emits::Emits;
+pub use openapi::document as openapi_document;
 pub use routes::Route;
 
 /// Everything the API and the pages need; made by the root.
@@ -49,6 +53,8 @@ pub struct App {
     pub public_url: String,
     pub admin_api_key: String,
     pub request_rates: RequestRates,
+    /// The figures of this process, as Prometheus reads them.
+    pub metrics: fn() -> String,
 }
 
 /// One copy for each request is one count more on an `Arc`.

@@ -7,12 +7,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// The others are in `errors` only.
 const FAULTS_IN_WORDS_MAX: usize = 10;
 
 /// A part of the request that was refused, by its JSON pointer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Fault {
     pub(crate) pointer: String,
     pub(crate) detail: String,
@@ -39,7 +40,7 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// The last part of `type`, the status and the title.
-    const fn words(self) -> (&'static str, StatusCode, &'static str) {
+    pub(crate) const fn words(self) -> (&'static str, StatusCode, &'static str) {
         match self {
             Self::BadRequest => (
                 "bad-request",
@@ -82,6 +83,10 @@ impl Kind {
             ),
             Self::Busy => ("busy", StatusCode::SERVICE_UNAVAILABLE, "Not now: try again soon"),
         }
+    }
+
+    pub(crate) fn urn(self) -> String {
+        format!("urn:postrider:problem:{}", self.words().0)
     }
 }
 
@@ -173,9 +178,9 @@ impl Problem {
 
     /// What stands in the answer.
     pub(crate) fn body(&self) -> Body<'_> {
-        let (name, status, title) = self.kind.words();
+        let (_, status, title) = self.kind.words();
         Body {
-            r#type: format!("urn:postrider:problem:{name}"),
+            r#type: self.kind.urn(),
             title,
             status: status.as_u16(),
             detail: &self.detail,

@@ -38,6 +38,10 @@ pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
     let routes = Routes { app: app.clone(), router: Router::new(), list: Vec::new() }
         .get("/healthz", Open, api::health::healthz)
         .get("/readyz", Open, api::health::readyz)
+        .get("/metrics", Admin, api::health::metrics)
+        .get("/openapi.json", Open, api::health::description)
+        .get("/docs", Open, pages::docs::show)
+        .get("/assets/docs.css", Open, pages::docs::stylesheet)
         .get("/v1/tenants", Admin, api::tenants::list)
         .put("/v1/tenants/{tenant}", Admin, api::tenants::put)
         .get("/v1/tenants/{tenant}", Own, api::tenants::get)
@@ -172,7 +176,7 @@ mod tests {
 
     /// Paths that no key of another tenant and no producer may reach must not slip into an open rule.
     #[tokio::test]
-    async fn only_health_the_stylesheet_and_the_ways_in_are_open() {
+    async fn only_health_the_description_and_the_ways_in_are_open() {
         let list = build(crate::auth::tests::app().await).1;
         let open: Vec<&str> = list
             .iter()
@@ -184,6 +188,9 @@ mod tests {
             [
                 "/healthz",
                 "/readyz",
+                "/openapi.json",
+                "/docs",
+                "/assets/docs.css",
                 "/assets/style.css",
                 "/assets/app.js",
                 "/assets/mark.svg",

@@ -25,4 +25,13 @@ pub const SCHEDULE_STEPS_MAX: usize = 50;
 /// Of a policy that rotates secrets by itself. The old one signs for three days and is announced three days before.
 pub const ROTATE_DAYS_MIN: i64 = 7;
 pub const ROTATE_DAYS_MAX: i64 = 730;
+pub const ENDPOINT_CONCURRENCY_MAX: i64 = 1024;
+pub const RATE_PER_SECOND_MAX: i64 = 100_000;
+pub const TIMEOUT_MS_MIN: i64 = 100;
+pub const TIMEOUT_MS_MAX: i64 = 60_000;
+pub const SECRET_BYTES_MAX: usize = 256;
+pub const OVERLAP_SECONDS_MAX: i32 = 7 * 24 * 60 * 60;
+pub const VERSIONS_PER_TYPE_MAX: usize = 100;
+pub const KEY_NAME_BYTES_MAX: usize = 128;
+pub const IDEMPOTENCY_KEY_CHARS_MAX: usize = 255;
 pub const SHARDS: i16 = 64;

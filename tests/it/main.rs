@@ -3,17 +3,20 @@
 
 mod support;
 
+mod access;
 mod at_rest;
 mod batch;
 mod bulkhead;
 mod crash;
 mod delivery;
+mod description;
 mod egress;
 mod emit;
 mod filters;
 mod first_run;
 mod fleet;
 mod grpc;
+mod hostile_input;
 mod idempotency;
 mod order;
 mod outbox;
@@ -22,6 +25,7 @@ mod people;
 mod planned_rotation;
 mod portal;
 mod producers;
+mod properties;
 mod rate;
 mod receivers;
 mod refusals;

@@ -9,12 +9,16 @@ use postrider_dispatcher::{
 };
 use postrider_proto::{
     EndpointState,
-    limits::{DESCRIPTION_BYTES_MAX, ROTATE_DAYS_MAX, ROTATE_DAYS_MIN, URL_BYTES_MAX},
+    limits::{
+        DESCRIPTION_BYTES_MAX, ENDPOINT_CONCURRENCY_MAX, RATE_PER_SECOND_MAX, ROTATE_DAYS_MAX,
+        ROTATE_DAYS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS_MIN, URL_BYTES_MAX,
+    },
     state::SignatureFormat,
 };
 use serde::Deserialize;
 use serde_json::Value;
 use sqlx::types::Json;
+use utoipa::ToSchema;
 
 use super::{
     endpoint_certificates::check_tls,
@@ -24,46 +28,64 @@ use super::{
 };
 use crate::{
     input::{given, is_plain_text},
+    openapi::shapes,
     problem::Problem,
     tables::endpoints::EndpointSettings,
 };
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(as = EndpointSettings)]
 pub(crate) struct EndpointForm {
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::url)]
     pub(super) url: Option<Option<String>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::name_or_null)]
     description: Option<Option<String>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::patterns_or_null)]
     types: Option<Option<Vec<String>>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::versions_or_null)]
     versions: Option<Option<BTreeMap<String, String>>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::object_or_null)]
     filter: Option<Option<Value>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::concurrency_or_null)]
     concurrency: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::rate_or_null)]
     rate_per_second: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
+    #[schema(value_type = Option<bool>)]
     ordered: Option<Option<bool>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::schedule_or_null)]
     retry_schedule: Option<Option<Vec<String>>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::timeout_or_null)]
     timeout_ms: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::signature_or_null)]
     signature: Option<Option<String>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::rotation_or_null)]
     rotate_every_days: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::headers_or_null)]
     pub(super) headers: Option<Option<BTreeMap<String, String>>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::tls_or_null)]
     pub(super) tls: Option<Option<TlsSettings>>,
     /// Only when it is made; afterwards it is rotated.
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::secret_or_null)]
     pub(super) secret: Option<Option<String>>,
     /// Only afterwards: a new endpoint is enabled.
     #[serde(deserialize_with = "given")]
+    #[schema(value_type = bool)]
     enabled: Option<Option<bool>>,
 }
 
@@ -172,13 +194,13 @@ impl EndpointForm {
             settings.filter = filter.clone().map(Json);
         }
         if let Some(n) = self.concurrency {
-            settings.concurrency = faults.number("concurrency", n, 1, 1024);
+            settings.concurrency = faults.number("concurrency", n, 1, ENDPOINT_CONCURRENCY_MAX);
         }
         if let Some(n) = self.rate_per_second {
-            settings.rate_per_second = faults.number("rate_per_second", n, 1, 100_000);
+            settings.rate_per_second = faults.number("rate_per_second", n, 1, RATE_PER_SECOND_MAX);
         }
         if let Some(n) = self.timeout_ms {
-            settings.timeout_ms = faults.number("timeout_ms", n, 100, 60_000);
+            settings.timeout_ms = faults.number("timeout_ms", n, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX);
         }
         if let Some(ordered) = self.ordered {
             settings.ordered = ordered.unwrap_or(false);

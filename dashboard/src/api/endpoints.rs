@@ -23,6 +23,7 @@ use rand::RngExt;
 use serde::Serialize;
 use serde_json::Value;
 use url::Url;
+use utoipa::ToSchema;
 
 use super::{
     Answer,
@@ -38,6 +39,7 @@ use crate::{
     idempotency::{Claim, Work},
     input::{Body, Query},
     listing::{Page, PageQuery},
+    openapi::shapes,
     problem::Problem,
     settled::{self, settled},
     tables::{
@@ -48,27 +50,31 @@ use crate::{
 };
 
 /// Null where the platform's own setting applies.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Endpoint)]
 pub(crate) struct EndpointView {
     id: String,
     url: String,
     description: Option<String>,
     types: Vec<String>,
     versions: BTreeMap<String, String>,
+    #[schema(schema_with = shapes::object_or_null)]
     filter: Option<Value>,
     concurrency: Option<i16>,
     rate_per_second: Option<i32>,
     ordered: bool,
     retry_schedule: Option<Vec<String>>,
     timeout_ms: Option<i32>,
+    #[schema(schema_with = shapes::signature)]
     signature: SignatureFormat,
     /// Null is the tenant's policy, 0 is never.
     rotate_every_days: Option<i16>,
     /// The names; their values are not shown again.
     headers: BTreeMap<String, &'static str>,
-    /// Fingerprints of its own certificates.
+    #[schema(schema_with = shapes::tls_fingerprints_or_null)]
     tls: Option<TlsFingerprints>,
     enabled: bool,
+    #[schema(schema_with = shapes::endpoint_state)]
     state: EndpointState,
     state_reason: Option<String>,
     created_at: DateTime<Utc>,

@@ -7,7 +7,7 @@ pub(crate) mod catalogue;
 mod compatibility;
 pub(crate) mod deliveries;
 mod endpoint_certificates;
-mod endpoint_form;
+pub(crate) mod endpoint_form;
 mod endpoint_rules;
 pub(crate) mod endpoints;
 pub(crate) mod event_types;

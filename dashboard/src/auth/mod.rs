@@ -225,6 +225,7 @@ pub(crate) mod tests {
             public_url: "http://127.0.0.1".to_owned(),
             admin_api_key: "right".to_owned(),
             request_rates: Default::default(),
+            metrics: String::new,
         })
     }
 
