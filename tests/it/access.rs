@@ -96,7 +96,7 @@ fn expected(rule: Rule, caller: &Caller, changes: bool) -> Verdict {
     }
 }
 
-fn all_routes() -> Vec<Route> {
+pub(crate) fn all_routes() -> Vec<Route> {
     let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none").expect("a form");
     postrider_dashboard::routes(App {
         emits: Emits::new(pool.clone(), Default::default()),
@@ -113,13 +113,13 @@ fn all_routes() -> Vec<Route> {
 }
 
 /// One thing of each kind that a path can name.
-struct Things {
-    tenant: &'static str,
-    endpoint: String,
-    event: String,
-    delivery: String,
-    key: String,
-    tenant_key: String,
+pub(crate) struct Things {
+    pub(crate) tenant: &'static str,
+    pub(crate) endpoint: String,
+    pub(crate) event: String,
+    pub(crate) delivery: String,
+    pub(crate) key: String,
+    pub(crate) tenant_key: String,
 }
 
 impl Things {
@@ -152,7 +152,7 @@ impl Things {
     }
 
     /// The route's path about these things; the tenant in it may be another.
-    fn path(&self, route: &Route, tenant: &str) -> String {
+    pub(crate) fn path(&self, route: &Route, tenant: &str) -> String {
         let mut path = route.path.to_owned();
         for (name, value) in [
             ("{tenant}", tenant),
