@@ -31,7 +31,7 @@ async fn hostile_receiver() -> String {
             let _ = stream.write_all(answer.as_bytes()).await;
         }
     });
-    format!("http://{address}/{BREAKOUT}{SCRIPT}?a={IMAGE}")
+    format!("http://{address}/\"'>{SCRIPT}?a=\"'>{SCRIPT}")
 }
 
 async fn world() -> (Database, Postrider, Things) {

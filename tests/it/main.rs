@@ -7,6 +7,7 @@ mod access;
 mod at_rest;
 mod batch;
 mod bulkhead;
+mod certificates;
 mod crash;
 mod delivery;
 mod description;
