@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, anyhow};
-use postrider_dashboard::{App, Emits};
+use postrider_dashboard::{App, Emits, Trials};
 use postrider_dispatcher::{Dispatcher, Wake, partitions, relay, schema, sealed};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
@@ -93,6 +93,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         emits: Emits::new(pool.clone(), Wake::default()),
         wake: Wake::default(),
         vault,
+        trials: trials(&settings)?,
         guard: settings.guard(),
         public_url: public_url(&settings, &listener)?,
         defaults: settings.dispatcher,
@@ -132,6 +133,10 @@ pub(crate) fn announce(listener: &TcpListener, service: &str) -> anyhow::Result<
     let address = listener.local_addr()?;
     tracing::info!(service, %address, "listening");
     Ok(())
+}
+
+pub(crate) fn trials(settings: &Settings) -> anyhow::Result<Trials> {
+    Trials::new(settings.guard()).map_err(|error| anyhow!("the HTTP client could not be made: {error}"))
 }
 
 pub(crate) fn public_url(settings: &Settings, listener: &TcpListener) -> anyhow::Result<String> {

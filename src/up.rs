@@ -116,6 +116,7 @@ async fn run(
         emits: Emits::new(serving_pool.clone(), wake.clone()),
         wake,
         vault,
+        trials: roles::trials(&settings)?,
         guard: settings.guard(),
         defaults: settings.dispatcher.clone(),
         public_url: public_url.clone(),

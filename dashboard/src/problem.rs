@@ -1,6 +1,8 @@
 //! Errors as the outside sees them: RFC 9457 `application/problem+json`.
 //! Invariant: `type`, `title` and `status` of a kind never change; what went wrong inside is logged here and not told.
 
+use std::time::Duration;
+
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -110,6 +112,14 @@ impl Problem {
             detail: detail.into(),
             errors: Vec::new(),
             retry_after_seconds: 1,
+        }
+    }
+
+    /// It passes by itself: `wait` says when.
+    pub(crate) fn too_many(detail: impl Into<String>, wait: Duration) -> Self {
+        Self {
+            retry_after_seconds: wait.as_secs().max(1),
+            ..Self::new(Kind::TooMany, detail)
         }
     }
 

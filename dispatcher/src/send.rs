@@ -16,6 +16,7 @@ use reqwest::{
     Client, Response, Url,
     dns::{Addrs, Name, Resolve, Resolving},
     redirect::Policy,
+    tls::TlsInfo,
 };
 use url::Host;
 
@@ -43,6 +44,15 @@ pub struct Request<'a> {
 
 impl Sender {
     pub fn new(guard: Guard) -> Result<Self, reqwest::Error> {
+        Self::build(guard, false)
+    }
+
+    /// For `send_and_see`. It costs each answer a copy of the certificate.
+    pub fn that_sees_certificates(guard: Guard) -> Result<Self, reqwest::Error> {
+        Self::build(guard, true)
+    }
+
+    fn build(guard: Guard, tls_info: bool) -> Result<Self, reqwest::Error> {
         let guard = Arc::new(guard);
         let client = Client::builder()
             .user_agent(USER_AGENT)
@@ -53,26 +63,34 @@ impl Sender {
             .retry(reqwest::retry::never())
             .referer(false)
             .pool_idle_timeout(IDLE_CONNECTION_LIFE)
+            .tls_info(tls_info)
             .dns_resolver(Arc::new(GuardedResolver(guard.clone())))
             .build()?;
         Ok(Self { client, guard })
     }
 
     pub async fn send(&self, request: Request<'_>) -> Outcome {
+        self.send_and_see(request).await.0
+    }
+
+    /// The outcome, and the certificate of a server that answered over TLS.
+    pub async fn send_and_see(&self, request: Request<'_>) -> (Outcome, Option<Vec<u8>>) {
         let limit = request.timeout;
         // The resolver is not asked about addresses written as numbers: this is their gate.
         if let Err(refusal) = self.check_literal(request.url) {
-            return Outcome::Forbidden {
-                error: refusal.to_string(),
-            };
+            let error = refusal.to_string();
+            return (Outcome::Forbidden { error }, None);
         }
         let mut progress = Progress::default();
         let exchange = self.exchange(request, &mut progress);
-        match tokio::time::timeout(limit, exchange).await {
+        let ended = tokio::time::timeout(limit, exchange).await;
+        let certificate = progress.certificate.take();
+        let outcome = match ended {
             Ok(Ok(())) => progress.outcome(),
             Ok(Err(failure)) => failure,
             Err(_) => progress.cut_off(limit),
-        }
+        };
+        (outcome, certificate)
     }
 
     fn check_literal(&self, url: &Url) -> Result<(), Refusal> {
@@ -95,6 +113,11 @@ impl Sender {
             .await;
         let response = sent.map_err(|error| unreachable_because(&error))?;
         progress.head = Some(Head::of(&response));
+        progress.certificate = response
+            .extensions()
+            .get::<TlsInfo>()
+            .and_then(|info| info.peer_certificate())
+            .map(<[u8]>::to_vec);
         progress.read_body(response).await;
         Ok(())
     }
@@ -105,6 +128,7 @@ impl Sender {
 struct Progress {
     head: Option<Head>,
     body: Vec<u8>,
+    certificate: Option<Vec<u8>>,
 }
 
 struct Head {

@@ -28,4 +28,5 @@ mod roles;
 mod rotation;
 mod schemas;
 mod tail;
+mod trials;
 mod types_command;

@@ -15,6 +15,7 @@ pub(crate) mod health;
 pub(crate) mod rotations;
 pub(crate) mod secrets;
 pub(crate) mod tenants;
+pub(crate) mod trials;
 
 use axum::Json;
 
