@@ -4,8 +4,8 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, anyhow};
-use postrider_dashboard::{App, Emits, RequestRates};
-use postrider_dispatcher::{Dispatcher, Wake, partitions, relay, schema, sealed};
+use postrider_dashboard::{App, Emits, RequestRates, Trials};
+use postrider_dispatcher::{Dispatcher, Wake, guard::Guard, partitions, relay, schema, sealed};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -90,12 +90,14 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     }
     // Empty is none: then the key in the table is the way in.
     let admin_api_key = settings.admin_api_key.clone().unwrap_or_default();
+    let guard = settings.guard(&listeners);
     let app = App {
         pool: pool.clone(),
         emits: Emits::new(pool.clone(), Wake::default()),
         wake: Wake::default(),
         vault,
-        guard: settings.guard(&listeners),
+        trials: trials(guard.clone())?,
+        guard,
         request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate),
         public_url: public_url(&settings, &listener)?,
         defaults: settings.dispatcher,
@@ -145,6 +147,10 @@ pub(crate) fn announce(listener: &TcpListener, service: &str) -> anyhow::Result<
     let address = listener.local_addr()?;
     tracing::info!(service, %address, "listening");
     Ok(())
+}
+
+pub(crate) fn trials(guard: Guard) -> anyhow::Result<Trials> {
+    Trials::new(guard).map_err(|error| anyhow!("the HTTP client could not be made: {error}"))
 }
 
 pub(crate) fn public_url(settings: &Settings, listener: &TcpListener) -> anyhow::Result<String> {

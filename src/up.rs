@@ -123,6 +123,7 @@ async fn run(
         emits: Emits::new(serving_pool.clone(), wake.clone()),
         wake,
         vault,
+        trials: roles::trials(guard.clone())?,
         guard,
         request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate),
         defaults: settings.dispatcher.clone(),

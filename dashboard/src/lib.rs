@@ -21,6 +21,7 @@ mod routes;
 mod settled;
 mod tables;
 mod transcript;
+mod trials;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -39,6 +40,7 @@ pub use auth::{
 pub use emits::Emits;
 pub use openapi::document as openapi_document;
 pub use routes::Route;
+pub use trials::Trials;
 
 /// Everything the API and the pages need; made by the root.
 pub struct App {
@@ -47,6 +49,7 @@ pub struct App {
     pub emits: Emits,
     pub vault: Vault,
     pub guard: Guard,
+    pub trials: Trials,
     /// What applies to endpoints that have no setting of their own.
     pub defaults: Settings,
     /// The base of links, and whether cookies may travel over plain http.

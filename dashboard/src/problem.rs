@@ -1,6 +1,8 @@
 //! Errors as the outside sees them: RFC 9457 `application/problem+json`.
 //! Invariant: `type`, `title` and `status` of a kind never change; what went wrong inside is logged here and not told.
 
+use std::time::Duration;
+
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -113,6 +115,16 @@ impl Problem {
         }
     }
 
+    /// It passes by itself: `wait` says when.
+    pub(crate) fn too_many(detail: impl Into<String>, wait: Duration) -> Self {
+        Self {
+            // Rounded up: whoever waits as long as told is let in.
+            retry_after_seconds: wait.as_secs()
+                + u64::from(wait.subsec_nanos() > 0).max(u64::from(wait.is_zero())),
+            ..Self::new(Kind::TooMany, detail)
+        }
+    }
+
     pub(crate) fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(Kind::BadRequest, detail)
     }
@@ -148,14 +160,6 @@ impl Problem {
         Self {
             errors,
             ..Self::new(Kind::Invalid, told.join("; "))
-        }
-    }
-
-    pub(crate) fn too_many(detail: impl Into<String>, wait: std::time::Duration) -> Self {
-        Self {
-            // Rounded up: whoever waits as long as told is let in.
-            retry_after_seconds: wait.as_secs() + u64::from(wait.subsec_nanos() > 0),
-            ..Self::new(Kind::TooMany, detail)
         }
     }
 

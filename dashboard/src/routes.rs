@@ -62,6 +62,8 @@ pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
         .delete("/v1/tenants/{tenant}/endpoints/{endpoint}", Own, api::endpoints::delete)
         .get("/v1/tenants/{tenant}/endpoints/{endpoint}/secret", Own, api::secrets::reveal)
         .post("/v1/tenants/{tenant}/endpoints/{endpoint}/secret/rotate", Own, api::secrets::rotate)
+        .post("/v1/tenants/{tenant}/endpoints/{endpoint}/test", Own, api::trials::test)
+        .post("/v1/tenants/{tenant}/endpoints/{endpoint}/probe", Own, api::trials::probe)
         .get("/v1/tenants/{tenant}/rotations", Own, api::rotations::list)
         .get("/v1/tenants/{tenant}/deliveries", Own, api::deliveries::list)
         .get("/v1/tenants/{tenant}/deliveries/{delivery}", Own, api::deliveries::get)

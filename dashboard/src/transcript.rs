@@ -17,7 +17,7 @@ use crate::{
 /// Stands for the value of a custom header.
 pub(crate) const HIDDEN: &str = "[hidden]";
 
-const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
+pub(crate) const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
 
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Attempt {

@@ -29,7 +29,7 @@ use url::Url;
 
 use answer::Progress;
 pub use answer::retry_after;
-use connect::Connector;
+use connect::{Connector, PeerCertificate};
 use names::Names;
 
 use crate::{
@@ -100,6 +100,17 @@ impl Sender {
     }
 
     pub async fn send(&self, request: Request<'_>) -> Outcome {
+        self.send_and_see(request).await.0
+    }
+
+    /// The outcome, and the certificate of a server that answered over TLS.
+    pub async fn send_and_see(&self, request: Request<'_>) -> (Outcome, Option<Vec<u8>>) {
+        let mut certificate = None;
+        let outcome = self.exchange(request, &mut certificate).await;
+        (outcome, certificate.map(|PeerCertificate(bytes)| bytes.to_vec()))
+    }
+
+    async fn exchange(&self, request: Request<'_>, certificate: &mut Option<PeerCertificate>) -> Outcome {
         let limit = request.timeout;
         // Settings may have changed since the URL was saved.
         if let Err(refusal) = self.guard.check_target(request.url) {
@@ -129,6 +140,7 @@ impl Sender {
         let exchange = async {
             let response = client.request(outgoing).await;
             let response = response.map_err(|error| words::unreachable(&error))?;
+            *certificate = response.extensions().get::<PeerCertificate>().cloned();
             progress.read(response).await;
             Ok(())
         };

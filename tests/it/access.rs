@@ -3,7 +3,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use postrider_dashboard::{App, Emits, RequestRates, Role, Route, Rule};
+use postrider_dashboard::{App, Emits, RequestRates, Role, Route, Rule, Trials};
 use postrider_dispatcher::vault::Vault;
 use postrider_proto::state::KeyRole;
 use reqwest::{Client, Method, Response, StatusCode, redirect::Policy};
@@ -108,6 +108,7 @@ pub(crate) fn all_routes() -> Vec<Route> {
         public_url: "http://127.0.0.1".to_owned(),
         admin_api_key: ADMIN_API_KEY.to_owned(),
         metrics: String::new,
+        trials: Trials::new(Default::default()).expect("a client"),
         request_rates: RequestRates::new(NonZeroU32::MAX, NonZeroU32::MAX),
     })
 }

@@ -38,4 +38,5 @@ mod schemas;
 mod strangers;
 mod supply_chain;
 mod tail;
+mod trials;
 mod types_command;

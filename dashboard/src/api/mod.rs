@@ -6,7 +6,7 @@ pub(crate) mod batch;
 pub(crate) mod catalogue;
 mod compatibility;
 pub(crate) mod deliveries;
-mod endpoint_certificates;
+pub(crate) mod endpoint_certificates;
 pub(crate) mod endpoint_form;
 mod endpoint_rules;
 pub(crate) mod endpoints;
@@ -17,6 +17,7 @@ pub(crate) mod portal_links;
 pub(crate) mod rotations;
 pub(crate) mod secrets;
 pub(crate) mod tenants;
+pub(crate) mod trials;
 
 use axum::Json;
 

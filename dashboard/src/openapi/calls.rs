@@ -17,6 +17,7 @@ use crate::{
         portal_links::{LinkForm, LinkView},
         secrets::{RotateForm, Secrets},
         tenants::{TenantForm, TenantView},
+        trials::{ProbeReport, TestAttempt, TrialForm},
     },
     auth::Rule::{Admin, Catalogue, Emit, Open, Own},
     tables::rotations::RotationRow,
@@ -165,6 +166,32 @@ fn endpoints() -> Vec<Operation> {
         .tells("The new secret signs from now on; the older ones sign too until their time.")
         .may_take::<RotateForm>()
         .answers::<Secrets>(200, "The secrets in force, the newest first."),
+        Operation::post(
+            Own,
+            "/v1/tenants/{tenant}/endpoints/{endpoint}/test",
+            "testEndpoint",
+            "Send one test event now",
+        )
+        .tells(
+            "Its data is made from the type's schema, and it has the header `Webhook-Test: true`. It becomes no \
+             delivery and counts for nothing. At most 20 a minute for an endpoint.",
+        )
+        .may_take::<TrialForm>()
+        .answers::<TestAttempt>(200, "The attempt, whatever came of it. The answer's body is not told.")
+        .refuses(&[429]),
+        Operation::post(
+            Own,
+            "/v1/tenants/{tenant}/endpoints/{endpoint}/probe",
+            "probeEndpoint",
+            "Find out whether a receiver is right",
+        )
+        .tells(
+            "Sends at most 35 test events within 16 seconds, good and bad ones, and says what the answers mean. At most \
+             10 in ten minutes for an endpoint.",
+        )
+        .may_take::<TrialForm>()
+        .answers::<ProbeReport>(200, "What was found, with a score.")
+        .refuses(&[429]),
         Operation::get(Own, "/v1/tenants/{tenant}/rotations", "listRotations", "List how far rotations are")
             .answers_page::<RotationRow>("One for each endpoint."),
     ]

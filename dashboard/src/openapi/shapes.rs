@@ -98,6 +98,16 @@ pub(crate) fn type_name() -> Object {
         .build()
 }
 
+pub(crate) fn type_or_null() -> Object {
+    text_or_null()
+        .pattern(Some(TYPE))
+        .max_length(Some(EVENT_TYPE_BYTES_MAX))
+        .description(Some(
+            "The first type in the catalogue that the endpoint wants, when it is not said.",
+        ))
+        .build()
+}
+
 pub(crate) fn event_id() -> Object {
     text()
         .pattern(Some(EVENT_ID))

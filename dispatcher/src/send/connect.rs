@@ -95,7 +95,10 @@ impl Connector {
             Some(_) => self.through_proxy(&addresses).await?,
         };
         if !is_tls {
-            return Ok(Wire(Box::new(stream)));
+            return Ok(Wire {
+                stream: Box::new(stream),
+                certificate: None,
+            });
         }
         let not_a_name = |_| ConnectError::Refused(Refusal::HostName(host.to_owned()));
         let name = host.strip_suffix('.').unwrap_or(host).to_owned();
@@ -104,7 +107,12 @@ impl Connector {
             .connect(name, stream)
             .await
             .map_err(ConnectError::Tls)?;
-        Ok(Wire(Box::new(stream)))
+        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let certificate = shown.map(|der| PeerCertificate(Arc::from(der.as_ref())));
+        Ok(Wire {
+            stream: Box::new(stream),
+            certificate,
+        })
     }
 
     /// What may be connected to. When one address of a name may not be called, none is: an answer that mixes them is no
@@ -218,12 +226,22 @@ fn is_this_machine(ip: IpAddr) -> bool {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
+/// What the server showed of itself, in DER. Goes with each answer of its connection.
+#[derive(Clone)]
+pub(super) struct PeerCertificate(pub(super) Arc<[u8]>);
+
 /// A connection, plain or not.
-pub(super) struct Wire(Box<dyn Stream>);
+pub(super) struct Wire {
+    stream: Box<dyn Stream>,
+    certificate: Option<PeerCertificate>,
+}
 
 impl Connection for Wire {
     fn connected(&self) -> Connected {
-        Connected::new()
+        match &self.certificate {
+            Some(certificate) => Connected::new().extra(certificate.clone()),
+            None => Connected::new(),
+        }
     }
 }
 
@@ -233,7 +251,7 @@ impl AsyncRead for Wire {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, buffer)
+        Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
@@ -243,7 +261,7 @@ impl AsyncWrite for Wire {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, bytes)
+        Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
@@ -251,18 +269,18 @@ impl AsyncWrite for Wire {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(context, parts)
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
+        Pin::new(&mut self.stream).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
