@@ -17,11 +17,21 @@ pub(crate) enum Action {
     EndpointCreated,
     EndpointChanged,
     EndpointDeleted,
+    EndpointTested,
+    EndpointProbed,
     SecretRevealed,
     SecretRotated,
     DeliveryReplayed,
     KeyCreated,
     KeyRevoked,
+    SignedIn,
+    SignedOutEverywhere,
+    PasswordChanged,
+    PersonCreated,
+    PersonChanged,
+    PersonRemoved,
+    PortalLinkCreated,
+    PortalOpened,
 }
 
 impl Action {
@@ -34,11 +44,21 @@ impl Action {
             Self::EndpointCreated => "endpoint.created",
             Self::EndpointChanged => "endpoint.changed",
             Self::EndpointDeleted => "endpoint.deleted",
+            Self::EndpointTested => "endpoint.tested",
+            Self::EndpointProbed => "endpoint.probed",
             Self::SecretRevealed => "secret.revealed",
             Self::SecretRotated => "secret.rotated",
             Self::DeliveryReplayed => "delivery.replayed",
             Self::KeyCreated => "api_key.created",
             Self::KeyRevoked => "api_key.revoked",
+            Self::SignedIn => "person.signed_in",
+            Self::SignedOutEverywhere => "person.signed_out_everywhere",
+            Self::PasswordChanged => "person.password_changed",
+            Self::PersonCreated => "person.created",
+            Self::PersonChanged => "person.changed",
+            Self::PersonRemoved => "person.removed",
+            Self::PortalLinkCreated => "portal_link.created",
+            Self::PortalOpened => "portal_link.opened",
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use postrider_proto::{EndpointId, Epoch, EventId, Outcome, signature};
+use postrider_proto::{EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature};
 use postrider_sender::{read_data, read_data_of_body};
 use sqlx::PgPool;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -188,6 +188,7 @@ impl Attempts {
             place.answered(Verdict {
                 success: true,
                 slow: false,
+                its_own: true,
             });
             let _ = self.finished.send(Finished {
                 endpoint: endpoint.id,
@@ -247,6 +248,7 @@ impl Attempts {
         let verdict = Verdict {
             success: outcome.is_success(),
             slow: duration > SLOW,
+            its_own: outcome.kind() != OutcomeKind::ProxyFailed,
         };
         let finished = Finished {
             endpoint: endpoint.id,
@@ -290,6 +292,7 @@ impl Attempts {
             headers,
             body: content.body.clone(),
             timeout: endpoint.timeout,
+            tls: endpoint.tls.as_ref(),
         }
     }
 }

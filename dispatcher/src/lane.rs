@@ -76,6 +76,8 @@ pub(crate) enum Deed {
 pub(crate) struct Verdict {
     pub(crate) success: bool,
     pub(crate) slow: bool,
+    /// Whether it says anything about the endpoint. A fault of our own way out does not.
+    pub(crate) its_own: bool,
 }
 
 /// What the latest answer says of the endpoint: how many places on the wire it may compete for.
@@ -437,6 +439,9 @@ impl Lane {
         {
             busy.stage = Stage::Recording;
             self.on_wire.remove(&event);
+        }
+        if !verdict.its_own {
+            return;
         }
         self.pace = if verdict.success && !verdict.slow {
             Pace::Fast

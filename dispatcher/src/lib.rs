@@ -19,6 +19,7 @@ mod lane;
 mod lease;
 pub mod partitions;
 pub mod planned_rotation;
+pub mod proxy;
 mod rate;
 mod read;
 mod record;
@@ -32,6 +33,7 @@ mod shards;
 #[cfg(test)]
 mod simulation;
 mod snapshot;
+pub mod tls;
 pub mod vault;
 mod wake;
 
@@ -86,7 +88,7 @@ pub enum DispatcherError {
     #[error("the database did not answer: {0}")]
     Database(#[from] sqlx::Error),
     #[error("the HTTP client can't be made: {0}")]
-    Client(#[from] reqwest::Error),
+    Client(#[from] send::SenderError),
 }
 
 impl Dispatcher {

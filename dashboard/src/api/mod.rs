@@ -6,15 +6,18 @@ pub(crate) mod batch;
 pub(crate) mod catalogue;
 mod compatibility;
 pub(crate) mod deliveries;
-mod endpoint_form;
+pub(crate) mod endpoint_certificates;
+pub(crate) mod endpoint_form;
 mod endpoint_rules;
 pub(crate) mod endpoints;
 pub(crate) mod event_types;
 pub(crate) mod events;
 pub(crate) mod health;
+pub(crate) mod portal_links;
 pub(crate) mod rotations;
 pub(crate) mod secrets;
 pub(crate) mod tenants;
+pub(crate) mod trials;
 
 use axum::Json;
 

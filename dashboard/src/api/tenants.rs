@@ -12,6 +12,7 @@ use postrider_proto::{
     routing::is_tenant_slug,
 };
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{Answer, endpoint_rules::Faults};
 use crate::{
@@ -20,20 +21,25 @@ use crate::{
     auth::{Actor, Tenant},
     input::{OptionalBody, Query, is_plain_text},
     listing::{Page, PageQuery},
+    openapi::shapes,
     problem::Problem,
     settled::{self, settled},
     tables::{self, api_keys, endpoints, tenants::TenantRow},
 };
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = TenantSettings)]
 pub(crate) struct TenantForm {
+    #[schema(schema_with = shapes::name_or_null)]
     name: Option<String>,
     /// Null is never. Endpoints may have their own.
+    #[schema(schema_with = shapes::tenant_rotation_or_null)]
     rotate_every_days: Option<i64>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Tenant)]
 pub(crate) struct TenantView {
     id: String,
     name: Option<String>,

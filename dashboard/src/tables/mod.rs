@@ -10,6 +10,7 @@ pub(crate) mod event_types;
 pub(crate) mod events;
 pub(crate) mod idempotency;
 pub(crate) mod people;
+pub(crate) mod portal_links;
 pub(crate) mod queue;
 pub(crate) mod retries;
 pub(crate) mod rotations;
@@ -17,6 +18,7 @@ pub(crate) mod schemas;
 pub(crate) mod secrets;
 pub(crate) mod sessions;
 pub(crate) mod tenants;
+pub(crate) mod trials;
 
 use data_encoding::BASE32HEX_NOPAD;
 use sqlx::{PgPool, Postgres, Transaction};
