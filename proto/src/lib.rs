@@ -13,4 +13,4 @@ pub mod state;
 
 pub use ids::{DeliveryId, EndpointId, Epoch, EventId, Shard, TenantId, TypeId};
 pub use outcome::{Answer, Outcome, OutcomeKind};
-pub use state::{DeadReason, DeliveryState, EndpointState, FinalState};
+pub use state::{DeadReason, DeliveryState, EndpointState, FinalState, PersonRole};

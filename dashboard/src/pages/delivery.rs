@@ -55,7 +55,7 @@ pub(crate) async fn show(
     Query(query): Query<DoneQuery>,
 ) -> Result<DeliveryPage, PageProblem> {
     let id = parse_id(&id)?;
-    let delivery = deliveries::find(&app.pool, None, id)
+    let delivery = deliveries::find(&app.pool, session.scope(), id)
         .await?
         .ok_or_else(|| Problem::not_found("delivery"))?;
     let body = events::load(&app.pool, &[id.event])
@@ -75,6 +75,7 @@ pub(crate) async fn show(
 
 pub(crate) async fn replay(
     State(app): State<Shared>,
+    Extension(session): Extension<Session>,
     Extension(actor): Extension<Actor>,
     Path(id): Path<String>,
     Extension(arrived): Extension<Arrived>,
@@ -82,7 +83,8 @@ pub(crate) async fn replay(
 ) -> Result<Redirect, PageProblem> {
     let id = parse_id(&id)?;
     let mut transaction = tables::begin(&app.pool).await?;
-    crate::replay::replay(&mut transaction, &actor, None, id, Asked { arrived, seen }).await?;
+    let asked = Asked { arrived, seen };
+    crate::replay::replay(&mut transaction, &actor, session.scope(), id, asked).await?;
     transaction.commit().await?;
     app.wake.now();
     Ok(Redirect::to(&format!("/deliveries/{id}?done=replayed")))

@@ -26,6 +26,7 @@ const fn entry(here: &'static str, path: &'static str, label: &'static str, icon
     }
 }
 
+/// What customers see too, each their own.
 #[rustfmt::skip]
 pub(crate) const MENU: &[Group] = &[
     Group { label: "", entries: &[
@@ -37,6 +38,17 @@ pub(crate) const MENU: &[Group] = &[
     ] },
 ];
 
+/// For the team alone.
+#[rustfmt::skip]
+pub(crate) const TEAM: &[Group] = &[];
+
+#[rustfmt::skip]
+pub(crate) const ADMIN: &[Group] = &[
+    Group { label: "Administer", entries: &[
+        entry("people", "/people", "People", "M7 9a3 3 0 1 0 0-6 3 3 0 0 0 0 6zm-5 8c0-3.3 2.2-5 5-5s5 1.7 5 5m1-14a3 3 0 0 1 0 6m2.500 2.600C17 12.300 18 14 18 17"),
+    ] },
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,7 +56,12 @@ mod tests {
     #[tokio::test]
     async fn the_menu_links_only_to_pages_that_are_there() {
         let routes = crate::routes::build(crate::auth::tests::app().await).1;
-        for entry in MENU.iter().flat_map(|group| group.entries) {
+        for entry in MENU
+            .iter()
+            .chain(TEAM)
+            .chain(ADMIN)
+            .flat_map(|group| group.entries)
+        {
             assert!(
                 routes
                     .iter()

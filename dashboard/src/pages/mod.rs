@@ -1,10 +1,13 @@
 //! The pages, a file for each, rendered on the server and readable without JavaScript.
 //! Invariant: everything that came from outside is text: templates escape it, and no URL of a customer is a link.
 
+pub(crate) mod account;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod delivery;
 mod menu;
+pub(crate) mod people;
+pub(crate) mod portal;
 pub(crate) mod sign_in;
 
 use std::fmt;
@@ -19,7 +22,12 @@ use chrono::{DateTime, SecondsFormat, Utc};
 
 use serde::Deserialize;
 
-use crate::{auth::Session, deliveries::Delivery, problem::Problem, transcript::outcome_word};
+use crate::{
+    auth::{Role, Rule, Session},
+    deliveries::Delivery,
+    problem::{Kind, Problem},
+    transcript::outcome_word,
+};
 
 pub(crate) async fn home() -> Redirect {
     Redirect::to("/deliveries")
@@ -58,6 +66,7 @@ struct Frame {
     here: &'static str,
     /// What was just done: a sentence that goes away by itself.
     said: Option<&'static str>,
+    role: Role,
 }
 
 impl Frame {
@@ -67,6 +76,25 @@ impl Frame {
             csrf: session.csrf,
             here,
             said: None,
+            role: session.role,
+        }
+    }
+
+    /// Whether to show the forms and buttons that lead to routes of this rule.
+    fn may_operate(&self) -> bool {
+        Rule::Operate.admits(self.role)
+    }
+
+    fn is_team(&self) -> bool {
+        self.role != Role::Customer
+    }
+
+    fn role_word(&self) -> &'static str {
+        match self.role {
+            Role::Admin => "admin",
+            Role::Operator => "operator",
+            Role::ReadOnly => "read-only",
+            Role::Customer => "customer",
         }
     }
 
@@ -79,8 +107,14 @@ impl Frame {
         self
     }
 
-    fn menu(&self) -> &'static [menu::Group] {
-        menu::MENU
+    fn menu(&self) -> impl Iterator<Item = &'static menu::Group> {
+        let team = if self.is_team() { menu::TEAM } else { &[] };
+        let admin = if self.role == Role::Admin {
+            menu::ADMIN
+        } else {
+            &[]
+        };
+        menu::MENU.iter().chain(team).chain(admin)
     }
 }
 
@@ -189,8 +223,12 @@ impl IntoResponse for PageProblem {
         let status = self.0.status();
         let page = ProblemPage {
             status: status.as_u16(),
-            title: self.0.title(),
-            detail: self.0.detail,
+            // The API's own title speaks of keys.
+            title: match self.0.kind {
+                Kind::Forbidden => "That is not for you to do",
+                _ => self.0.title(),
+            },
+            detail: self.0.in_words(),
         };
         (status, page).into_response()
     }
