@@ -25,6 +25,7 @@ mod read;
 mod record;
 pub mod relay;
 pub mod retry;
+mod rollup;
 pub mod schema;
 pub mod sealed;
 pub mod send;
@@ -33,6 +34,7 @@ mod shards;
 #[cfg(test)]
 mod simulation;
 mod snapshot;
+pub mod statistics;
 pub mod tls;
 pub mod vault;
 mod wake;
@@ -113,6 +115,8 @@ impl Dispatcher {
         let (drained, drained_out) = mpsc::unbounded_channel();
         let (deleted, deleted_out) = mpsc::unbounded_channel();
         let (applied, applied_out) = watch::channel(None);
+        let (activity, activity_out) = watch::channel(Vec::new());
+        let statistics = statistics::Statistics::default();
 
         let direct = self.direct.options(HOT_PLANS);
         let hot = PgPoolOptions::new()
@@ -124,6 +128,8 @@ impl Dispatcher {
             owner: id,
             finished: finished_out,
             out: events.clone(),
+            clock: clock.clone(),
+            statistics: statistics.clone(),
         };
         let attempts = attempt::Attempts {
             pool: hot,
@@ -152,6 +158,13 @@ impl Dispatcher {
             drained: drained_out,
         };
         let vault = self.vault.clone();
+        let flusher = statistics::Flusher {
+            pool: self.pool.clone(),
+            writer: id,
+            clock: clock.clone(),
+            statistics,
+            activity: activity_out,
+        };
         let engine = engine::Engine {
             settings: self.settings,
             vault: self.vault,
@@ -165,6 +178,7 @@ impl Dispatcher {
             drained,
             deleted,
             applied,
+            activity,
             state: engine::State::default(),
         };
 
@@ -174,6 +188,7 @@ impl Dispatcher {
         let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
+        let flusher = tokio::spawn(flusher.run(leave.clone()));
         let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, leave.clone()));
         let relays = TaskTracker::new();
         for (number, source) in self.sources.into_iter().enumerate() {
@@ -201,7 +216,7 @@ impl Dispatcher {
         }
         leave.cancel();
         hurry.now();
-        let _ = tokio::join!(reader, shards, jobs, relays.wait());
+        let _ = tokio::join!(reader, shards, jobs, flusher, relays.wait());
         Ok(())
     }
 }

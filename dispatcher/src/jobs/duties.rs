@@ -4,13 +4,14 @@ use apalis::prelude::{BoxDynError, Data};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 
-use crate::{partitions, planned_rotation, vault::Vault};
+use crate::{partitions, planned_rotation, rollup, vault::Vault};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Duty {
     MakePartitions,
     RotateSecrets,
     ForgetAnswers,
+    RollUpStatistics,
 }
 
 /// Answers to repeated requests removed by one statement.
@@ -19,7 +20,12 @@ const ANSWERS_FORGOTTEN_MAX: i64 = 5_000;
 const FORGETTING_STEPS_MAX: usize = 1_000;
 
 impl Duty {
-    pub(super) const ALL: [Self; 3] = [Self::MakePartitions, Self::RotateSecrets, Self::ForgetAnswers];
+    pub(super) const ALL: [Self; 4] = [
+        Self::MakePartitions,
+        Self::RotateSecrets,
+        Self::ForgetAnswers,
+        Self::RollUpStatistics,
+    ];
 }
 
 /// Each duty can be done twice without harm.
@@ -37,6 +43,7 @@ pub(super) async fn perform(duty: Duty, pool: Data<PgPool>, vault: Data<Vault>) 
             }
         }
         Duty::ForgetAnswers => forget_answers(&pool).await?,
+        Duty::RollUpStatistics => rollup::run(&pool).await?,
     }
     tracing::debug!(?duty, "done");
     Ok(())
