@@ -20,6 +20,8 @@ pub(crate) enum Action {
     SecretRevealed,
     SecretRotated,
     DeliveryReplayed,
+    ReplayStarted,
+    ReplayCancelled,
     KeyCreated,
     KeyRevoked,
 }
@@ -37,6 +39,8 @@ impl Action {
             Self::SecretRevealed => "secret.revealed",
             Self::SecretRotated => "secret.rotated",
             Self::DeliveryReplayed => "delivery.replayed",
+            Self::ReplayStarted => "replay.started",
+            Self::ReplayCancelled => "replay.cancelled",
             Self::KeyCreated => "api_key.created",
             Self::KeyRevoked => "api_key.revoked",
         }

@@ -130,8 +130,7 @@ impl Filter {
 }
 
 fn first_id_of(time: DateTime<Utc>) -> EventId {
-    let ms = time.timestamp_millis().max(0) as u128;
-    EventId(Uuid::from_u128(ms << 80))
+    EventId::first_of(time.timestamp_millis())
 }
 
 /// A page and, when there may be more, where to go on.

@@ -296,13 +296,13 @@ impl Attempts {
     }
 }
 
-/// Asked once, before the first attempt: what was tried or asked for by hand is sent whatever the filter says by now.
+/// Asked once, before the first attempt: what was tried before is sent whatever the filter says by now.
 /// Data that can't be read as values, which only SQL lets in, is sent too: nothing is lost because of a filter.
 fn is_wanted(endpoint: &Endpoint, job: &Job, content: &Content) -> bool {
     let Some(filter) = &endpoint.filter else {
         return true;
     };
-    if job.attempt > 0 || job.replay.is_some() {
+    if job.attempt > 0 {
         return true;
     }
     let data = match &content.full_data {

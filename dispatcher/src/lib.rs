@@ -23,6 +23,7 @@ mod rate;
 mod read;
 mod record;
 pub mod relay;
+pub mod replays;
 pub mod retry;
 pub mod schema;
 pub mod sealed;
@@ -150,6 +151,7 @@ impl Dispatcher {
             drained: drained_out,
         };
         let vault = self.vault.clone();
+        let retention = self.settings.retention;
         let engine = engine::Engine {
             settings: self.settings,
             vault: self.vault,
@@ -172,7 +174,13 @@ impl Dispatcher {
         let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
-        let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, leave.clone()));
+        let runner = replays::run::Runner {
+            pool: self.pool.clone(),
+            wake: self.wake.clone(),
+            retention,
+            stop: leave.clone(),
+        };
+        let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, runner, leave.clone()));
         let relays = TaskTracker::new();
         for (number, source) in self.sources.into_iter().enumerate() {
             relays.spawn(relay::run(

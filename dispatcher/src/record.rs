@@ -290,8 +290,8 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
              from matched where not filtered
          ),
          dead as (
-             insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt)
-             select endpoint_id, event_id, tenant_id, type_id, reason, number from matched where final = 'dead'
+             insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt, replay_id)
+             select endpoint_id, event_id, tenant_id, type_id, reason, number, replay_id from matched where final = 'dead'
          ),
          counted as (
              insert into postrider.dead_letter_counts as c (endpoint_id, type_id, reason, tenant_id, count)

@@ -19,7 +19,7 @@ const SECRETS: [&str; 8] = [
     "POSTRIDER_ENDPOINT_SECRET",
 ];
 
-const FLAGS: [&str; 16] = [
+const FLAGS: [&str; 17] = [
     "POSTRIDER_DATA_DIR",
     "POSTRIDER_LISTEN",
     "POSTRIDER_METRICS_LISTEN",
@@ -30,6 +30,7 @@ const FLAGS: [&str; 16] = [
     "POSTRIDER_TIMEOUT",
     "POSTRIDER_ENDPOINT_CONCURRENCY",
     "POSTRIDER_MAX_IN_FLIGHT",
+    "POSTRIDER_RETENTION",
     "POSTRIDER_ALLOW_NETWORKS",
     "POSTRIDER_DENY_NETWORKS",
     "POSTRIDER_DENY_PORTS",
@@ -39,11 +40,7 @@ const FLAGS: [&str; 16] = [
 ];
 
 /// Promised, but not there yet. Refused and not passed over: somebody who sets a proxy relies on it.
-const NOT_YET: [&str; 3] = [
-    "POSTRIDER_EGRESS_PROXY",
-    "POSTRIDER_RETENTION",
-    "POSTRIDER_OTLP_ENDPOINT",
-];
+const NOT_YET: [&str; 2] = ["POSTRIDER_EGRESS_PROXY", "POSTRIDER_OTLP_ENDPOINT"];
 
 pub struct Environment(BTreeMap<String, String>);
 

@@ -22,6 +22,7 @@ mod producers;
 mod rate;
 mod receivers;
 mod refusals;
+mod replays;
 mod retry_rules;
 mod roles;
 mod rotation;

@@ -164,7 +164,7 @@ fn parse_status(text: &str) -> Result<i16, Problem> {
 }
 
 /// Years that an event's id can hold and Postgres can read.
-fn parse_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
+pub(super) fn parse_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
     DateTime::parse_from_rfc3339(text)
         .ok()
         .map(|time| time.to_utc())

@@ -5,6 +5,7 @@
 //! the workers are started again with a pause.
 
 mod duties;
+mod works;
 
 use std::time::{Duration, SystemTime};
 
@@ -14,8 +15,9 @@ use apalis_postgres::{Config, PostgresStorage};
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
-use crate::vault::Vault;
+use crate::{replays::run::Runner, vault::Vault};
 use duties::Duty;
+pub(crate) use works::{Work, push};
 
 const QUEUE: &str = "postrider.duties";
 const HOUR_SECONDS: u64 = 3_600;
@@ -28,12 +30,17 @@ pub(crate) async fn migrate(pool: &PgPool) -> Result<(), apalis_postgres::Error>
     PostgresStorage::setup(pool).await
 }
 
-pub(crate) async fn run(pool: PgPool, vault: Vault, stop: CancellationToken) {
+pub(crate) async fn run(pool: PgPool, vault: Vault, runner: Runner, stop: CancellationToken) {
     tokio::join!(
         keep_running("ticks", &stop, || push_ticks(pool.clone(), stop.clone())),
         keep_running("duties", &stop, || do_duties(
             pool.clone(),
             vault.clone(),
+            stop.clone()
+        )),
+        keep_running("works", &stop, || works::do_works(
+            pool.clone(),
+            runner.clone(),
             stop.clone()
         )),
     );
@@ -85,11 +92,11 @@ async fn push_ticks(pool: PgPool, stop: CancellationToken) -> Result<(), WorkerE
     let worker = WorkerBuilder::new(worker_name("ticks"))
         .backend(CronScheduler::new(Hourly))
         .data(pool)
-        .build(push);
+        .build(push_tick);
     worker.run_until(stopped(stop)).await
 }
 
-async fn push(tick: Tick<Utc>, pool: Data<PgPool>) -> Result<(), BoxDynError> {
+async fn push_tick(tick: Tick<Utc>, pool: Data<PgPool>) -> Result<(), BoxDynError> {
     push_hour(tick.get_timestamp().to_string(), &pool).await
 }
 
