@@ -183,6 +183,7 @@ impl Settings {
             .unwrap_or(defaults.max_in_flight),
             retention: parse("POSTRIDER_RETENTION", &flags.retention, parse_retention)?
                 .unwrap_or(defaults.retention),
+            public_url: parse("POSTRIDER_PUBLIC_URL", &flags.public_url, parse_public_url)?,
             name: defaults.name,
         };
         Ok(Self {

@@ -12,11 +12,13 @@ mod clock;
 mod disable;
 mod endpoint;
 mod engine;
+pub mod erasure;
 pub mod guard;
 mod job;
 mod jobs;
 mod lane;
 mod lease;
+pub mod notices;
 pub mod partitions;
 pub mod planned_rotation;
 mod rate;
@@ -24,6 +26,7 @@ mod read;
 mod record;
 pub mod relay;
 pub mod replays;
+pub mod retention;
 pub mod retry;
 pub mod schema;
 pub mod sealed;
@@ -152,6 +155,7 @@ impl Dispatcher {
         };
         let vault = self.vault.clone();
         let retention = self.settings.retention;
+        let public_url = self.settings.public_url.clone();
         let engine = engine::Engine {
             settings: self.settings,
             vault: self.vault,
@@ -180,7 +184,12 @@ impl Dispatcher {
             retention,
             stop: leave.clone(),
         };
-        let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, runner, leave.clone()));
+        let teller = notices::Teller {
+            pool: self.pool.clone(),
+            wake: self.wake.clone(),
+            public_url,
+        };
+        let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, runner, teller, leave.clone()));
         let relays = TaskTracker::new();
         for (number, source) in self.sources.into_iter().enumerate() {
             relays.spawn(relay::run(

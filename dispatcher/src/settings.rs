@@ -17,6 +17,8 @@ pub struct Settings {
     pub max_in_flight: usize,
     /// How long events, attempts and dead letters are kept; tenants may have a shorter one.
     pub retention: Duration,
+    /// The base of links in operational events, where it is known.
+    pub public_url: Option<String>,
     /// What other dispatchers and the dashboard call this one.
     pub name: String,
 }
@@ -30,6 +32,7 @@ impl Default for Settings {
             concurrency: 16,
             max_in_flight: 4096,
             retention: Duration::from_secs(30 * 24 * 60 * 60),
+            public_url: None,
             name: "dispatcher".to_owned(),
         }
     }

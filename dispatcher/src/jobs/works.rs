@@ -11,7 +11,7 @@ use sqlx::{PgConnection, PgPool};
 use tokio_util::sync::CancellationToken;
 
 use super::{stopped, worker_name};
-use crate::replays::run::Runner;
+use crate::{erasure, replays::run::Runner};
 
 const QUEUE: &str = "postrider.works";
 const POLL_EVERY: Duration = Duration::from_millis(500);
@@ -27,6 +27,7 @@ const AT_ONCE_MAX: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Work {
     Replay { id: i64 },
+    Erase { id: i64 },
 }
 
 /// In the caller's transaction. The library's own way to push takes a pool: the row is written as it would write it.
@@ -67,6 +68,7 @@ pub(super) async fn do_works(
 async fn perform(work: Work, runner: Data<Runner>) -> Result<(), BoxDynError> {
     match work {
         Work::Replay { id } => runner.run(ReplayId(id)).await?,
+        Work::Erase { id } => erasure::run(&runner.pool, id, &runner.stop).await?,
     }
     Ok(())
 }
