@@ -2,7 +2,7 @@
 //! Picked by `engine.rs`, recorded by `record.rs`.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -93,6 +93,8 @@ struct Content {
     body: Bytes,
     /// The data as it was given, of a thin event.
     full_data: Option<String>,
+    /// It has outlived its partition.
+    held: bool,
     /// Its share of the memory for bodies.
     _budget: OwnedSemaphorePermit,
 }
@@ -151,8 +153,13 @@ impl Attempts {
         .bind(last)
         .fetch_all(&self.pool)
         .await?;
-        let mut contents = HashMap::with_capacity(rows.len());
-        for (id, chosen_id, body, full_data) in rows {
+        let held = match rows.len() < ids.len() {
+            true => self.held(&ids, &rows).await?,
+            false => Vec::new(),
+        };
+        let mut contents = HashMap::with_capacity(rows.len() + held.len());
+        let first_held = rows.len();
+        for (index, (id, chosen_id, body, full_data)) in rows.into_iter().chain(held).enumerate() {
             let bytes = body.len() + full_data.as_ref().map_or(0, Vec::len);
             let share = budget.clone().acquire_many_owned(bytes as u32).await;
             let Ok(share) = share else { continue };
@@ -163,11 +170,25 @@ impl Attempts {
                     public_id,
                     body: body.into(),
                     full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
+                    held: index >= first_held,
                     _budget: share,
                 }),
             );
         }
         Ok(contents)
+    }
+
+    /// Events whose partition is gone while deliveries of them wait.
+    async fn held(&self, ids: &[EventId], found: &[StoredRow]) -> Result<Vec<StoredRow>, sqlx::Error> {
+        let found: HashSet<EventId> = found.iter().map(|row| row.0).collect();
+        let missing: Vec<EventId> = ids.iter().copied().filter(|id| !found.contains(id)).collect();
+        sqlx::query_as(
+            "select e.id, e.chosen_id, e.body, e.full_data
+             from unnest($1::uuid[]) u(id) join postrider.events_held e on e.id = u.id",
+        )
+        .bind(missing)
+        .fetch_all(&self.pool)
+        .await
     }
 
     async fn make(self, picked: Picked, content: Option<Arc<Content>>) {
@@ -182,6 +203,7 @@ impl Attempts {
         let started_at = self.clock.now();
         let began = Instant::now();
         let mut sent_signature = None;
+        let held = content.as_ref().is_some_and(|content| content.held);
         if let Some(content) = &content
             && !is_wanted(&endpoint, &job, content)
         {
@@ -203,6 +225,7 @@ impl Attempts {
                     error: "the endpoint's filter does not want it".to_owned(),
                 },
                 next: Next::Filtered,
+                held,
                 room,
             });
             return;
@@ -261,6 +284,7 @@ impl Attempts {
             signature: sent_signature,
             outcome,
             next,
+            held,
             room,
         };
         // The place first: the engine must hear of the answer before it hears of the record.
@@ -297,13 +321,13 @@ impl Attempts {
     }
 }
 
-/// Asked once, before the first attempt: what was tried or asked for by hand is sent whatever the filter says by now.
+/// Asked once, before the first attempt: what was tried before is sent whatever the filter says by now.
 /// Data that can't be read as values, which only SQL lets in, is sent too: nothing is lost because of a filter.
 fn is_wanted(endpoint: &Endpoint, job: &Job, content: &Content) -> bool {
     let Some(filter) = &endpoint.filter else {
         return true;
     };
-    if job.attempt > 0 || job.replay.is_some() {
+    if job.attempt > 0 {
         return true;
     }
     let data = match &content.full_data {
