@@ -98,6 +98,11 @@ pub(crate) enum Pace {
     Slow,
 }
 
+impl Pace {
+    pub(crate) const ALL: [Self; Self::COUNT] = [Self::Unknown, Self::Fast, Self::Slow];
+    pub(crate) const COUNT: usize = 3;
+}
+
 #[derive(Debug)]
 pub(crate) struct Lane {
     endpoint: Arc<Endpoint>,
@@ -125,6 +130,8 @@ pub(crate) struct Lane {
     /// The earliest due time recorded since the latest read of `retries` began: that read may not know of it.
     due_since_read: Option<DateTime<Utc>>,
     pace: Pace,
+    /// It has answered, or failed, since this lane was made.
+    heard: bool,
     breaker: Breaker,
     rate: Option<Rate>,
     /// The rate allows nothing before this.
@@ -162,6 +169,7 @@ impl Lane {
             replays_on_wire: 0,
             next_due,
             due_since_read: None,
+            heard: pace != Pace::Unknown,
             pace,
             breaker,
             rate_at: None,
@@ -197,7 +205,11 @@ impl Lane {
             return None;
         }
         // Of first attempts: a retry or a replay is of an old event without being late.
-        let first = self.fresh.iter().chain(&self.heads).filter(|job| job.attempt == 0);
+        let first = self
+            .fresh
+            .iter()
+            .chain(&self.heads)
+            .filter(|job| job.attempt == 0);
         let oldest = first.map(|job| job.event).min();
         Some(Activity {
             endpoint: self.endpoint.id,
@@ -389,10 +401,10 @@ impl Lane {
 
     fn limit(&self) -> usize {
         let limit = self.breaker.limit(self.endpoint.concurrency);
-        if self.pace == Pace::Unknown {
-            limit.min(UNKNOWN_LIMIT)
-        } else {
+        if self.heard {
             limit
+        } else {
+            limit.min(UNKNOWN_LIMIT)
         }
     }
 
@@ -524,6 +536,7 @@ impl Lane {
         if !verdict.its_own {
             return;
         }
+        self.heard = true;
         self.pace = if verdict.success && !verdict.slow {
             Pace::Fast
         } else {
@@ -534,6 +547,11 @@ impl Lane {
         } else {
             self.breaker.failed(now);
         }
+    }
+
+    /// An attempt takes long. Known before its answer is, so that what follows it has no place among the fast.
+    pub(crate) fn slowed(&mut self) {
+        self.pace = Pace::Slow;
     }
 
     /// The attempt was given up before it began or without an answer: the delivery is read from the tables again.
