@@ -18,7 +18,7 @@ const STOP_WAIT: Duration = Duration::from_secs(75);
 pub(crate) async fn migrate(settings: Settings) -> anyhow::Result<()> {
     let database = settings.require_database()?;
     let pool = connect::pool(&database.direct, "migrate").await?;
-    bring_up_to_date(&pool).await?;
+    bring_up_to_date(&pool, settings.dispatcher.retention).await?;
     pool.close().await;
     tracing::info!("the schema is up to date");
     Ok(())
@@ -32,9 +32,9 @@ pub(crate) async fn migrate_outbox(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) async fn bring_up_to_date(pool: &PgPool) -> anyhow::Result<()> {
+pub(crate) async fn bring_up_to_date(pool: &PgPool, retention: Duration) -> anyhow::Result<()> {
     schema::migrate(pool).await?;
-    partitions::make_ahead(pool)
+    partitions::make_ahead(pool, retention)
         .await
         .context("the partitions of the coming days could not be made")
 }

@@ -15,7 +15,7 @@ use sqlx::postgres::PgConnectOptions;
 pub use environment::Environment;
 use values::{
     number_between, parse_address, parse_bool, parse_filter, parse_format, parse_jitter, parse_networks,
-    parse_ports, parse_public_url, parse_rate, parse_timeout,
+    parse_ports, parse_public_url, parse_rate, parse_retention, parse_timeout,
 };
 
 const PASSWORD_CHARS_MIN: usize = 8;
@@ -55,6 +55,9 @@ pub struct Flags {
     /// Attempts on the wire in one dispatcher [default: 4096]
     #[arg(long, env = "POSTRIDER_MAX_IN_FLIGHT")]
     max_in_flight: Option<String>,
+    /// How long events, attempts and dead letters are kept [default: 30d]
+    #[arg(long, env = "POSTRIDER_RETENTION")]
+    retention: Option<String>,
     /// Networks that endpoints may be in although they are not public [default: none; `up` without a database: loopback]
     #[arg(long, env = "POSTRIDER_ALLOW_NETWORKS")]
     allow_networks: Option<String>,
@@ -191,6 +194,9 @@ impl Settings {
                 number_between(text, 1, 1_000_000)
             })?
             .unwrap_or(defaults.max_in_flight),
+            retention: parse("POSTRIDER_RETENTION", &flags.retention, parse_retention)?
+                .unwrap_or(defaults.retention),
+            public_url: parse("POSTRIDER_PUBLIC_URL", &flags.public_url, parse_public_url)?,
             name: defaults.name,
         };
         Ok(Self {

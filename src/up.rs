@@ -86,7 +86,7 @@ async fn run(
     })?;
 
     let sending_pool = connect::pool(&database.direct, "dispatcher").await?;
-    roles::bring_up_to_date(&sending_pool).await?;
+    roles::bring_up_to_date(&sending_pool, settings.dispatcher.retention).await?;
     sealed::check(&sending_pool, &vault).await?;
     let serving_pool = connect::pool(&database.pooled, "dashboard").await?;
     admin::set_password(&serving_pool, &password.value).await?;
@@ -109,7 +109,10 @@ async fn run(
         sources: settings.sources.clone(),
         pool: sending_pool.clone(),
         direct: connect::named(&database.direct, "dispatcher"),
-        settings: settings.dispatcher.clone(),
+        settings: postrider_dispatcher::Settings {
+            public_url: Some(roles::public_url(&settings, &listener)?),
+            ..settings.dispatcher.clone()
+        },
         guard: guard.clone(),
         vault: vault.clone(),
         wake: wake.clone(),

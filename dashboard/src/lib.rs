@@ -8,6 +8,7 @@ mod audit;
 mod auth;
 mod deliveries;
 mod emits;
+mod export;
 pub mod grpc;
 mod idempotency;
 mod input;

@@ -19,7 +19,7 @@ const SECRETS: [&str; 8] = [
     "POSTRIDER_ENDPOINT_SECRET",
 ];
 
-const FLAGS: [&str; 19] = [
+const FLAGS: [&str; 20] = [
     "POSTRIDER_DATA_DIR",
     "POSTRIDER_LISTEN",
     "POSTRIDER_METRICS_LISTEN",
@@ -30,6 +30,7 @@ const FLAGS: [&str; 19] = [
     "POSTRIDER_TIMEOUT",
     "POSTRIDER_ENDPOINT_CONCURRENCY",
     "POSTRIDER_MAX_IN_FLIGHT",
+    "POSTRIDER_RETENTION",
     "POSTRIDER_ALLOW_NETWORKS",
     "POSTRIDER_DENY_NETWORKS",
     "POSTRIDER_DENY_PORTS",
@@ -42,7 +43,7 @@ const FLAGS: [&str; 19] = [
 ];
 
 /// Promised, but not there yet. Refused and not passed over: somebody who sets it relies on it.
-const NOT_YET: [&str; 2] = ["POSTRIDER_RETENTION", "POSTRIDER_OTLP_ENDPOINT"];
+const NOT_YET: [&str; 1] = ["POSTRIDER_OTLP_ENDPOINT"];
 
 pub struct Environment(BTreeMap<String, String>);
 

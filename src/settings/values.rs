@@ -8,6 +8,8 @@ use tracing_subscriber::EnvFilter;
 
 const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+const MINUTE: u64 = 60;
+const RETENTION_DAYS_MAX: u64 = 3_650;
 
 pub(super) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     text.parse()
@@ -40,6 +42,24 @@ pub(super) fn parse_timeout(text: &str) -> Result<Duration, String> {
     } else {
         Err(format!("`{text}` is not between 100ms and 60s"))
     }
+}
+
+/// `30d`, `12h`, `90m`.
+pub(super) fn parse_retention(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is not a time like 30d, 12h or 90m, from 1m to {RETENTION_DAYS_MAX}d");
+    let unit = text.chars().next_back().ok_or_else(wrong)?;
+    let unit_seconds = match unit {
+        'm' => MINUTE,
+        'h' => 60 * MINUTE,
+        'd' => 24 * 60 * MINUTE,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = text[..text.len() - 1].trim().parse().map_err(|_| wrong())?;
+    number
+        .checked_mul(unit_seconds)
+        .filter(|seconds| (MINUTE..=RETENTION_DAYS_MAX * 24 * 60 * MINUTE).contains(seconds))
+        .map(Duration::from_secs)
+        .ok_or_else(wrong)
 }
 
 pub(super) fn number_between<N: FromStr + PartialOrd + std::fmt::Display>(

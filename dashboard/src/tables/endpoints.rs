@@ -267,10 +267,12 @@ pub(crate) async fn set_tls(
 
 /// Whoever sets an endpoint going again gives it time anew: its old failures no longer count.
 pub(crate) async fn forget_failures(db: impl PgExecutor<'_>, id: EndpointId) -> Result<(), sqlx::Error> {
-    sqlx::query("delete from postrider.endpoint_health where endpoint_id = $1")
-        .bind(id)
-        .execute(db)
-        .await?;
+    sqlx::query(
+        "update postrider.endpoint_health set failing_since = clock_timestamp() where endpoint_id = $1",
+    )
+    .bind(id)
+    .execute(db)
+    .await?;
     Ok(())
 }
 
