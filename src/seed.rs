@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use anyhow::ensure;
-use postrider_dispatcher::statistics::BOUNDS_MS;
+use postrider_dispatcher::{rollup, statistics::BOUNDS_MS};
 use sqlx::{AssertSqlSafe, PgPool};
 use uuid::Uuid;
 
@@ -39,7 +39,15 @@ pub(crate) async fn run(settings: Settings, attempts: i64) -> anyhow::Result<()>
         );
     }
     make_statistics(&pool).await?;
-    for table in ["events", "attempts", "queue", "retries", "dead_letters", "minute_statistics"] {
+    rollup::run(&pool).await?;
+    for table in [
+        "events",
+        "attempts",
+        "queue",
+        "retries",
+        "dead_letters",
+        "minute_statistics",
+    ] {
         // A name of the line above, and a vacuum takes no parameter.
         sqlx::raw_sql(AssertSqlSafe(format!("vacuum analyze postrider.{table}")))
             .execute(&pool)

@@ -177,7 +177,11 @@ impl Lane {
             return None;
         }
         // Of first attempts: a retry or a replay is of an old event without being late.
-        let first = self.fresh.iter().chain(&self.heads).filter(|job| job.attempt == 0);
+        let first = self
+            .fresh
+            .iter()
+            .chain(&self.heads)
+            .filter(|job| job.attempt == 0);
         let oldest = first.map(|job| job.event).min();
         Some(Activity {
             endpoint: self.endpoint.id,

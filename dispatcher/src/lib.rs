@@ -24,7 +24,7 @@ mod read;
 mod record;
 pub mod relay;
 pub mod retry;
-mod rollup;
+pub mod rollup;
 pub mod schema;
 pub mod sealed;
 pub mod send;

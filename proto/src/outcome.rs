@@ -108,6 +108,11 @@ impl Outcome {
         }
     }
 
+    /// Whether a request may have gone out.
+    pub fn was_sent(&self) -> bool {
+        !matches!(self, Self::Forbidden { .. } | Self::NotSent { .. })
+    }
+
     pub fn is_success(&self) -> bool {
         matches!(self, Self::Accepted { .. })
     }

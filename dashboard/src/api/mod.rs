@@ -6,8 +6,8 @@ pub(crate) mod batch;
 pub(crate) mod catalogue;
 mod compatibility;
 pub(crate) mod deliveries;
-mod endpoint_form;
-mod endpoint_rules;
+pub(crate) mod endpoint_form;
+pub(crate) mod endpoint_rules;
 pub(crate) mod endpoints;
 pub(crate) mod event_types;
 pub(crate) mod events;
@@ -16,6 +16,7 @@ pub(crate) mod portal_links;
 pub(crate) mod rotations;
 pub(crate) mod secrets;
 pub(crate) mod tenants;
+pub(crate) mod test;
 
 use axum::Json;
 

@@ -66,8 +66,8 @@ pub(crate) struct SecretView {
 }
 
 /// A secret in force, as it is kept.
-pub(super) struct Opened {
-    pub(super) secret: Secret,
+pub(crate) struct Opened {
+    pub(crate) secret: Secret,
     created_at: DateTime<Utc>,
     retires_at: Option<DateTime<Utc>>,
 }
@@ -108,7 +108,7 @@ pub(crate) struct RotateForm {
 }
 
 /// The newest first.
-pub(super) async fn open_in_force(
+pub(crate) async fn open_in_force(
     vault: &Vault,
     connection: &mut PgConnection,
     owner: Owner,

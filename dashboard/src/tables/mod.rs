@@ -1,6 +1,7 @@
 //! The SQL, a file for each table, a function for each statement. Only that file writes its table; what moves a
 //! delivery from one table to another in one statement is in `replay`.
 
+pub(crate) mod activity;
 pub(crate) mod api_keys;
 pub(crate) mod attempts;
 pub(crate) mod audit;
@@ -17,6 +18,7 @@ pub(crate) mod rotations;
 pub(crate) mod schemas;
 pub(crate) mod secrets;
 pub(crate) mod sessions;
+pub(crate) mod statistics;
 pub(crate) mod tenants;
 
 use data_encoding::BASE32HEX_NOPAD;
