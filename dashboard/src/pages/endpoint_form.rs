@@ -136,13 +136,13 @@ impl Fields {
                 json!(waits)
             },
         );
-        form.insert("ordered".to_owned(), json!(self.ordered.is_some()));
+        form.insert("ordered".to_owned(), json!(is_ticked(&self.ordered)));
         form.insert("signature".to_owned(), text_or_null(&self.signature));
         match pairs(&self.headers, [':', ':']) {
             Some(headers) if !headers.is_empty() => {
                 form.insert("headers".to_owned(), json!(headers));
             }
-            Some(_) if self.drop_headers.is_some() => {
+            Some(_) if is_ticked(&self.drop_headers) => {
                 form.insert("headers".to_owned(), Value::Null);
             }
             Some(_) => {}
@@ -171,6 +171,11 @@ impl Wrong {
             .collect();
         (!told.is_empty()).then(|| told.join("; "))
     }
+}
+
+/// As browsers send a checkbox that has no value of its own.
+fn is_ticked(checkbox: &Option<String>) -> bool {
+    checkbox.as_deref() == Some("on")
 }
 
 fn text_or_null(text: &str) -> Value {
