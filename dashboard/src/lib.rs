@@ -10,6 +10,7 @@ mod chart;
 mod curl;
 mod deliveries;
 mod emits;
+mod export;
 mod figures;
 pub mod grpc;
 mod idempotency;
@@ -17,6 +18,7 @@ mod input;
 mod json_text;
 mod listing;
 mod live;
+mod openapi;
 mod pages;
 mod people;
 mod problem;
@@ -24,8 +26,8 @@ mod replay;
 mod routes;
 mod settled;
 mod tables;
-mod test_event;
 mod transcript;
+mod trials;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -37,9 +39,16 @@ use tokio_util::sync::CancellationToken;
 
 use live::Live;
 
-pub use auth::{PasswordError, Role, Rule, set_admin_password};
+#[doc(hidden)]
+pub use api::events::read_emit_body;
+pub use auth::{
+    PasswordError, REQUEST_RATE_DEFAULT, RequestRates, Role, Rule, TENANT_REQUEST_RATE_DEFAULT,
+    set_admin_password,
+};
 pub use emits::Emits;
+pub use openapi::document as openapi_document;
 pub use routes::Route;
+pub use trials::Trials;
 
 /// Everything the API and the pages need; made by the root.
 pub struct App {
@@ -48,11 +57,15 @@ pub struct App {
     pub emits: Emits,
     pub vault: Vault,
     pub guard: Guard,
+    pub trials: Trials,
     /// What applies to endpoints that have no setting of their own.
     pub defaults: Settings,
     /// The base of links, and whether cookies may travel over plain http.
     pub public_url: String,
     pub admin_api_key: String,
+    pub request_rates: RequestRates,
+    /// The figures of this process, as Prometheus reads them.
+    pub metrics: fn() -> String,
 }
 
 /// One copy for each request is one count more on an `Arc`.

@@ -8,20 +8,26 @@ use chrono::{DateTime, Utc};
 use postrider_dispatcher::vault::{Purpose, Vault};
 use postrider_proto::{OutcomeKind, limits::ANSWER_KEPT_BYTES_MAX};
 use serde::Serialize;
+use utoipa::ToSchema;
 
-use crate::tables::{attempts::AttemptRow, endpoints::EndpointRow};
+use crate::{
+    openapi::shapes,
+    tables::{attempts::AttemptRow, endpoints::EndpointRow},
+};
 
 /// Stands for the value of a custom header.
 pub(crate) const HIDDEN: &str = "[hidden]";
 
-const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
+pub(crate) const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Attempt {
     pub(crate) number: i16,
     pub(crate) started_at: DateTime<Utc>,
     pub(crate) duration_ms: i32,
+    #[schema(schema_with = shapes::outcome)]
     pub(crate) outcome: &'static str,
+    #[schema(schema_with = shapes::status_or_null)]
     pub(crate) status: Option<i16>,
     pub(crate) error: Option<String>,
     /// Empty when nothing was sent.
@@ -56,27 +62,34 @@ impl Attempt {
 
     /// What happened, in a sentence for people.
     pub(crate) fn in_words(&self) -> String {
-        match (self.status, &self.error) {
-            (Some(status), _) if self.is_accepted() => format!("Accepted with {}", status_words(status)),
-            (Some(status @ 300..400), _) => {
-                format!(
-                    "Answered with {}: redirects are not followed",
-                    status_words(status)
-                )
-            }
-            (Some(status), _) => format!("Refused with {}", status_words(status)),
-            (None, Some(error)) => error_words(error),
-            (None, None) => self.outcome.replace('_', " "),
-        }
-    }
-
-    fn is_accepted(&self) -> bool {
-        self.status.is_some_and(|status| (200..300).contains(&status))
+        attempt_words(self.status, self.error.as_deref(), self.outcome)
     }
 
     /// The colour it is shown in.
     pub(crate) fn tone(&self) -> &'static str {
-        if self.is_accepted() { "good" } else { "bad" }
+        attempt_tone(self.status)
+    }
+}
+
+pub(crate) fn attempt_words(status: Option<i16>, error: Option<&str>, outcome: &str) -> String {
+    match (status, error) {
+        (Some(status @ 200..300), _) => format!("Accepted with {}", status_words(status)),
+        (Some(status @ 300..400), _) => {
+            format!(
+                "Answered with {}: redirects are not followed",
+                status_words(status)
+            )
+        }
+        (Some(status), _) => format!("Refused with {}", status_words(status)),
+        (None, Some(error)) => error_words(error),
+        (None, None) => outcome.replace('_', " "),
+    }
+}
+
+pub(crate) fn attempt_tone(status: Option<i16>) -> &'static str {
+    match status {
+        Some(200..300) => "good",
+        _ => "bad",
     }
 }
 

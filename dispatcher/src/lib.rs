@@ -12,17 +12,22 @@ mod clock;
 mod disable;
 mod endpoint;
 mod engine;
+pub mod erasure;
 pub mod guard;
 mod job;
 mod jobs;
 mod lane;
 mod lease;
+pub mod notices;
 pub mod partitions;
 pub mod planned_rotation;
+pub mod proxy;
 mod rate;
 mod read;
 mod record;
 pub mod relay;
+pub mod replays;
+pub mod retention;
 pub mod retry;
 pub mod rollup;
 pub mod schema;
@@ -34,6 +39,7 @@ mod shards;
 mod simulation;
 mod snapshot;
 pub mod statistics;
+pub mod tls;
 pub mod vault;
 mod wake;
 
@@ -88,7 +94,7 @@ pub enum DispatcherError {
     #[error("the database did not answer: {0}")]
     Database(#[from] sqlx::Error),
     #[error("the HTTP client can't be made: {0}")]
-    Client(#[from] reqwest::Error),
+    Client(#[from] send::SenderError),
 }
 
 impl Dispatcher {
@@ -163,6 +169,8 @@ impl Dispatcher {
             statistics,
             activity: activity_out,
         };
+        let retention = self.settings.retention;
+        let public_url = self.settings.public_url.clone();
         let engine = engine::Engine {
             settings: self.settings,
             vault: self.vault,
@@ -187,7 +195,18 @@ impl Dispatcher {
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
         let flusher = tokio::spawn(flusher.run(leave.clone()));
-        let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, leave.clone()));
+        let runner = replays::run::Runner {
+            pool: self.pool.clone(),
+            wake: self.wake.clone(),
+            retention,
+            stop: leave.clone(),
+        };
+        let teller = notices::Teller {
+            pool: self.pool.clone(),
+            wake: self.wake.clone(),
+            public_url,
+        };
+        let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, runner, teller, leave.clone()));
         let relays = TaskTracker::new();
         for (number, source) in self.sources.into_iter().enumerate() {
             relays.spawn(relay::run(

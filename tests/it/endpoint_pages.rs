@@ -97,42 +97,22 @@ async fn an_endpoint_is_added_changed_paused_and_deleted_by_forms() {
 }
 
 #[tokio::test]
-async fn a_test_event_is_signed_marked_and_answered_with_the_attempt() {
+async fn a_test_event_and_a_probe_are_told_on_the_page() {
     let database = Database::fresh().await;
     let program = Postrider::start(&database).await;
     let receiver = Receiver::start().await;
     receiver.answer(Answer::Status(418));
     let api = program.api();
     let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
-    let path = format!("/tenants/acme/endpoints/{}/test", endpoint.id);
-
-    let (status, attempt) = api.call(Method::POST, &path, None).await;
-    assert_eq!(
-        (status, &attempt["status"]),
-        (StatusCode::OK, &json!(418)),
-        "{attempt}"
-    );
-    assert_eq!(attempt["request_headers"]["Webhook-Test"], "true");
-    let received = receiver.wait_for(1).await;
-    assert_eq!(received[0].header("webhook-test"), "true");
-    received[0]
-        .verify(&endpoint.secret)
-        .expect("a signature that fits");
-    let (status, refused) = api
-        .call(Method::POST, &path, Some(json!({ "type": "no.such" })))
-        .await;
-    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{refused}");
-    assert_eq!(
-        api.get("/tenants/acme/deliveries").await["data"],
-        json!([]),
-        "it is stored nowhere"
-    );
-
     let mut person = Person::signed_in(&program).await;
     let (_, page) = person.visit(&format!("/endpoints/{}", endpoint.id)).await;
-    let (status, page) = person.submit(&Form::find(&page, "/test")).await;
+    let (status, tested) = person.submit(&Form::find(&page, "/test")).await;
     assert_eq!(status, StatusCode::OK);
-    assert!(page.contains("it failed") && page.contains("418"), "{page}");
+    assert!(tested.contains("it failed") && tested.contains("418"), "{tested}");
+    assert_eq!(receiver.wait_for(1).await[0].header("webhook-test"), "true");
+    let (status, probed) = person.submit(&Form::find(&page, "/probe")).await;
+    assert_eq!(status, StatusCode::OK, "{probed}");
+    assert!(probed.contains("of 100") && probed.contains("wrong"), "{probed}");
 }
 
 #[tokio::test]

@@ -11,18 +11,22 @@ use axum::{
 };
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::EndpointState;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::json;
 use sqlx::PgPool;
 
-use super::{DoneQuery, Frame, Line, Markup, PageProblem};
+use super::{
+    DoneQuery, Frame, Line, Markup, PageProblem,
+    endpoint_trials::{Tried, read_answer},
+};
 use crate::{
     Shared, api,
     auth::{Actor, Confirmed, Session, Submitted, Tenant},
     chart::{self, Histogram, Svg},
     deliveries::{self, Filter},
     figures::{Series, Totals, class_words, grouped, ms_words, percent_words, time_words},
-    input::{Body, Query},
+    idempotency::Claim,
+    input::{Body, OptionalBody, Query},
     live::{Content, Live, Stream},
     problem::{Kind, Problem},
     tables::{
@@ -31,8 +35,6 @@ use crate::{
         rotations::{self, Of},
         statistics, tenants,
     },
-    test_event,
-    transcript::Attempt,
 };
 
 const REFRESH: Duration = Duration::from_secs(2);
@@ -117,7 +119,7 @@ pub(crate) struct EndpointPage {
     now: Markup,
     pins: Vec<OutdatedPin>,
     refusals: i64,
-    tested: Option<Attempt>,
+    tried: Tried,
     lines: Vec<Line>,
 }
 
@@ -209,7 +211,7 @@ async fn page(
     session: &Session,
     subject: Subject,
     done: &str,
-    tested: Option<Attempt>,
+    tried: Tried,
 ) -> Result<EndpointPage, Problem> {
     let filter = Filter {
         tenant: Some(subject.tenant.id),
@@ -227,7 +229,7 @@ async fn page(
         pins: endpoints::outdated_pins(&app.pool, subject.row.id).await?,
         refusals: rotation.map_or(0, |row| row.refusals_since),
         lines: found.iter().map(Line::from).collect(),
-        tested,
+        tried,
         subject,
     })
 }
@@ -239,7 +241,7 @@ pub(crate) async fn show(
     Query(query): Query<DoneQuery>,
 ) -> Result<EndpointPage, PageProblem> {
     let subject = Subject::find(&app, &session, &id).await?;
-    Ok(page(&app, &session, subject, &query.done, None).await?)
+    Ok(page(&app, &session, subject, &query.done, Tried::default()).await?)
 }
 
 pub(crate) async fn follow(
@@ -296,20 +298,70 @@ async fn enable(
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct TestForm {
+pub(crate) struct TrialFields {
     r#type: String,
+}
+
+impl TrialFields {
+    /// What the API takes.
+    fn body<T: DeserializeOwned>(&self) -> Result<OptionalBody<T>, Problem> {
+        let wanted = Some(self.r#type.trim()).filter(|name| !name.is_empty());
+        serde_json::from_value(json!({ "type": wanted }))
+            .map(OptionalBody)
+            .map_err(|error| Problem::new(Kind::Internal, error.to_string()))
+    }
 }
 
 /// The page again, with what came of the test.
 pub(crate) async fn test(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
+    actor: Extension<Actor>,
     Path(id): Path<String>,
-    Submitted(form): Submitted<TestForm>,
+    Submitted(form): Submitted<TrialFields>,
 ) -> Result<EndpointPage, PageProblem> {
     let subject = Subject::find(&app, &session, &id).await?;
-    let wanted = Some(form.r#type.trim()).filter(|name| !name.is_empty());
-    let tested = test_event::send(&app, &actor, &subject.tenant, &subject.row, wanted).await?;
-    Ok(page(&app, &session, subject, "", Some(tested)).await?)
+    let path = Path((subject.tenant.slug.clone(), id));
+    let tenant = Extension(subject.tenant.clone());
+    let answer = api::trials::test(
+        State(app.clone()),
+        actor,
+        tenant,
+        path,
+        Claim::default(),
+        form.body()?,
+    )
+    .await?;
+    let tried = Tried {
+        test: Some(read_answer(answer).await?),
+        ..Tried::default()
+    };
+    Ok(page(&app, &session, subject, "", tried).await?)
+}
+
+/// The page again, with what the probe found.
+pub(crate) async fn probe(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    actor: Extension<Actor>,
+    Path(id): Path<String>,
+    Submitted(form): Submitted<TrialFields>,
+) -> Result<EndpointPage, PageProblem> {
+    let subject = Subject::find(&app, &session, &id).await?;
+    let path = Path((subject.tenant.slug.clone(), id));
+    let tenant = Extension(subject.tenant.clone());
+    let answer = api::trials::probe(
+        State(app.clone()),
+        actor,
+        tenant,
+        path,
+        Claim::default(),
+        form.body()?,
+    )
+    .await?;
+    let tried = Tried {
+        probe: Some(read_answer(answer).await?),
+        ..Tried::default()
+    };
+    Ok(page(&app, &session, subject, "", tried).await?)
 }

@@ -2,6 +2,7 @@
 //! delivery from one table to another in one statement is in `replay`.
 
 pub(crate) mod activity;
+pub(crate) mod alerts;
 pub(crate) mod api_keys;
 pub(crate) mod attempts;
 pub(crate) mod audit;
@@ -20,6 +21,7 @@ pub(crate) mod secrets;
 pub(crate) mod sessions;
 pub(crate) mod statistics;
 pub(crate) mod tenants;
+pub(crate) mod trials;
 
 use data_encoding::BASE32HEX_NOPAD;
 use sqlx::{PgPool, Postgres, Transaction};
