@@ -30,7 +30,7 @@ pub mod relay;
 pub mod replays;
 pub mod retention;
 pub mod retry;
-mod rollup;
+pub mod rollup;
 pub mod schema;
 pub mod sealed;
 pub mod send;

@@ -10,7 +10,7 @@ pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod endpoint_certificates;
 pub(crate) mod endpoint_form;
-mod endpoint_rules;
+pub(crate) mod endpoint_rules;
 pub(crate) mod endpoints;
 pub(crate) mod erasures;
 pub(crate) mod event_types;

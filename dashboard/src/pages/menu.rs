@@ -32,6 +32,7 @@ pub(crate) const MENU: &[Group] = &[
     Group { label: "", entries: &[
         entry("overview", "/", "Overview", "M3 17V9m5 8V3m5 14v-6m4 6V6"),
         entry("deliveries", "/deliveries", "Deliveries", "M3 4h14M3 8h14M3 12h9M3 16h9m3-3 3 3-3 3"),
+        entry("endpoints", "/endpoints", "Endpoints", "M10 3v5m0 4v5M4 10h4m4 0h4M10 12a2 2 0 1 0 0-4 2 2 0 0 0 0 4zM3 8.500v3m14-3v3M8.500 3h3m-3 14h3"),
     ] },
     Group { label: "Recover", entries: &[
         entry("dead-letters", "/dead-letters", "Dead letters", "M3 5h14v10H3zM3 6l7 5 7-5M7.5 18l5-5m0 5-5-5"),
@@ -55,7 +56,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_menu_links_only_to_pages_that_are_there() {
-        let routes = crate::routes::build(crate::auth::tests::app().await).1;
+        let routes = crate::routes::build(crate::auth::tests::app().await, crate::live::Live::default()).1;
         for entry in MENU
             .iter()
             .chain(TEAM)

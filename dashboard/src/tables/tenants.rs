@@ -29,6 +29,14 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> Result<Option<T
     .await
 }
 
+/// Of a deleted one too: its events may still be looked at.
+pub(crate) async fn slug(db: impl PgExecutor<'_>, id: TenantId) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar("select slug from postrider.tenants where id = $1")
+        .bind(id)
+        .fetch_optional(db)
+        .await
+}
+
 /// Makes the tenant or gives it the name; tells whether it is new.
 pub(crate) async fn put(
     db: impl PgExecutor<'_>,

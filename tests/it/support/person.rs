@@ -141,6 +141,12 @@ impl<'p> Person<'p> {
         }
     }
 
+    /// An answer whose body comes bit by bit.
+    pub(crate) async fn open(&mut self, path: &str) -> reqwest::Response {
+        let request = self.client.get(self.program.url(path));
+        self.answer(request).await
+    }
+
     async fn send(&mut self, request: reqwest::RequestBuilder) -> (StatusCode, String) {
         let answer = self.answer(request).await;
         (answer.status(), answer.text().await.expect("a page"))
