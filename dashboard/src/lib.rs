@@ -17,7 +17,9 @@ mod people;
 mod problem;
 mod replay;
 mod routes;
+mod schema_table;
 mod settled;
+mod signed;
 mod tables;
 mod transcript;
 

@@ -10,7 +10,7 @@ use crate::{
     Shared,
     input::Query,
     listing::{Page, PageQuery},
-    tables::audit,
+    tables::audit::{self, Narrowed},
 };
 
 #[derive(Serialize)]
@@ -28,7 +28,7 @@ pub(crate) async fn list(
     Query(query): Query<PageQuery>,
 ) -> Answer<Page<AuditView>> {
     let (limit, before) = (query.limit()?, query.after::<i64>()?.unwrap_or(i64::MAX));
-    let rows = audit::list(&app.pool, before, limit + 1).await?;
+    let rows = audit::list(&app.pool, &Narrowed::default(), before, limit + 1).await?;
     Ok(Json(Page::cut(rows, limit, |row| row.id).map(|row| AuditView {
         at: row.at,
         actor: row.actor,

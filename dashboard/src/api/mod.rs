@@ -4,7 +4,7 @@ pub(crate) mod api_keys;
 pub(crate) mod audit;
 pub(crate) mod batch;
 pub(crate) mod catalogue;
-mod compatibility;
+pub(crate) mod compatibility;
 pub(crate) mod deliveries;
 mod endpoint_form;
 mod endpoint_rules;

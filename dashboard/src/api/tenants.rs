@@ -28,9 +28,9 @@ use crate::{
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TenantForm {
-    name: Option<String>,
+    pub(crate) name: Option<String>,
     /// Null is never. Endpoints may have their own.
-    rotate_every_days: Option<i64>,
+    pub(crate) rotate_every_days: Option<i64>,
 }
 
 #[derive(Serialize)]
@@ -58,7 +58,23 @@ pub(crate) async fn put(
     Path(slug): Path<String>,
     OptionalBody(form): OptionalBody<TenantForm>,
 ) -> Result<Response, Problem> {
-    if !is_tenant_slug(&slug) {
+    let (row, is_new) = store(&app, &actor, &slug, form).await?;
+    let status = if is_new {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
+    Ok((status, Json(TenantView::from(row))).into_response())
+}
+
+/// Makes the tenant or changes it; tells whether it is new.
+pub(crate) async fn store(
+    app: &Shared,
+    actor: &Actor,
+    slug: &str,
+    form: TenantForm,
+) -> Result<(TenantRow, bool), Problem> {
+    if !is_tenant_slug(slug) {
         return Err(Problem::invalid(
             "",
             "a tenant's id begins with a letter or digit and has at most 64 of A-Z a-z 0-9 _ . -",
@@ -81,22 +97,17 @@ pub(crate) async fn put(
     faults.done()?;
     let mut transaction = tables::begin(&app.pool).await?;
     let (row, is_new) =
-        tables::tenants::put(&mut *transaction, &slug, form.name.as_deref(), rotate_every_days).await?;
+        tables::tenants::put(&mut *transaction, slug, form.name.as_deref(), rotate_every_days).await?;
     let entry = Entry {
-        actor: &actor,
+        actor,
         action: Action::TenantPut,
         tenant: Some(row.id),
-        subject: &slug,
+        subject: slug,
         detail: None,
     };
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
-    let status = if is_new {
-        StatusCode::CREATED
-    } else {
-        StatusCode::OK
-    };
-    Ok((status, Json(TenantView::from(row))).into_response())
+    Ok((row, is_new))
 }
 
 pub(crate) async fn get(
@@ -115,7 +126,12 @@ pub(crate) async fn delete(
     Extension(actor): Extension<Actor>,
     Path(slug): Path<String>,
 ) -> Result<StatusCode, Problem> {
-    let tenant = tables::tenants::find(&app.pool, &slug)
+    remove(&app, &actor, &slug).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn remove(app: &Shared, actor: &Actor, slug: &str) -> Result<(), Problem> {
+    let tenant = tables::tenants::find(&app.pool, slug)
         .await?
         .ok_or_else(|| Problem::not_found("tenant"))?;
     let mut transaction = tables::begin(&app.pool).await?;
@@ -126,10 +142,10 @@ pub(crate) async fn delete(
     let mut shards = endpoints::delete_all(&mut *transaction, tenant.id).await?;
     api_keys::revoke_all(&mut *transaction, tenant.id).await?;
     let entry = Entry {
-        actor: &actor,
+        actor,
         action: Action::TenantDeleted,
         tenant: Some(tenant.id),
-        subject: &slug,
+        subject: slug,
         detail: None,
     };
     audit::write(&mut transaction, entry).await?;
@@ -141,7 +157,7 @@ pub(crate) async fn delete(
     for shard in shards {
         settled(&app.pool, shard, &xid).await?;
     }
-    Ok(StatusCode::NO_CONTENT)
+    Ok(())
 }
 
 pub(crate) async fn list(

@@ -17,6 +17,7 @@ pub(crate) mod rotations;
 pub(crate) mod schemas;
 pub(crate) mod secrets;
 pub(crate) mod sessions;
+pub(crate) mod system;
 pub(crate) mod tenants;
 
 use data_encoding::BASE32HEX_NOPAD;
