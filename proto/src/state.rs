@@ -103,6 +103,23 @@ words!(
     }
 );
 words!(
+    /// What a bulk replay sends: deliveries again, or events that an endpoint never got.
+    ReplayKind("replay_kind") { Deliveries = "deliveries", Missing = "missing" }
+);
+words!(
+    /// How far a bulk replay is.
+    ReplayState("replay_state") { Running = "running", Done = "done", Cancelled = "cancelled" }
+);
+words!(
+    /// Where a part of a bulk replay takes its deliveries from. `Waiting` ones have failed and wait for their next attempt.
+    ReplaySource("replay_source") {
+        Dead = "dead",
+        Delivered = "delivered",
+        Waiting = "waiting",
+        Missing = "missing",
+    }
+);
+words!(
     /// What an API key may do.
     KeyRole("key_role") { Admin = "admin", Producer = "producer", Tenant = "tenant" }
 );

@@ -7,6 +7,7 @@ pub(crate) mod audit;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod delivery;
+pub(crate) mod docs;
 pub(crate) mod event_types;
 mod menu;
 pub(crate) mod people;

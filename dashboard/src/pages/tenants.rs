@@ -174,7 +174,7 @@ pub(crate) async fn make(
     }
     let wanted = TenantForm {
         name: said(form.name),
-        rotate_every_days: None,
+        ..TenantForm::default()
     };
     let (row, _) = store(&app, &actor, slug, wanted).await?;
     Ok(Redirect::to(&format!("/tenants/{}?done=made", row.slug)))
@@ -184,6 +184,7 @@ pub(crate) async fn make(
 pub(crate) struct ChangeForm {
     name: String,
     rotate_every_days: String,
+    retention_days: String,
 }
 
 pub(crate) async fn change(
@@ -193,19 +194,24 @@ pub(crate) async fn change(
     Submitted(form): Submitted<ChangeForm>,
 ) -> Result<Redirect, PageProblem> {
     let row = find(&app, &slug).await?;
-    let days = match form.rotate_every_days.trim() {
-        "" => None,
-        text => Some(
-            text.parse()
-                .map_err(|_| Problem::invalid("/rotate_every_days", "must be a whole number of days"))?,
-        ),
-    };
     let wanted = TenantForm {
         name: said(form.name),
-        rotate_every_days: days,
+        rotate_every_days: days("rotate_every_days", &form.rotate_every_days)?,
+        retention_days: days("retention_days", &form.retention_days)?,
+        all_operational_events: Some(row.all_operational_events),
     };
     store(&app, &actor, &row.slug, wanted).await?;
     Ok(Redirect::to(&format!("/tenants/{}?done=changed", row.slug)))
+}
+
+fn days(field: &str, text: &str) -> Result<Option<i64>, Problem> {
+    match text.trim() {
+        "" => Ok(None),
+        text => text
+            .parse()
+            .map(Some)
+            .map_err(|_| Problem::invalid(format!("/{field}"), "must be a whole number of days")),
+    }
 }
 
 fn said(text: String) -> Option<String> {

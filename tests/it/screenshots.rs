@@ -1,0 +1,56 @@
+//! Not a test: makes the pictures of the pages that are in docs/screenshots/. `make screenshots` runs it.
+
+use std::path::{Path, PathBuf};
+
+use reqwest::Method;
+
+use crate::support::{Browser, Database, Postrider, World};
+
+/// Light and dark on a desk, and light on a phone.
+const LOOKS: [(&str, &str, u32, u32); 3] = [
+    ("light", "light", 1280, 900),
+    ("dark", "dark", 1280, 900),
+    ("phone", "light", 390, 844),
+];
+
+#[tokio::test]
+#[ignore = "writes into docs/screenshots: `make screenshots` runs it"]
+async fn every_page_has_its_picture() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/screenshots");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let world = World::busy(&program, &database).await;
+    let browser = Browser::start().await;
+    browser.open(&program.url("/sign-in")).await;
+    take(&browser, &folder, "sign-in").await;
+    browser.sign_in(&program).await;
+    for (name, page) in world.named_pages() {
+        browser.open(&program.url(&page)).await;
+        take(&browser, &folder, &name).await;
+    }
+    let (_, link) = program
+        .api()
+        .call(Method::POST, "/tenants/acme/portal-links", None)
+        .await;
+    browser.open(link["url"].as_str().expect("a url")).await;
+    for (name, page) in [
+        ("portal-overview", "/"),
+        ("portal-verify", "/verify"),
+        ("portal-endpoints", "/endpoints"),
+    ] {
+        browser.open(&program.url(page)).await;
+        take(&browser, &folder, name).await;
+    }
+    browser.close().await;
+}
+
+async fn take(browser: &Browser, folder: &Path, name: &str) {
+    for (look, scheme, width, height) in LOOKS {
+        browser.scheme(scheme).await;
+        browser.resize(width, height).await;
+        let file: PathBuf = folder.join(format!("{name}-{look}.png"));
+        browser.picture(&file).await;
+    }
+    browser.resize(1280, 900).await;
+}
