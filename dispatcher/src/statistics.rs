@@ -77,7 +77,8 @@ impl Class {
             (OutcomeKind::TimedOut, _) => Self::TimedOut,
             (OutcomeKind::BrokenAnswer, _) => Self::BrokenAnswer,
             (OutcomeKind::Forbidden, _) => Self::Forbidden,
-            (OutcomeKind::NotSent, _) => Self::NotSent,
+            // The fault of our own proxy is none of the endpoint's.
+            (OutcomeKind::NotSent | OutcomeKind::ProxyFailed, _) => Self::NotSent,
         }
     }
 }

@@ -27,7 +27,7 @@ const ANSWERS_FORGOTTEN_MAX: i64 = 5_000;
 const FORGETTING_STEPS_MAX: usize = 1_000;
 
 impl Duty {
-    pub(super) const ALL: [Self; 4] = [
+    pub(super) const ALL: [Self; 5] = [
         Self::MakePartitions,
         Self::RotateSecrets,
         Self::ForgetAnswers,
