@@ -3,7 +3,7 @@
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 
-use crate::support::{Database, Form, Person, Postrider, Receiver};
+use crate::support::{Database, Form, Person, Postrider, Receiver, text_of};
 
 #[tokio::test]
 async fn an_admin_makes_a_tenant_and_a_key_that_is_shown_once_and_revokes_it() {
@@ -30,8 +30,7 @@ async fn an_admin_makes_a_tenant_and_a_key_that_is_shown_once_and_revokes_it() {
     let fields = [("role", "tenant"), ("tenant", "acme"), ("name", "their program")];
     let (status, page) = admin.post("/api-keys", &fields).await;
     assert_eq!(status, StatusCode::OK, "{page}");
-    let shown = page.split("id=\"new-key\">").nth(1).expect("a key");
-    let key = shown.split('<').next().unwrap_or_default().to_owned();
+    let key = text_of(&page, "new-key");
     let theirs = program.api_with_key(&key);
     theirs.get("/tenants/acme").await;
     let (_, page) = admin.visit("/api-keys").await;
@@ -243,25 +242,6 @@ async fn the_commands_and_snippets_on_the_pages_verify_a_real_request() {
         "True",
         "{output:?}"
     );
-}
-
-/// The text of the element with this id, as a reader would copy it.
-fn text_of(page: &str, id: &str) -> String {
-    let after = page
-        .split(&format!("id=\"{id}\">"))
-        .nth(1)
-        .unwrap_or_else(|| panic!("no {id} in {page}"));
-    let inner = after.split("</").next().unwrap_or_default();
-    let pairs = [
-        ("&#34;", "\""),
-        ("&#39;", "'"),
-        ("&#60;", "<"),
-        ("&#62;", ">"),
-        ("&#38;", "&"),
-    ];
-    pairs
-        .iter()
-        .fold(inner.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
 fn shell(command: &str) -> String {

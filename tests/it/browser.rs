@@ -1,9 +1,10 @@
 //! The pages in a real browser, as a person uses them.
 
+use fantoccini::Locator;
 use reqwest::Method;
 use serde_json::json;
 
-use crate::support::{Answer, Browser, Database, Postrider, Receiver, World};
+use crate::support::{Answer, Browser, Crawl, Database, Postrider, Receiver, World};
 
 #[tokio::test]
 async fn a_person_finds_a_dead_letter_reads_why_and_watches_its_replay_arrive() {
@@ -101,10 +102,16 @@ async fn a_customer_who_comes_by_a_link_sees_only_their_own() {
         "gone from the address"
     );
     browser.see("nav.menu").await;
-    for page in world.customer_pages() {
+    let mut crawl = Crawl::from(&world.customer_pages());
+    while let Some(page) = crawl.next() {
         browser.open(&program.url(&page)).await;
         let words = browser.words().await;
         assert!(!words.contains("globex"), "{page}: {words}");
+        assert!(
+            browser.client.find(Locator::Css("nav.menu")).await.is_ok(),
+            "{page}: {words}"
+        );
+        crawl.learn(browser.links().await);
     }
     for page in world.foreign_pages() {
         browser.open(&program.url(&page)).await;
@@ -123,8 +130,10 @@ async fn hostile_strings_run_no_script_and_make_no_link_on_any_page() {
     let world = World::hostile(&program).await;
     let browser = Browser::start().await;
     browser.sign_in(&program).await;
-    for page in world.pages() {
+    let mut crawl = Crawl::from(&world.pages());
+    while let Some(page) = crawl.next() {
         browser.open(&program.url(&page)).await;
+        crawl.learn(browser.links().await);
         let found = browser
             .script(
                 "return [window.hacked === undefined, document.querySelectorAll('img[src=x], svg[onload], iframe').length, \
@@ -144,17 +153,18 @@ async fn axe_finds_nothing_on_any_page_in_light_and_dark() {
     let world = World::make(&program).await;
     let browser = Browser::start().await;
     let mut found = Vec::new();
-    let mut pages = vec!["/sign-in".to_owned(), "/portal?token=used".to_owned()];
-    for round in ["stranger", "team"] {
-        if round == "team" {
+    let strangers = ["/sign-in", "/portal?token=used"].map(str::to_owned);
+    for start in [strangers.to_vec(), world.pages()] {
+        if start.len() > strangers.len() {
             browser.sign_in(&program).await;
-            pages = world.pages();
         }
-        for page in &pages {
-            browser.open(&program.url(page)).await;
-            for scheme in ["light", "dark"] {
+        let mut crawl = Crawl::from(&start);
+        while let Some(page) = crawl.next() {
+            browser.open(&program.url(&page)).await;
+            crawl.learn(browser.links().await);
+            for (scheme, rules) in [("light", "all"), ("dark", "color-contrast")] {
                 browser.scheme(scheme).await;
-                for violation in browser.violations().await {
+                for violation in browser.violations(rules).await {
                     found.push(format!("{page} ({scheme}): {violation}"));
                 }
             }

@@ -1,17 +1,13 @@
 //! Not a test: makes the pictures of the pages that are in docs/screenshots/. `make screenshots` runs it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use reqwest::Method;
 
 use crate::support::{Browser, Database, Postrider, World};
 
-/// Light and dark on a desk, and light on a phone.
-const LOOKS: [(&str, &str, u32, u32); 3] = [
-    ("light", "light", 1280, 900),
-    ("dark", "dark", 1280, 900),
-    ("phone", "light", 390, 844),
-];
+/// The pages that are also shown as a phone has them.
+const ON_A_PHONE: [&str; 4] = ["overview", "deliveries", "delivery-dead", "portal-verify"];
 
 #[tokio::test]
 #[ignore = "writes into docs/screenshots: `make screenshots` runs it"]
@@ -45,12 +41,17 @@ async fn every_page_has_its_picture() {
     browser.close().await;
 }
 
+/// Light and dark on a desk, and some on a phone.
 async fn take(browser: &Browser, folder: &Path, name: &str) {
-    for (look, scheme, width, height) in LOOKS {
+    for scheme in ["dark", "light"] {
         browser.scheme(scheme).await;
-        browser.resize(width, height).await;
-        let file: PathBuf = folder.join(format!("{name}-{look}.png"));
-        browser.picture(&file).await;
+        browser
+            .picture(&folder.join(format!("{name}-{scheme}.png")))
+            .await;
     }
-    browser.resize(1280, 900).await;
+    if ON_A_PHONE.contains(&name) {
+        browser.resize(390, 844).await;
+        browser.picture(&folder.join(format!("{name}-phone.png"))).await;
+        browser.resize(1280, 900).await;
+    }
 }

@@ -3,6 +3,7 @@
 //! Invariant: each has a port and a profile of its own, and nothing of it is left when it is dropped.
 
 use std::{
+    collections::BTreeSet,
     fmt::Debug,
     io::{BufRead, BufReader},
     os::unix::process::CommandExt,
@@ -227,21 +228,35 @@ impl Browser {
         std::fs::write(file, png).expect("written");
     }
 
-    /// What axe-core has against the page: the rule, what it is about, and where.
-    pub(crate) async fn violations(&self) -> Vec<String> {
+    /// Where the page leads to on this site.
+    pub(crate) async fn links(&self) -> Vec<String> {
+        let links = self
+            .script(
+                "return [...document.links].filter((link) => link.origin === location.origin)
+                    .map((link) => link.pathname + link.search)",
+            )
+            .await;
+        let links = links.as_array().expect("a list").iter();
+        links.filter_map(|link| Some(link.as_str()?.to_owned())).collect()
+    }
+
+    /// What axe-core has against the page: the rule, what it is about, and where. Only colours can be wrong in one scheme
+    /// and right in the other, so `rules` may be those alone.
+    pub(crate) async fn violations(&self, rules: &str) -> Vec<String> {
         let axe = std::fs::read_to_string(axe()).expect("axe-core: `make test` installs it");
         self.client
             .execute(&axe, Vec::new())
             .await
             .expect("axe-core loads");
         let source = "const done = arguments[arguments.length - 1];
-            axe.run(document, { resultTypes: ['violations'] }).then(
+            const only = arguments[0] === 'all' ? {} : { runOnly: [arguments[0]] };
+            axe.run(document, { resultTypes: ['violations'], ...only }).then(
                 (found) => done(found.violations.flatMap((one) => one.nodes.map((node) =>
                     `${one.id}: ${one.help}: ${node.html.slice(0, 200)} ${node.failureSummary}`))),
                 (error) => done([String(error)]));";
         let found = self
             .client
-            .execute_async(source, Vec::new())
+            .execute_async(source, vec![json!(rules)])
             .await
             .expect("axe-core runs");
         let found = found.as_array().expect("a list").clone();
@@ -256,6 +271,58 @@ impl Browser {
         let command = Devtools { method, parameters };
         self.client.issue_cmd(command).await.expect(method);
     }
+}
+
+/// Walks over the pages by their links: of pages that differ only in an id, one.
+pub(crate) struct Crawl {
+    waiting: Vec<String>,
+    known: BTreeSet<String>,
+}
+
+/// More kinds of pages than this is a crawl that goes in circles.
+const KINDS_MAX: usize = 100;
+
+impl Crawl {
+    pub(crate) fn from(start: &[String]) -> Self {
+        let mut crawl = Self {
+            waiting: Vec::new(),
+            known: BTreeSet::new(),
+        };
+        crawl.learn(start.to_vec());
+        crawl
+    }
+
+    pub(crate) fn next(&mut self) -> Option<String> {
+        self.waiting.pop()
+    }
+
+    pub(crate) fn learn(&mut self, links: Vec<String>) {
+        for link in links {
+            if self.known.insert(kind_of(&link)) {
+                self.waiting.push(link);
+            }
+        }
+        assert!(self.known.len() <= KINDS_MAX, "{:?}", self.known);
+    }
+}
+
+/// Its path with ids left out, and the names of what its query says.
+fn kind_of(link: &str) -> String {
+    let (path, query) = link.split_once('?').unwrap_or((link, ""));
+    let path: Vec<&str> = path
+        .split('/')
+        .map(
+            |part| match part.contains(['_', '.', '@']) || part == "acme" || part == "globex" {
+                true => "*",
+                false => part,
+            },
+        )
+        .collect();
+    let query: BTreeSet<&str> = query
+        .split('&')
+        .filter_map(|pair| pair.split('=').next())
+        .collect();
+    format!("{}?{query:?}", path.join("/"))
 }
 
 fn axe() -> PathBuf {

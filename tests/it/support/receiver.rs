@@ -22,6 +22,8 @@ pub(crate) enum Answer {
     Status(u16),
     /// With a header of this name and value.
     StatusAnd(u16, &'static str, String),
+    /// With this body.
+    Text(u16, String),
     /// Takes its time.
     After(Duration, u16),
     /// A redirect to this place.
@@ -331,9 +333,14 @@ async fn respond(
         index,
     };
     shared.changed.send_modify(|version| *version += 1);
+    let mut body = Bytes::new();
     let answered = Response::builder();
     let answered = match answer {
         Answer::Status(status) => answered.status(status),
+        Answer::Text(status, text) => {
+            body = Bytes::from(text);
+            answered.status(status)
+        }
         Answer::StatusAnd(status, name, value) => answered.status(status).header(name, value),
         Answer::After(time, status) => {
             tokio::time::sleep(time).await;
@@ -350,6 +357,6 @@ async fn respond(
         }
         Answer::HangUp => return Err(std::io::ErrorKind::ConnectionAborted.into()),
     };
-    let answered: Result<_, Infallible> = Ok(answered.body(Full::default()).expect("a plain answer"));
+    let answered: Result<_, Infallible> = Ok(answered.body(Full::from(body)).expect("a plain answer"));
     answered.map_err(|never| match never {})
 }

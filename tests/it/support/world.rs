@@ -6,6 +6,16 @@ use serde_json::{Value, json};
 
 use super::{Answer, Api, Database, Postrider, Receiver, until};
 
+/// The seeded past in names that look like somebody's.
+const RENAME_SEEDS: &str = "
+    update postrider.tenants set slug = n.slug, name = initcap(n.slug)
+    from unnest(array['initech', 'umbrella', 'hooli', 'stark', 'wayne', 'tyrell', 'cyberdyne', 'soylent'])
+        with ordinality as n (slug, number)
+    where tenants.slug = 'seed-' || n.number;
+    update postrider.endpoints e set url = 'https://' || t.slug || '.example.com/hooks/' || e.shard
+    from postrider.tenants t where t.id = e.tenant_id and e.url like 'https://seed-%';
+    update postrider.event_types set name = replace(name, 'seed.', 'payment.') where name like 'seed.%'";
+
 /// Enough to fill a page of a list.
 const EVENTS: usize = 45;
 
@@ -68,14 +78,12 @@ impl World {
 
     /// With a past, for the pictures. What is shown of addresses is made up at the end, when nothing is sent any more.
     pub(crate) async fn busy(program: &Postrider, database: &Database) -> Self {
+        let seeded = Postrider::on_database("seed --attempts 20000", database).output();
+        assert!(seeded.status.success(), "{seeded:?}");
+        database.execute(RENAME_SEEDS).await;
         let api = program.api();
         let world = Self::make(program).await;
-        for (tenant, name) in [
-            ("initech", "Initech"),
-            ("umbrella", "Umbrella Logistics"),
-            ("acme", "Acme GmbH"),
-            ("globex", "Globex"),
-        ] {
+        for (tenant, name) in [("acme", "Acme GmbH"), ("globex", "Globex")] {
             let path = format!("/tenants/{tenant}");
             api.call(Method::PUT, &path, Some(json!({ "name": name }))).await;
         }
