@@ -26,6 +26,14 @@ pub(crate) enum Action {
     ReplayCancelled,
     KeyCreated,
     KeyRevoked,
+    SignedIn,
+    SignedOutEverywhere,
+    PasswordChanged,
+    PersonCreated,
+    PersonChanged,
+    PersonRemoved,
+    PortalLinkCreated,
+    PortalOpened,
 }
 
 impl Action {
@@ -47,6 +55,14 @@ impl Action {
             Self::ReplayCancelled => "replay.cancelled",
             Self::KeyCreated => "api_key.created",
             Self::KeyRevoked => "api_key.revoked",
+            Self::SignedIn => "person.signed_in",
+            Self::SignedOutEverywhere => "person.signed_out_everywhere",
+            Self::PasswordChanged => "person.password_changed",
+            Self::PersonCreated => "person.created",
+            Self::PersonChanged => "person.changed",
+            Self::PersonRemoved => "person.removed",
+            Self::PortalLinkCreated => "portal_link.created",
+            Self::PortalOpened => "portal_link.opened",
         }
     }
 }

@@ -14,6 +14,7 @@ mod idempotency;
 mod input;
 mod listing;
 mod pages;
+mod people;
 mod problem;
 mod replay;
 mod routes;
@@ -21,7 +22,7 @@ mod settled;
 mod tables;
 mod transcript;
 
-use std::{io, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use axum::Router;
 use postrider_dispatcher::{Settings, Wake, guard::Guard, vault::Vault};
@@ -29,7 +30,7 @@ use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub use auth::{PasswordError, Rule, set_admin_password};
+pub use auth::{PasswordError, Role, Rule, set_admin_password};
 pub use emits::Emits;
 pub use routes::Route;
 
@@ -67,7 +68,11 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> io::Result<()> {
     let app = Arc::new(app);
-    let http = axum::serve(listener, routes::build(app.clone()).0)
+    // With the peer's address: tries to sign in are counted by it.
+    let service = routes::build(app.clone())
+        .0
+        .into_make_service_with_connect_info::<SocketAddr>();
+    let http = axum::serve(listener, service)
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();
     match grpc {

@@ -145,6 +145,19 @@ impl Problem {
         Self::new(Kind::Busy, "The database is busy or away.")
     }
 
+    /// For a person: what is wrong, without pointers into a body that they never saw.
+    pub(crate) fn in_words(&self) -> String {
+        if self.errors.is_empty() {
+            return self.detail.clone();
+        }
+        let field = |fault: &Fault| match fault.pointer.trim_start_matches('/') {
+            "" => fault.detail.clone(),
+            name => format!("{}: {}", name.replace(['_', '/'], " "), fault.detail),
+        };
+        let told: Vec<String> = self.errors.iter().take(FAULTS_IN_WORDS_MAX).map(field).collect();
+        told.join("; ")
+    }
+
     /// What stands in the answer.
     pub(crate) fn body(&self) -> Body<'_> {
         let (name, status, title) = self.kind.words();

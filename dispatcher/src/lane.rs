@@ -22,6 +22,7 @@ use crate::{
     endpoint::Endpoint,
     job::Job,
     rate::Rate,
+    statistics::Activity,
 };
 
 const CAPACITY_LEAST: usize = 64;
@@ -184,6 +185,31 @@ impl Lane {
     /// Attempts under way.
     pub(crate) fn on_wire(&self) -> usize {
         self.on_wire.len()
+    }
+
+    /// What it has in hand, when that is anything.
+    pub(crate) fn activity(&self) -> Option<Activity> {
+        let waiting = self.fresh.len() + self.due.len() + self.heads.len();
+        let circuit_open = self.breaker.is_open();
+        if self.is_held() || (waiting == 0 && self.on_wire.is_empty() && !circuit_open) {
+            return None;
+        }
+        // Of first attempts: a retry or a replay is of an old event without being late.
+        let first = self
+            .fresh
+            .iter()
+            .chain(&self.heads)
+            .filter(|job| job.attempt == 0);
+        let oldest = first.map(|job| job.event).min();
+        Some(Activity {
+            endpoint: self.endpoint.id,
+            in_flight: self.on_wire.len(),
+            places: self.breaker.limit(self.endpoint.concurrency),
+            waiting,
+            more_waiting: self.floor.is_some() || !self.look.is_empty(),
+            oldest: oldest.and_then(|event| DateTime::from_timestamp_millis(event.unix_ms())),
+            circuit_open,
+        })
     }
 
     /// Takes new settings. What may no longer be sent is dropped from memory; it is still in the tables.

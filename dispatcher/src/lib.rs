@@ -28,6 +28,7 @@ pub mod relay;
 pub mod replays;
 pub mod retention;
 pub mod retry;
+mod rollup;
 pub mod schema;
 pub mod sealed;
 pub mod send;
@@ -36,6 +37,7 @@ mod shards;
 #[cfg(test)]
 mod simulation;
 mod snapshot;
+pub mod statistics;
 pub mod vault;
 mod wake;
 
@@ -115,6 +117,8 @@ impl Dispatcher {
         let (drained, drained_out) = mpsc::unbounded_channel();
         let (deleted, deleted_out) = mpsc::unbounded_channel();
         let (applied, applied_out) = watch::channel(None);
+        let (activity, activity_out) = watch::channel(Vec::new());
+        let statistics = statistics::Statistics::default();
 
         let direct = self.direct.options(HOT_PLANS);
         let hot = PgPoolOptions::new()
@@ -126,6 +130,8 @@ impl Dispatcher {
             owner: id,
             finished: finished_out,
             out: events.clone(),
+            clock: clock.clone(),
+            statistics: statistics.clone(),
         };
         let attempts = attempt::Attempts {
             pool: hot,
@@ -156,6 +162,13 @@ impl Dispatcher {
         let vault = self.vault.clone();
         let retention = self.settings.retention;
         let public_url = self.settings.public_url.clone();
+        let flusher = statistics::Flusher {
+            pool: self.pool.clone(),
+            writer: id,
+            clock: clock.clone(),
+            statistics,
+            activity: activity_out,
+        };
         let engine = engine::Engine {
             settings: self.settings,
             vault: self.vault,
@@ -169,6 +182,7 @@ impl Dispatcher {
             drained,
             deleted,
             applied,
+            activity,
             state: engine::State::default(),
         };
 
@@ -190,6 +204,7 @@ impl Dispatcher {
             public_url,
         };
         let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, runner, teller, leave.clone()));
+        let flusher = tokio::spawn(flusher.run(leave.clone()));
         let relays = TaskTracker::new();
         for (number, source) in self.sources.into_iter().enumerate() {
             relays.spawn(relay::run(
@@ -216,7 +231,7 @@ impl Dispatcher {
         }
         leave.cancel();
         hurry.now();
-        let _ = tokio::join!(reader, shards, jobs, relays.wait());
+        let _ = tokio::join!(reader, shards, jobs, flusher, relays.wait());
         Ok(())
     }
 }

@@ -18,11 +18,13 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
+    clock::Clock,
     disable::{Cause, disable},
     endpoint::Endpoint,
     engine::Event,
     job::Job,
     retry::Next,
+    statistics::Statistics,
 };
 
 const BATCH_MAX: usize = 500;
@@ -100,6 +102,8 @@ pub(crate) struct Recorder {
     pub(crate) owner: Uuid,
     pub(crate) finished: mpsc::UnboundedReceiver<Finished>,
     pub(crate) out: mpsc::UnboundedSender<Event>,
+    pub(crate) clock: Clock,
+    pub(crate) statistics: Statistics,
 }
 
 impl Recorder {
@@ -140,7 +144,9 @@ impl Recorder {
                         }
                     }
                     count_filtered(batch, &rows);
-                    let _ = self.out.send(Event::Recorded(fates(batch, &rows)));
+                    let recorded = fates(batch, &rows);
+                    self.statistics.add(self.clock.now(), batch, &recorded);
+                    let _ = self.out.send(Event::Recorded(recorded));
                     return;
                 }
                 Err(error) if is_about_the_rows(&error) => {

@@ -14,5 +14,5 @@ pub mod state;
 pub use ids::{DeliveryId, EndpointId, Epoch, EventId, ReplayId, Shard, TenantId, TypeId};
 pub use outcome::{Answer, Outcome, OutcomeKind};
 pub use state::{
-    DeadReason, DeliveryState, EndpointState, FinalState, ReplayKind, ReplaySource, ReplayState,
+    DeadReason, DeliveryState, EndpointState, FinalState, PersonRole, ReplayKind, ReplaySource, ReplayState,
 };

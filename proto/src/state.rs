@@ -123,6 +123,10 @@ words!(
     /// What an API key may do.
     KeyRole("key_role") { Admin = "admin", Producer = "producer", Tenant = "tenant" }
 );
+words!(
+    /// What a person of the team may do.
+    PersonRole("person_role") { Admin = "admin", Operator = "operator", ReadOnly = "read-only" }
+);
 
 /// Where a delivery is, as the outside sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use apalis::prelude::{BoxDynError, Data};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 
-use crate::{partitions, planned_rotation, retention, vault::Vault};
+use crate::{partitions, planned_rotation, retention, rollup, vault::Vault};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Duty {
@@ -14,6 +14,7 @@ pub(super) enum Duty {
     RotateSecrets,
     ForgetAnswers,
     DropOld,
+    RollUpStatistics,
 }
 
 /// How long events are kept.
@@ -26,11 +27,12 @@ const ANSWERS_FORGOTTEN_MAX: i64 = 5_000;
 const FORGETTING_STEPS_MAX: usize = 1_000;
 
 impl Duty {
-    pub(super) const ALL: [Self; 4] = [
+    pub(super) const ALL: [Self; 5] = [
         Self::MakePartitions,
         Self::RotateSecrets,
         Self::ForgetAnswers,
         Self::DropOld,
+        Self::RollUpStatistics,
     ];
 }
 
@@ -60,6 +62,7 @@ pub(super) async fn perform(
             // An open transaction was in the way, most often. The next run goes on from here.
             Err(error) => tracing::warn!(%error, "what is past its retention could not be dropped yet"),
         },
+        Duty::RollUpStatistics => rollup::run(&pool).await?,
     }
     tracing::debug!(?duty, "done");
     Ok(())

@@ -5,6 +5,7 @@ mod api;
 mod database;
 mod fleet;
 mod judges;
+mod person;
 mod process;
 mod receiver;
 
@@ -14,6 +15,7 @@ pub(crate) use api::{Api, Endpoint};
 pub(crate) use database::Database;
 pub(crate) use fleet::{Fleet, repeated, times};
 pub(crate) use judges::{Case, judge, node, python};
+pub(crate) use person::{Form, Person};
 pub(crate) use process::{ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, Launch, MASTER_KEY, Postrider};
 pub(crate) use receiver::{Answer, Received, Receiver, most_at_once};
 
