@@ -54,6 +54,8 @@ enum Command {
     /// Event types as files: export and import, over the API at POSTRIDER_URL with the key POSTRIDER_API_KEY
     #[command(subcommand)]
     Types(TypesCommand),
+    /// Prints the HTTP API's description: OpenAPI 3.1
+    Openapi,
     /// Measures deliveries beside the bare HTTP client, on a database of its own
     Bench(BenchFlags),
     /// Fills a database with a made-up past, to see how the pages do at size
@@ -86,6 +88,7 @@ enum Role {
 }
 
 pub fn run() -> ExitCode {
+    postrider_dispatcher::tls::install_provider();
     let (flags, role) = match CommandLine::parse().command {
         Command::Up(flags) => (flags, Role::Up),
         Command::Dispatcher(flags) => (flags, Role::Dispatcher),
@@ -111,6 +114,10 @@ pub fn run() -> ExitCode {
                 command,
                 &Environment::of_process(),
             )));
+        }
+        Command::Openapi => {
+            print!("{}", postrider_dashboard::openapi_document());
+            return ExitCode::SUCCESS;
         }
         Command::Bench(flags) => return finish(on_runtime(bench::run(flags))),
         Command::BenchSink => return finish(on_runtime(bench::sink())),

@@ -22,7 +22,7 @@ pub(crate) async fn run(settings: Settings, attempts: i64) -> anyhow::Result<()>
         "--attempts is a number from 1 to {ATTEMPTS_MAX}"
     );
     let pool = connect::pool(&settings.require_database()?.direct, "seed").await?;
-    roles::bring_up_to_date(&pool).await?;
+    roles::bring_up_to_date(&pool, settings.dispatcher.retention).await?;
     let began = Instant::now();
     make_tenants(&pool).await?;
     // Each event goes to all endpoints of its tenant.
@@ -39,14 +39,7 @@ pub(crate) async fn run(settings: Settings, attempts: i64) -> anyhow::Result<()>
         );
     }
     make_statistics(&pool).await?;
-    for table in [
-        "events",
-        "attempts",
-        "queue",
-        "retries",
-        "dead_letters",
-        "minute_statistics",
-    ] {
+    for table in ["events", "attempts", "queue", "retries", "dead_letters", "minute_statistics"] {
         // A name of the line above, and a vacuum takes no parameter.
         sqlx::raw_sql(AssertSqlSafe(format!("vacuum analyze postrider.{table}")))
             .execute(&pool)

@@ -13,6 +13,7 @@ pub mod grpc;
 mod idempotency;
 mod input;
 mod listing;
+mod openapi;
 mod pages;
 mod people;
 mod problem;
@@ -21,6 +22,7 @@ mod routes;
 mod settled;
 mod tables;
 mod transcript;
+mod trials;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -30,9 +32,16 @@ use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub use auth::{PasswordError, Role, Rule, set_admin_password};
+#[doc(hidden)]
+pub use api::events::read_emit_body;
+pub use auth::{
+    PasswordError, REQUEST_RATE_DEFAULT, RequestRates, Role, Rule, TENANT_REQUEST_RATE_DEFAULT,
+    set_admin_password,
+};
 pub use emits::Emits;
+pub use openapi::document as openapi_document;
 pub use routes::Route;
+pub use trials::Trials;
 
 /// Everything the API and the pages need; made by the root.
 pub struct App {
@@ -41,11 +50,15 @@ pub struct App {
     pub emits: Emits,
     pub vault: Vault,
     pub guard: Guard,
+    pub trials: Trials,
     /// What applies to endpoints that have no setting of their own.
     pub defaults: Settings,
     /// The base of links, and whether cookies may travel over plain http.
     pub public_url: String,
     pub admin_api_key: String,
+    pub request_rates: RequestRates,
+    /// The figures of this process, as Prometheus reads them.
+    pub metrics: fn() -> String,
 }
 
 /// One copy for each request is one count more on an `Arc`.

@@ -38,6 +38,10 @@ pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
     let routes = Routes { app: app.clone(), router: Router::new(), list: Vec::new() }
         .get("/healthz", Open, api::health::healthz)
         .get("/readyz", Open, api::health::readyz)
+        .get("/metrics", Admin, api::health::metrics)
+        .get("/openapi.json", Open, api::health::description)
+        .get("/docs", Open, pages::docs::show)
+        .get("/assets/docs.css", Open, pages::docs::stylesheet)
         .get("/v1/tenants", Admin, api::tenants::list)
         .put("/v1/tenants/{tenant}", Admin, api::tenants::put)
         .get("/v1/tenants/{tenant}", Own, api::tenants::get)
@@ -58,10 +62,13 @@ pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
         .delete("/v1/tenants/{tenant}/endpoints/{endpoint}", Own, api::endpoints::delete)
         .get("/v1/tenants/{tenant}/endpoints/{endpoint}/secret", Own, api::secrets::reveal)
         .post("/v1/tenants/{tenant}/endpoints/{endpoint}/secret/rotate", Own, api::secrets::rotate)
+        .post("/v1/tenants/{tenant}/endpoints/{endpoint}/test", Own, api::trials::test)
+        .post("/v1/tenants/{tenant}/endpoints/{endpoint}/probe", Own, api::trials::probe)
         .get("/v1/tenants/{tenant}/rotations", Own, api::rotations::list)
         .get("/v1/tenants/{tenant}/deliveries", Own, api::deliveries::list)
         .get("/v1/tenants/{tenant}/deliveries/{delivery}", Own, api::deliveries::get)
         .post("/v1/tenants/{tenant}/deliveries/{delivery}/replay", Own, api::deliveries::replay)
+        .post("/v1/tenants/{tenant}/portal-links", Own, api::portal_links::create)
         .get("/v1/tenants/{tenant}/dead-letters", Own, api::dead_letters::groups)
         .put("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::put)
         .get("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::get)
@@ -72,7 +79,6 @@ pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
         .get("/v1/tenants/{tenant}/replays", Own, api::replays::list)
         .get("/v1/tenants/{tenant}/replays/{replay}", Own, api::replays::get)
         .delete("/v1/tenants/{tenant}/replays/{replay}", Own, api::replays::cancel)
-        .post("/v1/tenants/{tenant}/portal-links", Own, api::portal_links::create)
         .post("/v1/api-keys", Admin, api::api_keys::create)
         .get("/v1/api-keys", Admin, api::api_keys::list)
         .delete("/v1/api-keys/{key}", Admin, api::api_keys::revoke)
@@ -187,7 +193,7 @@ mod tests {
 
     /// Paths that no key of another tenant and no producer may reach must not slip into an open rule.
     #[tokio::test]
-    async fn only_health_the_stylesheet_and_the_ways_in_are_open() {
+    async fn only_health_the_description_and_the_ways_in_are_open() {
         let list = build(crate::auth::tests::app().await).1;
         let open: Vec<&str> = list
             .iter()
@@ -199,6 +205,9 @@ mod tests {
             [
                 "/healthz",
                 "/readyz",
+                "/openapi.json",
+                "/docs",
+                "/assets/docs.css",
                 "/assets/style.css",
                 "/assets/app.js",
                 "/assets/mark.svg",

@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use postrider_proto::{EndpointId, Epoch, EventId, Outcome, signature};
+use postrider_proto::{EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature};
 use postrider_sender::{read_data, read_data_of_body};
 use sqlx::PgPool;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -27,10 +27,8 @@ use crate::{
     send::{Request, Sender, webhook_headers},
 };
 
-/// Bodies read by one statement.
-const BODIES_MAX: usize = 128;
-/// Statements that read bodies at a time.
-const LOADS_MAX: usize = 2;
+/// Bodies read by one statement. One is under way at a time: what is picked meanwhile goes with the next.
+const BODIES_MAX: usize = 256;
 /// An endpoint that takes longer than this shares its places with the other slow ones.
 const SLOW: Duration = Duration::from_secs(1);
 /// Bodies in memory, all together.
@@ -107,22 +105,14 @@ type StoredRow = (EventId, Option<String>, Vec<u8>, Option<Vec<u8>>);
 impl Attempts {
     /// Takes what was picked, reads bodies in batches and starts an attempt for each. Ends with the engine.
     pub(crate) async fn run(self, mut picked: mpsc::UnboundedReceiver<Picked>) {
-        let loads = Arc::new(Semaphore::new(LOADS_MAX));
         let budget = Arc::new(Semaphore::new(BODY_BYTES_MAX));
         let mut batch = Vec::with_capacity(BODIES_MAX);
         while picked.recv_many(&mut batch, BODIES_MAX).await > 0 {
-            let Ok(load) = loads.clone().acquire_owned().await else {
-                return;
-            };
-            let (attempts, budget, batch) = (self.clone(), budget.clone(), std::mem::take(&mut batch));
-            self.tasks.spawn(async move {
-                attempts.start(batch, budget).await;
-                drop(load);
-            });
+            self.start(std::mem::take(&mut batch), &budget).await;
         }
     }
 
-    async fn start(&self, batch: Vec<Picked>, budget: Arc<Semaphore>) {
+    async fn start(&self, batch: Vec<Picked>, budget: &Arc<Semaphore>) {
         let contents = match self.contents(&batch, budget).await {
             Ok(contents) => contents,
             Err(error) => {
@@ -134,25 +124,33 @@ impl Attempts {
         };
         for picked in batch {
             let content = contents.get(&picked.job.event).cloned();
-            let attempts = self.clone();
-            self.tasks
-                .spawn(async move { attempts.make(picked, content).await });
+            self.tasks.spawn(self.clone().make(picked, content));
         }
     }
 
     async fn contents(
         &self,
         batch: &[Picked],
-        budget: Arc<Semaphore>,
+        budget: &Arc<Semaphore>,
     ) -> Result<HashMap<EventId, Arc<Content>>, sqlx::Error> {
         let mut ids: Vec<EventId> = batch.iter().map(|picked| picked.job.event).collect();
         ids.sort_unstable();
         ids.dedup();
-        // A join, not `= any`: under a generic plan that would scan every partition.
+        let (Some(first), Some(last)) = (ids.first(), ids.last()) else {
+            return Ok(HashMap::new());
+        };
+        // A walk for each id, not `= any`: under a generic plan that would scan every partition. The bounds leave out those
+        // of other days before the first is opened.
         let rows: Vec<StoredRow> = sqlx::query_as(
-            "select e.id, e.chosen_id, e.body, e.full_data from unnest($1::uuid[]) u(id) join postrider.events e on e.id = u.id",
+            "select e.* from unnest($1::uuid[]) u(id)
+             cross join lateral (
+                 select e.id, e.chosen_id, e.body, e.full_data from postrider.events e
+                 where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
+             ) e",
         )
         .bind(&ids)
+        .bind(first)
+        .bind(last)
         .fetch_all(&self.pool)
         .await?;
         let held = match rows.len() < ids.len() {
@@ -212,6 +210,7 @@ impl Attempts {
             place.answered(Verdict {
                 success: true,
                 slow: false,
+                its_own: true,
             });
             let _ = self.finished.send(Finished {
                 endpoint: endpoint.id,
@@ -272,6 +271,7 @@ impl Attempts {
         let verdict = Verdict {
             success: outcome.is_success(),
             slow: duration > SLOW,
+            its_own: outcome.kind() != OutcomeKind::ProxyFailed,
         };
         let finished = Finished {
             endpoint: endpoint.id,
@@ -316,6 +316,7 @@ impl Attempts {
             headers,
             body: content.body.clone(),
             timeout: endpoint.timeout,
+            tls: endpoint.tls.as_ref(),
         }
     }
 }

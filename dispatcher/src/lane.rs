@@ -86,6 +86,8 @@ pub(crate) enum Deed {
 pub(crate) struct Verdict {
     pub(crate) success: bool,
     pub(crate) slow: bool,
+    /// Whether it says anything about the endpoint. A fault of our own way out does not.
+    pub(crate) its_own: bool,
 }
 
 /// What the latest answer says of the endpoint: how many places on the wire it may compete for.
@@ -195,11 +197,7 @@ impl Lane {
             return None;
         }
         // Of first attempts: a retry or a replay is of an old event without being late.
-        let first = self
-            .fresh
-            .iter()
-            .chain(&self.heads)
-            .filter(|job| job.attempt == 0);
+        let first = self.fresh.iter().chain(&self.heads).filter(|job| job.attempt == 0);
         let oldest = first.map(|job| job.event).min();
         Some(Activity {
             endpoint: self.endpoint.id,
@@ -522,6 +520,9 @@ impl Lane {
             busy.stage = Stage::Recording;
             let replay = busy.replay;
             self.leave_wire(event, replay);
+        }
+        if !verdict.its_own {
+            return;
         }
         self.pace = if verdict.success && !verdict.slow {
             Pace::Fast

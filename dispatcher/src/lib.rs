@@ -21,6 +21,7 @@ mod lease;
 pub mod notices;
 pub mod partitions;
 pub mod planned_rotation;
+pub mod proxy;
 mod rate;
 mod read;
 mod record;
@@ -38,6 +39,7 @@ mod shards;
 mod simulation;
 mod snapshot;
 pub mod statistics;
+pub mod tls;
 pub mod vault;
 mod wake;
 
@@ -92,7 +94,7 @@ pub enum DispatcherError {
     #[error("the database did not answer: {0}")]
     Database(#[from] sqlx::Error),
     #[error("the HTTP client can't be made: {0}")]
-    Client(#[from] reqwest::Error),
+    Client(#[from] send::SenderError),
 }
 
 impl Dispatcher {
@@ -160,8 +162,6 @@ impl Dispatcher {
             drained: drained_out,
         };
         let vault = self.vault.clone();
-        let retention = self.settings.retention;
-        let public_url = self.settings.public_url.clone();
         let flusher = statistics::Flusher {
             pool: self.pool.clone(),
             writer: id,
@@ -169,6 +169,8 @@ impl Dispatcher {
             statistics,
             activity: activity_out,
         };
+        let retention = self.settings.retention;
+        let public_url = self.settings.public_url.clone();
         let engine = engine::Engine {
             settings: self.settings,
             vault: self.vault,
@@ -192,6 +194,7 @@ impl Dispatcher {
         let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
+        let flusher = tokio::spawn(flusher.run(leave.clone()));
         let runner = replays::run::Runner {
             pool: self.pool.clone(),
             wake: self.wake.clone(),
@@ -204,7 +207,6 @@ impl Dispatcher {
             public_url,
         };
         let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, runner, teller, leave.clone()));
-        let flusher = tokio::spawn(flusher.run(leave.clone()));
         let relays = TaskTracker::new();
         for (number, source) in self.sources.into_iter().enumerate() {
             relays.spawn(relay::run(

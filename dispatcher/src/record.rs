@@ -276,22 +276,19 @@ async fn write(
     let statement =
         // Whatever is needed of a result comes back with the row it matched, so that nothing is joined twice: the
         // planner knows nothing of how many rows a CTE has, and joining them again cost thirty times the rest.
-        "with input as materialized (
-             select * from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::smallint[], $7::timestamptz[],
-                                  $8::int[], $9::smallint[], $10::smallint[], $11::text[], $12::text[], $13::text[],
-                                  $14::bytea[], $15::postrider.final_state[], $16::postrider.dead_reason[],
-                                  $17::smallint[], $18::bigint[], $19::bool[])
-                 as i(endpoint_id, event_id, shard, epoch, number, started_at, duration_ms, outcome, status, error,
-                      signature, head, body, final, reason, step, wait_ms, filtered)
-         ),
-         held as materialized (
+        "with held as materialized (
              select s.shard, s.epoch from postrider.shards s
              where s.owner = $1 and s.shard = any($4::smallint[])
              order by s.shard for share
          ),
          result as materialized (
              select i.*, clock_timestamp() + i.wait_ms * interval '1 millisecond' as due_at
-             from input i
+             from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::smallint[], $7::timestamptz[],
+                         $8::int[], $9::smallint[], $10::smallint[], $11::text[], $12::text[], $13::text[],
+                         $14::bytea[], $15::postrider.final_state[], $16::postrider.dead_reason[],
+                         $17::smallint[], $18::bigint[], $19::bool[])
+                 as i(endpoint_id, event_id, shard, epoch, number, started_at, duration_ms, outcome, status, error,
+                      signature, head, body, final, reason, step, wait_ms, filtered)
              where i.shard << 48 | i.epoch = any (array(select h.shard::bigint << 48 | h.epoch from held h))
          ),
          from_queue as (

@@ -77,7 +77,8 @@ impl Class {
             (OutcomeKind::TimedOut, _) => Self::TimedOut,
             (OutcomeKind::BrokenAnswer, _) => Self::BrokenAnswer,
             (OutcomeKind::Forbidden, _) => Self::Forbidden,
-            (OutcomeKind::NotSent, _) => Self::NotSent,
+            // The fault of our own proxy is none of the endpoint's.
+            (OutcomeKind::NotSent | OutcomeKind::ProxyFailed, _) => Self::NotSent,
         }
     }
 }
@@ -121,9 +122,7 @@ impl Counts {
     }
 
     fn any_failed(&self) -> bool {
-        self.classes[Class::Accepted as usize + 1..]
-            .iter()
-            .any(|n| *n > 0)
+        self.classes[Class::Accepted as usize + 1..].iter().any(|n| *n > 0)
     }
 }
 

@@ -1,6 +1,6 @@
 //! How each kind of value is read, and what is said when it can't be.
 
-use std::{net::SocketAddr, str::FromStr, time::Duration};
+use std::{net::SocketAddr, num::NonZeroU32, str::FromStr, time::Duration};
 
 use ipnet::IpNet;
 use postrider_dispatcher::retry::{Jitter, parse_wait};
@@ -88,6 +88,12 @@ pub(super) fn parse_ports(text: &str) -> Result<Vec<u16>, String> {
     text.split(',')
         .map(|part| number_between(part.trim(), 1, u16::MAX))
         .collect()
+}
+
+pub(super) fn parse_rate(text: &str) -> Result<NonZeroU32, String> {
+    const MOST: u32 = 1_000_000;
+    let rate = number_between(text, 1, MOST)?;
+    NonZeroU32::new(rate).ok_or_else(|| format!("`{text}` is not a whole number from 1 to {MOST}"))
 }
 
 pub(super) fn parse_bool(text: &str) -> Result<bool, String> {

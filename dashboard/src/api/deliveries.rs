@@ -10,6 +10,7 @@ use chrono::{DateTime, Datelike, Utc};
 use postrider_proto::{DeadReason, DeliveryId, DeliveryState, routing::is_type_name};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
+use utoipa::ToSchema;
 
 use super::{Answer, events};
 use crate::{
@@ -20,6 +21,7 @@ use crate::{
     idempotency::{Claim, Work},
     input::Query,
     listing::{self, Page},
+    openapi::shapes,
     problem::Problem,
     replay::Asked,
     tables::{attempts, endpoints},
@@ -41,17 +43,21 @@ pub(crate) struct DeliveryQuery {
     format: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Delivery)]
 pub(crate) struct DeliveryView {
     id: String,
     event: String,
     r#type: String,
     endpoint: String,
+    #[schema(schema_with = shapes::delivery_state)]
     state: DeliveryState,
     /// Why it is dead.
+    #[schema(schema_with = shapes::dead_reason_or_null)]
     reason: Option<DeadReason>,
     attempt_count: i16,
     /// Of the latest attempt.
+    #[schema(schema_with = shapes::status_or_null)]
     status_code: Option<i16>,
     error: Option<String>,
     created_at: Option<DateTime<Utc>>,
@@ -60,7 +66,7 @@ pub(crate) struct DeliveryView {
     next_attempt_at: Option<DateTime<Utc>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct DeliveryWithAttempts {
     #[serde(flatten)]
     delivery: DeliveryView,

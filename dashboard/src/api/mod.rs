@@ -8,7 +8,8 @@ pub(crate) mod catalogue;
 mod compatibility;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
-mod endpoint_form;
+pub(crate) mod endpoint_certificates;
+pub(crate) mod endpoint_form;
 mod endpoint_rules;
 pub(crate) mod endpoints;
 pub(crate) mod erasures;
@@ -20,6 +21,7 @@ pub(crate) mod replays;
 pub(crate) mod rotations;
 pub(crate) mod secrets;
 pub(crate) mod tenants;
+pub(crate) mod trials;
 
 use axum::Json;
 

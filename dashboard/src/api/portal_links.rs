@@ -3,6 +3,7 @@
 use axum::{Extension, extract::State, http::StatusCode, response::Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::{
     Shared,
@@ -14,12 +15,14 @@ use crate::{
 };
 
 /// There is nothing to say yet; what is unknown is refused.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = NewPortalLink)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LinkForm {}
 
-#[derive(Serialize)]
-struct LinkView {
+#[derive(Serialize, ToSchema)]
+#[schema(as = PortalLink)]
+pub(crate) struct LinkView {
     url: String,
     expires_at: DateTime<Utc>,
 }

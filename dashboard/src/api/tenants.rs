@@ -13,6 +13,7 @@ use postrider_proto::{
     routing::is_tenant_slug,
 };
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{Answer, endpoint_rules::Faults};
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
     auth::{Actor, Tenant},
     input::{OptionalBody, Query, is_plain_text},
     listing::{Page, PageQuery},
+    openapi::shapes,
     problem::Problem,
     settled::{self, settled},
     tables::{self, api_keys, endpoints, random_public_id, tenants::TenantRow},
@@ -28,11 +30,14 @@ use crate::{
 
 const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = TenantSettings)]
 pub(crate) struct TenantForm {
+    #[schema(schema_with = shapes::name_or_null)]
     name: Option<String>,
     /// Null is never. Endpoints may have their own.
+    #[schema(schema_with = shapes::tenant_rotation_or_null)]
     rotate_every_days: Option<i64>,
     /// Null is the platform's own; no more than that.
     retention_days: Option<i64>,
@@ -40,7 +45,8 @@ pub(crate) struct TenantForm {
     all_operational_events: Option<bool>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Tenant)]
 pub(crate) struct TenantView {
     id: String,
     name: Option<String>,

@@ -4,6 +4,7 @@
 
 mod password;
 pub(crate) mod portal;
+mod request_rate;
 mod rule;
 mod session;
 mod sign_in;
@@ -24,6 +25,7 @@ use subtle::ConstantTimeEq;
 
 pub(crate) use password::{ADMIN_LOGIN, hash as hash_password, verify as verify_password};
 pub use password::{PasswordError, set_admin_password};
+pub use request_rate::{REQUEST_RATE_DEFAULT, RequestRates, TENANT_REQUEST_RATE_DEFAULT};
 pub use rule::{Role, Rule};
 pub(crate) use session::{
     Confirmed, Session, Submitted, cookie, expired_cookie, session_cookie, sign_in_cookie, tokens_match,
@@ -130,6 +132,7 @@ async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> 
             "Send `Authorization: Bearer KEY` with a key that is in force.",
         )
     })?;
+    gate.app.request_rates.take(&key.actor.0, key.role)?;
     if !gate.rule.admits_key(key.role) {
         let detail = format!("A key of role {} can't do this.", key.role);
         return Err(Problem::new(Kind::Forbidden, detail));
@@ -156,6 +159,7 @@ pub(crate) async fn admit_producer(app: &Shared, headers: &HeaderMap) -> Result<
             "Send `authorization: Bearer KEY` with a key that is in force.",
         )
     })?;
+    app.request_rates.take(&key.actor.0, key.role)?;
     if Rule::Emit.admits_key(key.role) {
         return Ok(());
     }
@@ -220,6 +224,9 @@ pub(crate) mod tests {
             defaults: Default::default(),
             public_url: "http://127.0.0.1".to_owned(),
             admin_api_key: "right".to_owned(),
+            request_rates: Default::default(),
+            metrics: String::new,
+            trials: crate::Trials::new(Default::default()).expect("a client"),
         })
     }
 

@@ -5,6 +5,7 @@ pub(crate) mod account;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod delivery;
+pub(crate) mod docs;
 mod menu;
 pub(crate) mod people;
 pub(crate) mod portal;

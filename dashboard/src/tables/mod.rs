@@ -19,6 +19,7 @@ pub(crate) mod schemas;
 pub(crate) mod secrets;
 pub(crate) mod sessions;
 pub(crate) mod tenants;
+pub(crate) mod trials;
 
 use data_encoding::BASE32HEX_NOPAD;
 use sqlx::{PgPool, Postgres, Transaction};

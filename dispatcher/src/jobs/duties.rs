@@ -13,8 +13,8 @@ pub(super) enum Duty {
     MakePartitions,
     RotateSecrets,
     ForgetAnswers,
-    DropOld,
     RollUpStatistics,
+    DropOld,
 }
 
 /// How long events are kept.
@@ -31,8 +31,8 @@ impl Duty {
         Self::MakePartitions,
         Self::RotateSecrets,
         Self::ForgetAnswers,
-        Self::DropOld,
         Self::RollUpStatistics,
+        Self::DropOld,
     ];
 }
 
@@ -57,12 +57,12 @@ pub(super) async fn perform(
             }
         }
         Duty::ForgetAnswers => forget_answers(&pool).await?,
+        Duty::RollUpStatistics => rollup::run(&pool).await?,
         Duty::DropOld => match retention::run(&pool, kept).await {
             Ok(done) => tracing::debug!(?done, "retention"),
             // An open transaction was in the way, most often. The next run goes on from here.
             Err(error) => tracing::warn!(%error, "what is past its retention could not be dropped yet"),
         },
-        Duty::RollUpStatistics => rollup::run(&pool).await?,
     }
     tracing::debug!(?duty, "done");
     Ok(())

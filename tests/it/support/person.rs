@@ -83,6 +83,18 @@ impl<'p> Person<'p> {
         }
     }
 
+    /// In the middle of a session.
+    pub(crate) fn with_cookie(program: &'p Postrider, cookie: &str) -> Self {
+        let mut person = Self::new(program);
+        person.cookies.push(cookie.to_owned());
+        person
+    }
+
+    /// What the browser sends.
+    pub(crate) fn cookie(&self) -> String {
+        self.cookies.join("; ")
+    }
+
     pub(crate) async fn visit(&mut self, path: &str) -> (StatusCode, String) {
         let request = self.client.get(self.program.url(path));
         self.send(request).await
