@@ -36,6 +36,7 @@ pub(crate) const MENU: &[Group] = &[
     ] },
     Group { label: "Recover", entries: &[
         entry("dead-letters", "/dead-letters", "Dead letters", "M3 5h14v10H3zM3 6l7 5 7-5M7.5 18l5-5m0 5-5-5"),
+        entry("replays", "/replays", "Replays", "M4 10a6 6 0 1 1 2 4.500M4 15v-4.500h4.500"),
     ] },
     Group { label: "Build", entries: &[
         entry("event-types", "/event-types", "Event types", "M4 3h8l4 4v10H4zM12 3v4h4M7 11h6m-6 3h6"),

@@ -21,6 +21,7 @@ mod menu;
 pub(crate) mod overview;
 pub(crate) mod people;
 pub(crate) mod portal;
+pub(crate) mod replays;
 pub(crate) mod sign_in;
 pub(crate) mod signatures;
 pub(crate) mod system;
