@@ -16,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    answer::Answered,
     clock::Clock,
     endpoint::Endpoint,
     engine::Event,
@@ -152,6 +153,7 @@ impl Attempts {
         )
         .bind(&ids)
         .fetch_all(&self.pool)
+        .answered()
         .await?;
         let mut contents = HashMap::with_capacity(rows.len());
         for (id, chosen_id, body, full_data) in rows {

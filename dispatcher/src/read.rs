@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Wake,
+    answer::Answered,
     clock::Clock,
     endpoint::{self, EndpointRow},
     job::Job,
@@ -174,7 +175,7 @@ impl Reader {
 
 impl Session {
     async fn open(options: &PgConnectOptions) -> Result<Self, sqlx::Error> {
-        let connection = PgConnection::connect_with(options).await?;
+        let connection = PgConnection::connect_with(options).answered().await?;
         Ok(Self {
             connection,
             previous: None,
@@ -204,7 +205,10 @@ impl Session {
         let begin = "begin isolation level repeatable read, read only; \
                      select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()";
         let asked_at = Instant::now();
-        let row = sqlx::raw_sql(begin).fetch_one(&mut self.connection).await?;
+        let row = sqlx::raw_sql(begin)
+            .fetch_one(&mut self.connection)
+            .answered()
+            .await?;
         let (snapshot, now) = self.snapshot_of(&row)?;
         clock.set(asked_at, now);
         let mut rows = 0;
@@ -227,7 +231,10 @@ impl Session {
         if cycle.sweep {
             self.sweep(&cycle.owned, out).await?;
         }
-        sqlx::raw_sql("commit").execute(&mut self.connection).await?;
+        sqlx::raw_sql("commit")
+            .execute(&mut self.connection)
+            .answered()
+            .await?;
         // Settings of taken shards are as new as this snapshot too.
         let settings = (settings || !cycle.taken.is_empty()).then(|| snapshot.as_str().to_owned());
         self.previous = Some(snapshot);
@@ -255,6 +262,7 @@ impl Session {
             let row =
                 sqlx::query("select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()")
                     .fetch_one(&mut self.connection)
+                    .answered()
                     .await?;
             let (snapshot, now) = self.snapshot_of(&row)?;
             clock.set(asked_at, now);
@@ -292,6 +300,7 @@ impl Session {
         .bind(new.began_to.to_string())
         .bind(&ended)
         .fetch_all(&mut self.connection)
+        .answered()
         .await?;
         let known: Vec<EndpointId> = changed
             .iter()
@@ -299,7 +308,7 @@ impl Session {
             .filter(|id| self.known.contains(id))
             .collect();
         if !known.is_empty() {
-            let rows = endpoint::load(&mut self.connection, &known).await?;
+            let rows = endpoint::load(&mut self.connection, &known).answered().await?;
             say(out, Message::Endpoints { rows, taken: false }).await?;
         }
         Ok(!changed.is_empty())
@@ -418,6 +427,7 @@ impl Session {
             .bind(after.event)
             .bind(PAGE_ROWS)
             .fetch_all(&mut self.connection)
+            .answered()
             .await
     }
 
@@ -432,7 +442,7 @@ impl Session {
         if unknown.is_empty() {
             return Ok(());
         }
-        let rows = endpoint::load(&mut self.connection, &unknown).await?;
+        let rows = endpoint::load(&mut self.connection, &unknown).answered().await?;
         self.known.extend(unknown);
         say(out, Message::Endpoints { rows, taken: false }).await
     }
@@ -448,9 +458,10 @@ impl Session {
         )
         .bind(taken)
         .fetch_all(&mut self.connection)
+        .answered()
         .await?;
         for ids in ids.chunks(PAGE_ROWS as usize) {
-            let rows = endpoint::load(&mut self.connection, ids).await?;
+            let rows = endpoint::load(&mut self.connection, ids).answered().await?;
             self.known.extend(ids);
             say(out, Message::Endpoints { rows, taken: true }).await?;
         }
@@ -479,6 +490,7 @@ impl Session {
         .bind(&floors)
         .bind(&limits)
         .fetch_all(&mut self.connection)
+        .answered()
         .await?;
         let mut rows = rows.into_iter().peekable();
         // The lateral join keeps the order of the list, so that each endpoint's rows stand together.
@@ -521,6 +533,7 @@ impl Session {
         .bind(&endpoints)
         .bind(&limits)
         .fetch_all(&mut self.connection)
+        .answered()
         .await?;
         let mut rows = rows.into_iter().peekable();
         for (endpoint, asked) in due {
@@ -570,6 +583,7 @@ impl Session {
             .bind(endpoint)
             .bind(keys)
             .fetch_all(&mut self.connection)
+            .answered()
             .await?;
             let heads = rows.into_iter().map(WaitingRow::job).collect();
             say(
@@ -592,6 +606,7 @@ impl Session {
         )
         .bind(owned)
         .fetch_all(&mut self.connection)
+        .answered()
         .await?;
         self.introduce(endpoints.iter().copied(), out).await?;
         say(out, Message::Swept { endpoints }).await
