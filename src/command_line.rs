@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     bench::{self, BenchFlags},
-    log, master_key, metrics, roles,
+    log, master_key, metrics, roles, seed,
     settings::{Environment, Flags, Settings},
     types_command::{self, TypesCommand},
     up,
@@ -54,8 +54,18 @@ enum Command {
     /// Event types as files: export and import, over the API at POSTRIDER_URL with the key POSTRIDER_API_KEY
     #[command(subcommand)]
     Types(TypesCommand),
+    /// Prints the HTTP API's description: OpenAPI 3.1
+    Openapi,
     /// Measures deliveries beside the bare HTTP client, on a database of its own
     Bench(BenchFlags),
+    /// Fills a database with a made-up past, to see how the pages do at size
+    #[command(hide = true)]
+    Seed {
+        #[command(flatten)]
+        flags: Box<Flags>,
+        #[arg(long, default_value_t = 1_000_000)]
+        attempts: i64,
+    },
     #[command(hide = true)]
     BenchSink,
     #[command(hide = true)]
@@ -74,9 +84,11 @@ enum Role {
     Migrate,
     MigrateOutbox,
     RotateMasterKey,
+    Seed(i64),
 }
 
 pub fn run() -> ExitCode {
+    postrider_dispatcher::tls::install_provider();
     let (flags, role) = match CommandLine::parse().command {
         Command::Up(flags) => (flags, Role::Up),
         Command::Dispatcher(flags) => (flags, Role::Dispatcher),
@@ -90,6 +102,7 @@ pub fn run() -> ExitCode {
             outbox_only: true,
         } => (flags, Role::MigrateOutbox),
         Command::RotateMasterKey(flags) => (flags, Role::RotateMasterKey),
+        Command::Seed { flags, attempts } => (flags, Role::Seed(attempts)),
         Command::Verify(arguments) => {
             return match verify::run(&arguments, &Environment::of_process()) {
                 Ok(status) => status,
@@ -101,6 +114,10 @@ pub fn run() -> ExitCode {
                 command,
                 &Environment::of_process(),
             )));
+        }
+        Command::Openapi => {
+            print!("{}", postrider_dashboard::openapi_document());
+            return ExitCode::SUCCESS;
         }
         Command::Bench(flags) => return finish(on_runtime(bench::run(flags))),
         Command::BenchSink => return finish(on_runtime(bench::sink())),
@@ -131,6 +148,7 @@ pub fn run() -> ExitCode {
             Role::Migrate => roles::migrate(settings).await,
             Role::MigrateOutbox => roles::migrate_outbox(settings).await,
             Role::RotateMasterKey => master_key::rotate(settings, stop).await,
+            Role::Seed(attempts) => seed::run(settings, attempts).await,
         }
     }))
 }

@@ -17,6 +17,7 @@ mod machine;
 mod master_key;
 mod metrics;
 mod roles;
+mod seed;
 mod types_command;
 mod up;
 mod verify;

@@ -248,6 +248,7 @@ fn status(mut problem: Problem) -> Status {
         Kind::Forbidden => Code::PermissionDenied,
         Kind::NotFound => Code::NotFound,
         Kind::Conflict | Kind::Answered => Code::AlreadyExists,
+        Kind::TooMany => Code::ResourceExhausted,
         Kind::Busy => Code::Unavailable,
         Kind::Internal => Code::Internal,
     };

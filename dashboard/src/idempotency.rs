@@ -20,7 +20,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use postrider_dispatcher::vault::Vault;
-use postrider_proto::limits::BATCH_BYTES_MAX;
+use postrider_proto::limits::{BATCH_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use sqlx::{PgConnection, Postgres, Transaction};
@@ -35,7 +35,6 @@ use crate::{
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
-const KEY_CHARS_MAX: usize = 255;
 
 /// What a request with a key is known by.
 #[derive(Debug)]
@@ -80,12 +79,13 @@ fn read_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
         return Ok(None);
     };
     let fits = |key: &&str| {
-        (1..=KEY_CHARS_MAX).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic() || b == b' ')
+        (1..=IDEMPOTENCY_KEY_CHARS_MAX).contains(&key.len())
+            && key.bytes().all(|b| b.is_ascii_graphic() || b == b' ')
     };
     match value.to_str().ok().map(str::trim).filter(fits) {
         Some(key) if values.next().is_none() => Ok(Some(key.to_owned())),
         _ => Err(Problem::bad_request(format!(
-            "Idempotency-Key is sent once, and is 1 to {KEY_CHARS_MAX} visible ASCII characters."
+            "Idempotency-Key is sent once, and is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters."
         ))),
     }
 }

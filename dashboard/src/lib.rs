@@ -8,19 +8,23 @@ mod audit;
 mod auth;
 mod deliveries;
 mod emits;
+mod export;
 pub mod grpc;
 mod idempotency;
 mod input;
 mod listing;
+mod openapi;
 mod pages;
+mod people;
 mod problem;
 mod replay;
 mod routes;
 mod settled;
 mod tables;
 mod transcript;
+mod trials;
 
-use std::{io, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use axum::Router;
 use postrider_dispatcher::{Settings, Wake, guard::Guard, vault::Vault};
@@ -28,9 +32,16 @@ use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub use auth::{PasswordError, Rule, set_admin_password};
+#[doc(hidden)]
+pub use api::events::read_emit_body;
+pub use auth::{
+    PasswordError, REQUEST_RATE_DEFAULT, RequestRates, Role, Rule, TENANT_REQUEST_RATE_DEFAULT,
+    set_admin_password,
+};
 pub use emits::Emits;
+pub use openapi::document as openapi_document;
 pub use routes::Route;
+pub use trials::Trials;
 
 /// Everything the API and the pages need; made by the root.
 pub struct App {
@@ -39,11 +50,15 @@ pub struct App {
     pub emits: Emits,
     pub vault: Vault,
     pub guard: Guard,
+    pub trials: Trials,
     /// What applies to endpoints that have no setting of their own.
     pub defaults: Settings,
     /// The base of links, and whether cookies may travel over plain http.
     pub public_url: String,
     pub admin_api_key: String,
+    pub request_rates: RequestRates,
+    /// The figures of this process, as Prometheus reads them.
+    pub metrics: fn() -> String,
 }
 
 /// One copy for each request is one count more on an `Arc`.
@@ -66,7 +81,11 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> io::Result<()> {
     let app = Arc::new(app);
-    let http = axum::serve(listener, routes::build(app.clone()).0)
+    // With the peer's address: tries to sign in are counted by it.
+    let service = routes::build(app.clone())
+        .0
+        .into_make_service_with_connect_info::<SocketAddr>();
+    let http = axum::serve(listener, service)
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();
     match grpc {

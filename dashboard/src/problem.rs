@@ -1,18 +1,21 @@
 //! Errors as the outside sees them: RFC 9457 `application/problem+json`.
 //! Invariant: `type`, `title` and `status` of a kind never change; what went wrong inside is logged here and not told.
 
+use std::time::Duration;
+
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// The others are in `errors` only.
 const FAULTS_IN_WORDS_MAX: usize = 10;
 
 /// A part of the request that was refused, by its JSON pointer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Fault {
     pub(crate) pointer: String,
     pub(crate) detail: String,
@@ -31,13 +34,15 @@ pub(crate) enum Kind {
     TooLarge,
     UnsupportedEncoding,
     Invalid,
+    /// More than the limit of this call allows for now.
+    TooMany,
     Internal,
     Busy,
 }
 
 impl Kind {
     /// The last part of `type`, the status and the title.
-    const fn words(self) -> (&'static str, StatusCode, &'static str) {
+    pub(crate) const fn words(self) -> (&'static str, StatusCode, &'static str) {
         match self {
             Self::BadRequest => (
                 "bad-request",
@@ -72,6 +77,7 @@ impl Kind {
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "The request holds something invalid",
             ),
+            Self::TooMany => ("too-many", StatusCode::TOO_MANY_REQUESTS, "That is too often"),
             Self::Internal => (
                 "internal",
                 StatusCode::INTERNAL_SERVER_ERROR,
@@ -79,6 +85,10 @@ impl Kind {
             ),
             Self::Busy => ("busy", StatusCode::SERVICE_UNAVAILABLE, "Not now: try again soon"),
         }
+    }
+
+    pub(crate) fn urn(self) -> String {
+        format!("urn:postrider:problem:{}", self.words().0)
     }
 }
 
@@ -91,6 +101,8 @@ pub(crate) struct Problem {
     pub(crate) kind: Kind,
     pub(crate) detail: String,
     pub(crate) errors: Vec<Fault>,
+    /// Of the kinds that pass by themselves.
+    retry_after_seconds: u64,
 }
 
 impl Problem {
@@ -99,6 +111,17 @@ impl Problem {
             kind,
             detail: detail.into(),
             errors: Vec::new(),
+            retry_after_seconds: 1,
+        }
+    }
+
+    /// It passes by itself: `wait` says when.
+    pub(crate) fn too_many(detail: impl Into<String>, wait: Duration) -> Self {
+        Self {
+            // Rounded up: whoever waits as long as told is let in.
+            retry_after_seconds: wait.as_secs()
+                + u64::from(wait.subsec_nanos() > 0).max(u64::from(wait.is_zero())),
+            ..Self::new(Kind::TooMany, detail)
         }
     }
 
@@ -135,9 +158,8 @@ impl Problem {
             told.push(format!("and {} more", errors.len() - FAULTS_IN_WORDS_MAX));
         }
         Self {
-            kind: Kind::Invalid,
-            detail: told.join("; "),
             errors,
+            ..Self::new(Kind::Invalid, told.join("; "))
         }
     }
 
@@ -145,11 +167,24 @@ impl Problem {
         Self::new(Kind::Busy, "The database is busy or away.")
     }
 
+    /// For a person: what is wrong, without pointers into a body that they never saw.
+    pub(crate) fn in_words(&self) -> String {
+        if self.errors.is_empty() {
+            return self.detail.clone();
+        }
+        let field = |fault: &Fault| match fault.pointer.trim_start_matches('/') {
+            "" => fault.detail.clone(),
+            name => format!("{}: {}", name.replace(['_', '/'], " "), fault.detail),
+        };
+        let told: Vec<String> = self.errors.iter().take(FAULTS_IN_WORDS_MAX).map(field).collect();
+        told.join("; ")
+    }
+
     /// What stands in the answer.
     pub(crate) fn body(&self) -> Body<'_> {
-        let (name, status, title) = self.kind.words();
+        let (_, status, title) = self.kind.words();
         Body {
-            r#type: format!("urn:postrider:problem:{name}"),
+            r#type: self.kind.urn(),
             title,
             status: status.as_u16(),
             detail: &self.detail,
@@ -212,8 +247,8 @@ impl IntoResponse for Problem {
             Kind::Answered => {
                 response.extensions_mut().insert(AnsweredBefore);
             }
-            Kind::Busy => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            Kind::Busy | Kind::TooMany => {
+                headers.insert(header::RETRY_AFTER, self.retry_after_seconds.into());
             }
             _ => {}
         }

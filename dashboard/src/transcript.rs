@@ -7,20 +7,26 @@ use chrono::{DateTime, Utc};
 use postrider_dispatcher::vault::{Purpose, Vault};
 use postrider_proto::{OutcomeKind, limits::ANSWER_KEPT_BYTES_MAX};
 use serde::Serialize;
+use utoipa::ToSchema;
 
-use crate::tables::{attempts::AttemptRow, endpoints::EndpointRow};
+use crate::{
+    openapi::shapes,
+    tables::{attempts::AttemptRow, endpoints::EndpointRow},
+};
 
 /// Stands for the value of a custom header.
 pub(crate) const HIDDEN: &str = "[hidden]";
 
-const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
+pub(crate) const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Attempt {
     pub(crate) number: i16,
     pub(crate) started_at: DateTime<Utc>,
     pub(crate) duration_ms: i32,
+    #[schema(schema_with = shapes::outcome)]
     pub(crate) outcome: &'static str,
+    #[schema(schema_with = shapes::status_or_null)]
     pub(crate) status: Option<i16>,
     pub(crate) error: Option<String>,
     /// Empty when nothing was sent.

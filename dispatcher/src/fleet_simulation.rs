@@ -595,7 +595,11 @@ impl World {
             lane.answered(
                 attempt.job.event,
                 attempt.job.number(),
-                Verdict { success, slow: false },
+                Verdict {
+                    success,
+                    slow: false,
+                    its_own: true,
+                },
                 self.now,
             );
         }

@@ -18,8 +18,10 @@
 
 mod data;
 mod emit;
+mod sample;
 mod schema;
 
 pub use data::{BadData, check_data, read_data, read_data_of_body};
 pub use emit::{EmitError, Emitted, NewEvent, Patience, Sender};
+pub use sample::sample;
 pub use schema::{Schema, VIOLATIONS_MAX, Violation};

@@ -8,9 +8,10 @@ use axum::{
 };
 use chrono::{DateTime, Utc};
 use data_encoding::BASE64URL_NOPAD;
-use postrider_proto::state::KeyRole;
+use postrider_proto::{limits::KEY_NAME_BYTES_MAX, state::KeyRole};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use utoipa::ToSchema;
 
 use super::Answer;
 use crate::{
@@ -20,23 +21,27 @@ use crate::{
     idempotency::{Claim, Work},
     input::{Body, Query, is_plain_text},
     listing::{Page, PageQuery},
+    openapi::shapes,
     problem::Problem,
     tables::{self, api_keys, tenants},
 };
 
-const NAME_BYTES_MAX: usize = 128;
-
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = NewApiKey)]
 pub(crate) struct KeyForm {
+    #[schema(schema_with = shapes::key_role)]
     role: KeyRole,
     tenant: Option<String>,
+    #[schema(schema_with = shapes::key_name)]
     name: String,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = ApiKey)]
 pub(crate) struct KeyView {
     id: String,
+    #[schema(schema_with = shapes::key_role)]
     role: KeyRole,
     tenant: Option<String>,
     name: String,
@@ -53,7 +58,7 @@ pub(crate) async fn create(
     claim: Claim,
     Body(form): Body<KeyForm>,
 ) -> Result<Response, Problem> {
-    if form.name.trim().is_empty() || !is_plain_text(&form.name, NAME_BYTES_MAX) {
+    if form.name.trim().is_empty() || !is_plain_text(&form.name, KEY_NAME_BYTES_MAX) {
         return Err(Problem::invalid("/name", "must be text of 1 to 128 bytes"));
     }
     let tenant = match (form.role, &form.tenant) {

@@ -4,22 +4,26 @@ use axum::{Json, extract::State};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::Answer;
 use crate::{
     Shared,
     input::Query,
     listing::{Page, PageQuery},
+    openapi::shapes,
     tables::audit,
 };
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = AuditEntry)]
 pub(crate) struct AuditView {
     at: DateTime<Utc>,
     actor: String,
     action: String,
     tenant: Option<String>,
     subject: String,
+    #[schema(schema_with = shapes::object_or_null)]
     detail: Option<Value>,
 }
 

@@ -13,6 +13,7 @@ use postrider_sender::{EmitError, Emitted, Patience};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sqlx::PgConnection;
+use utoipa::ToSchema;
 
 use super::events::{EmitForm, refusal};
 use crate::{
@@ -20,25 +21,30 @@ use crate::{
     emits::OwnedEvent,
     idempotency::{Claim, Work},
     input::Text,
+    openapi::shapes,
     problem::{Fault, Kind, Problem},
 };
 
 /// Told of one event, so that a thousand bad ones are told in an answer of some size.
 const FAULTS_PER_EVENT_MAX: usize = 5;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct BatchForm<'a> {
+#[schema(as = NewEvents)]
+pub(crate) struct BatchForm<'a> {
     #[serde(borrow)]
+    #[schema(schema_with = shapes::batch)]
     events: Vec<&'a RawValue>,
 }
 
 /// Without the data, which the caller has.
-#[derive(Serialize)]
-struct EmittedView {
+#[derive(Serialize, ToSchema)]
+#[schema(as = EmittedEvent)]
+pub(crate) struct EmittedView {
     id: String,
     r#type: String,
     version: String,
+    #[schema(format = DateTime)]
     created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     sequence: Option<i64>,
@@ -46,8 +52,9 @@ struct EmittedView {
     duplicate: bool,
 }
 
-#[derive(Serialize)]
-struct BatchView {
+#[derive(Serialize, ToSchema)]
+#[schema(as = EmittedEvents)]
+pub(crate) struct BatchView {
     data: Vec<EmittedView>,
 }
 

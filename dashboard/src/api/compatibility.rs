@@ -5,12 +5,14 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 const BREAKS_MAX: usize = 50;
 const DEPTH_MAX: usize = 32;
 const TYPES: [&str; 6] = ["null", "boolean", "object", "array", "number", "string"];
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = CompatibilityChange)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Change {
     RemovedProperty,
@@ -20,14 +22,16 @@ pub(super) enum Change {
 }
 
 /// One thing that was so before, at this place of the data.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = CompatibilityBreak)]
 pub(super) struct Break {
     pub(super) pointer: String,
     pub(super) change: Change,
     pub(super) detail: String,
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = CompatibilityReport)]
 pub(crate) struct Report {
     pub(super) version: String,
     /// The version it is compared with.

@@ -3,59 +3,89 @@
 
 use std::collections::BTreeMap;
 
-use postrider_dispatcher::guard::{Guard, Refusal};
+use postrider_dispatcher::{
+    guard::{Guard, Refusal},
+    tls::TlsSettings,
+};
 use postrider_proto::{
     EndpointState,
-    limits::{DESCRIPTION_BYTES_MAX, ROTATE_DAYS_MAX, ROTATE_DAYS_MIN, URL_BYTES_MAX},
+    limits::{
+        DESCRIPTION_BYTES_MAX, ENDPOINT_CONCURRENCY_MAX, RATE_PER_SECOND_MAX, ROTATE_DAYS_MAX,
+        ROTATE_DAYS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS_MIN, URL_BYTES_MAX,
+    },
     state::SignatureFormat,
 };
 use serde::Deserialize;
 use serde_json::Value;
 use sqlx::types::Json;
+use utoipa::ToSchema;
 
-use super::endpoint_rules::{
-    Faults, check_filter, check_headers, check_secret, check_types, check_versions, read_schedule,
+use super::{
+    endpoint_certificates::check_tls,
+    endpoint_rules::{
+        Faults, check_filter, check_headers, check_secret, check_types, check_versions, read_schedule,
+    },
 };
 use crate::{
     input::{given, is_plain_text},
+    openapi::shapes,
     problem::Problem,
     tables::endpoints::EndpointSettings,
 };
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(as = EndpointSettings)]
 pub(crate) struct EndpointForm {
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::url)]
     pub(super) url: Option<Option<String>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::name_or_null)]
     description: Option<Option<String>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::patterns_or_null)]
     types: Option<Option<Vec<String>>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::versions_or_null)]
     versions: Option<Option<BTreeMap<String, String>>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::object_or_null)]
     filter: Option<Option<Value>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::concurrency_or_null)]
     concurrency: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::rate_or_null)]
     rate_per_second: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
+    #[schema(value_type = Option<bool>)]
     ordered: Option<Option<bool>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::schedule_or_null)]
     retry_schedule: Option<Option<Vec<String>>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::timeout_or_null)]
     timeout_ms: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::signature_or_null)]
     signature: Option<Option<String>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::rotation_or_null)]
     rotate_every_days: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::headers_or_null)]
     pub(super) headers: Option<Option<BTreeMap<String, String>>>,
+    #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::tls_or_null)]
+    pub(super) tls: Option<Option<TlsSettings>>,
     /// Only when it is made; afterwards it is rotated.
     #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::secret_or_null)]
     pub(super) secret: Option<Option<String>>,
     /// Only afterwards: a new endpoint is enabled.
     #[serde(deserialize_with = "given")]
+    #[schema(value_type = bool)]
     enabled: Option<Option<bool>>,
 }
 
@@ -164,13 +194,13 @@ impl EndpointForm {
             settings.filter = filter.clone().map(Json);
         }
         if let Some(n) = self.concurrency {
-            settings.concurrency = faults.number("concurrency", n, 1, 1024);
+            settings.concurrency = faults.number("concurrency", n, 1, ENDPOINT_CONCURRENCY_MAX);
         }
         if let Some(n) = self.rate_per_second {
-            settings.rate_per_second = faults.number("rate_per_second", n, 1, 100_000);
+            settings.rate_per_second = faults.number("rate_per_second", n, 1, RATE_PER_SECOND_MAX);
         }
         if let Some(n) = self.timeout_ms {
-            settings.timeout_ms = faults.number("timeout_ms", n, 100, 60_000);
+            settings.timeout_ms = faults.number("timeout_ms", n, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX);
         }
         if let Some(ordered) = self.ordered {
             settings.ordered = ordered.unwrap_or(false);
@@ -193,6 +223,9 @@ impl EndpointForm {
         }
         if let Some(Some(headers)) = &self.headers {
             check_headers(headers, faults);
+        }
+        if let Some(Some(tls)) = &self.tls {
+            check_tls(tls, faults);
         }
     }
 }
@@ -271,6 +304,15 @@ mod tests {
             ("headers/x", json!({"X": "a", "x": "b"})),
             ("headers/a b", json!({"a b": "x"})),
             ("headers/X", json!({"X": "a".repeat(1024)})),
+            ("headers/Connection", json!({"Connection": "x"})),
+            ("headers/Proxy-Authorization", json!({"Proxy-Authorization": "x"})),
+            ("headers/Content-Encoding", json!({"Content-Encoding": "gzip"})),
+            ("headers/X", json!({"X": "\u{0}"})),
+            ("headers/X", json!({"X": "ä"})),
+            ("headers/", json!({"": "x"})),
+            ("tls/ca_certificates", json!({"ca_certificates": "no PEM"})),
+            ("tls/client_key", json!({"client_certificate": "x"})),
+            ("tls/client_certificate", json!({"client_key": "x"})),
             ("secret", json!("short")),
             ("enabled", json!(true)),
         ] {
@@ -308,8 +350,17 @@ mod tests {
             (EndpointState::Active, None)
         );
 
-        let to_private = form(json!({"url": "https://10.0.0.1/"})).patch(before, &Guard::default());
+        let to_private = form(json!({"url": "https://10.0.0.1/"})).patch(before.clone(), &Guard::default());
         assert_eq!(pointers(to_private), ["/url"]);
+        for (name, value) in [
+            ("Host", "x"),
+            ("X", "a\r\nHost: x"),
+            ("Webhook-Signature", "x"),
+            ("X", "\u{0}"),
+        ] {
+            let changed = form(json!({"headers": {name: value}})).patch(before.clone(), &Guard::default());
+            assert_eq!(pointers(changed), [format!("/headers/{name}")], "{value}");
+        }
     }
 
     #[test]

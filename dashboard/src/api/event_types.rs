@@ -11,13 +11,14 @@ use axum::{
 use chrono::{DateTime, Utc};
 use postrider_proto::{
     TypeId,
-    limits::DESCRIPTION_BYTES_MAX,
+    limits::{DESCRIPTION_BYTES_MAX, VERSIONS_PER_TYPE_MAX},
     routing::{RESERVED_PREFIX, is_type_name, is_version},
 };
 use postrider_sender::Schema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use sqlx::PgConnection;
+use utoipa::ToSchema;
 
 use super::{
     Answer,
@@ -29,6 +30,7 @@ use crate::{
     auth::Actor,
     input::{Query, Text, is_plain_text},
     listing::{Page, PageQuery},
+    openapi::shapes,
     problem::{Fault, Problem},
     tables::{
         self,
@@ -38,18 +40,21 @@ use crate::{
 };
 
 const TYPE_BODY_BYTES_MAX: usize = 1024 * 1024;
-const VERSIONS_PER_TYPE_MAX: usize = 100;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct TypeForm {
+#[schema(as = EventTypeSettings)]
+pub(crate) struct TypeForm {
+    #[schema(schema_with = shapes::name_or_null)]
     description: Option<String>,
     thin: Option<bool>,
     /// In text order, which is the order they are published in.
+    #[schema(schema_with = shapes::schemas)]
     schemas: BTreeMap<String, Box<RawValue>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = EventType)]
 pub(crate) struct TypeView {
     r#type: String,
     description: Option<String>,
@@ -57,6 +62,7 @@ pub(crate) struct TypeView {
     /// In the order they were published in; the last is what an emit without a version means.
     versions: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = shapes::object)]
     schemas: Option<BTreeMap<String, Box<RawValue>>>,
     created_at: DateTime<Utc>,
     /// In the answer to a PUT that added versions: what each breaks for readers of the one before it.

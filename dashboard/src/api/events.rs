@@ -16,6 +16,7 @@ use postrider_sender::{EmitError, Emitted, check_data};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sqlx::PgConnection;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Answer, deliveries::DeliveryView};
@@ -27,6 +28,7 @@ use crate::{
     idempotency::{Claim, Work},
     input::{Query, Text},
     listing::{Page, PageQuery, encode},
+    openapi::shapes,
     problem::{Fault, Kind, Problem},
     tables::events::{self, EventRow},
 };
@@ -36,27 +38,36 @@ const EMIT_BODY_BYTES_MAX: usize = EVENT_DATA_BYTES_MAX + 4 * 1024;
 /// A page ends early when its bodies come to this much.
 const PAGE_BYTES_MAX: i64 = 8 * 1024 * 1024;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct EmitForm<'a> {
+#[schema(as = NewEvent)]
+pub(crate) struct EmitForm<'a> {
+    #[schema(schema_with = shapes::type_name)]
     r#type: String,
     #[serde(borrow)]
+    #[schema(schema_with = shapes::object)]
     data: &'a RawValue,
+    #[schema(schema_with = shapes::event_id_or_null)]
     id: Option<String>,
+    #[schema(schema_with = shapes::version_or_null)]
     version: Option<String>,
+    #[schema(schema_with = shapes::ordering_key_or_null)]
     ordering_key: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Event)]
 pub(crate) struct EventView {
     id: String,
     r#type: String,
     version: String,
+    #[schema(format = DateTime)]
     created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     ordering_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sequence: Option<i64>,
+    #[schema(schema_with = shapes::object_or_null)]
     data: Option<Box<RawValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     deliveries: Option<Vec<DeliveryView>>,
@@ -122,6 +133,14 @@ pub(crate) async fn emit(
     let mut connection = app.pool.acquire().await?;
     let (status, view) = answer(&mut connection, emitted, event).await?;
     Ok((status, Json(view)).into_response())
+}
+
+/// What is done with a body before the database is asked: the data as it will be kept, or the status of the refusal.
+pub fn read_emit_body(body: &[u8]) -> Result<String, u16> {
+    let text = Text::<EMIT_BODY_BYTES_MAX>::of(body.to_vec().into()).ok_or(413_u16)?;
+    let status = |problem: Problem| problem.status().as_u16();
+    let form: EmitForm<'_> = text.read().map_err(status)?;
+    Ok(form.check("acme").map_err(status)?.data)
 }
 
 impl EmitForm<'_> {

@@ -1,12 +1,17 @@
-//! Liveness and readiness, without a key.
+//! Liveness and readiness, without a key; figures, with one; and what the API is.
 
 use std::time::Duration;
 
-use axum::{Json, extract::State};
+use axum::{
+    Json,
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
 use serde_json::{Value, json};
 
 use super::Answer;
-use crate::{Shared, problem::Problem};
+use crate::{Shared, openapi, problem::Problem};
 
 const DATABASE_TIME_MAX: Duration = Duration::from_secs(1);
 
@@ -22,4 +27,17 @@ pub(crate) async fn readyz(State(app): State<Shared>) -> Answer<Value> {
         Ok(Ok(_)) => Ok(Json(json!({"status": "ready"}))),
         Ok(Err(_)) | Err(_) => Err(Problem::busy()),
     }
+}
+
+pub(crate) async fn metrics(State(app): State<Shared>) -> Response {
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    (kind, (app.metrics)()).into_response()
+}
+
+pub(crate) async fn description() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::CACHE_CONTROL, "public, max-age=300"),
+    ];
+    (headers, openapi::document()).into_response()
 }

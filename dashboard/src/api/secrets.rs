@@ -11,10 +11,11 @@ use postrider_dispatcher::{
     planned_rotation::SECRETS_IN_FORCE_MAX,
     vault::{Owner, Purpose, Vault},
 };
-use postrider_proto::signature::Secret;
+use postrider_proto::{limits::OVERLAP_SECONDS_MAX, signature::Secret};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgConnection;
+use utoipa::ToSchema;
 
 use super::{Answer, endpoint_rules::check_secret};
 use crate::{
@@ -23,16 +24,16 @@ use crate::{
     auth::{Actor, Tenant},
     idempotency::{Claim, Work},
     input::OptionalBody,
+    openapi::shapes,
     problem::{Kind, Problem},
     settled::{self, settled},
     tables::{self, endpoints, secrets},
 };
 
-const OVERLAP_SECONDS_MAX: i32 = 7 * 24 * 60 * 60;
 const OVERLAP_SECONDS_DEFAULT: i32 = 24 * 60 * 60;
 
 /// What of a secret is shown: an HMAC secret itself, of a key pair only the public key.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct Shown {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) secret: Option<String>,
@@ -55,19 +56,21 @@ impl From<&Secret> for Shown {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Secret)]
 pub(crate) struct SecretView {
     #[serde(flatten)]
     shown: Shown,
     /// `current`, or `retiring` until a set time.
+    #[schema(schema_with = shapes::secret_state)]
     state: &'static str,
     created_at: DateTime<Utc>,
     retires_at: Option<DateTime<Utc>>,
 }
 
 /// A secret in force, as it is kept.
-pub(super) struct Opened {
-    pub(super) secret: Secret,
+pub(crate) struct Opened {
+    pub(crate) secret: Secret,
     created_at: DateTime<Utc>,
     retires_at: Option<DateTime<Utc>>,
 }
@@ -86,7 +89,7 @@ impl From<Opened> for SecretView {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct Secrets {
     /// The newest first.
     data: Vec<SecretView>,
@@ -100,15 +103,18 @@ impl From<Vec<Opened>> for Secrets {
     }
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = Rotation)]
 pub(crate) struct RotateForm {
+    #[schema(schema_with = shapes::overlap_or_null)]
     overlap_seconds: Option<i64>,
+    #[schema(schema_with = shapes::secret_or_null)]
     secret: Option<String>,
 }
 
 /// The newest first.
-pub(super) async fn open_in_force(
+pub(crate) async fn open_in_force(
     vault: &Vault,
     connection: &mut PgConnection,
     owner: Owner,

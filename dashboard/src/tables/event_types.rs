@@ -69,6 +69,22 @@ pub(crate) async fn list(
     .await
 }
 
+/// Those that one of these patterns asks for, by name.
+pub(crate) async fn matching(
+    db: impl PgExecutor<'_>,
+    patterns: &[String],
+    limit: i64,
+) -> Result<Vec<EventTypeRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select id, name, description, thin, created_at from postrider.event_types
+         where deleted_at is null and matches && $1 order by name limit $2",
+    )
+    .bind(patterns)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
 pub(crate) async fn delete(db: impl PgExecutor<'_>, name: &str) -> Result<bool, sqlx::Error> {
     let done = sqlx::query(
         "update postrider.event_types set deleted_at = clock_timestamp() where name = $1 and deleted_at is null",

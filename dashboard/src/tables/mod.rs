@@ -1,6 +1,7 @@
 //! The SQL, a file for each table, a function for each statement. Only that file writes its table; what moves a
 //! delivery from one table to another in one statement is in `replay`.
 
+pub(crate) mod alerts;
 pub(crate) mod api_keys;
 pub(crate) mod attempts;
 pub(crate) mod audit;
@@ -10,6 +11,7 @@ pub(crate) mod event_types;
 pub(crate) mod events;
 pub(crate) mod idempotency;
 pub(crate) mod people;
+pub(crate) mod portal_links;
 pub(crate) mod queue;
 pub(crate) mod retries;
 pub(crate) mod rotations;
@@ -17,6 +19,7 @@ pub(crate) mod schemas;
 pub(crate) mod secrets;
 pub(crate) mod sessions;
 pub(crate) mod tenants;
+pub(crate) mod trials;
 
 use data_encoding::BASE32HEX_NOPAD;
 use sqlx::{PgPool, Postgres, Transaction};

@@ -4,11 +4,13 @@ use chrono::{DateTime, Utc};
 use postrider_proto::{EndpointId, TenantId};
 use serde::Serialize;
 use sqlx::{FromRow, PgExecutor};
+use utoipa::ToSchema;
 
 /// Refusals counted at most for one endpoint.
 const REFUSALS_MAX: i64 = 1_000;
 
-#[derive(Debug, FromRow, Serialize)]
+#[derive(Debug, FromRow, Serialize, ToSchema)]
+#[schema(as = SecretRotation)]
 pub(crate) struct RotationRow {
     #[serde(skip)]
     pub(crate) number: EndpointId,

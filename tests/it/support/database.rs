@@ -209,7 +209,10 @@ fn start(below: &Path, settings: &str) -> Shared {
             .await
             .expect("connected");
         schema::migrate(&pool).await.expect("migrated");
-        partitions::make_ahead(&pool).await.expect("partitions made");
+        let retention = postrider_dispatcher::Settings::default().retention;
+        partitions::make_ahead(&pool, retention)
+            .await
+            .expect("partitions made");
         // A template can be copied only while nobody is connected to it.
         pool.close().await;
     });

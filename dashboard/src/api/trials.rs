@@ -1,0 +1,206 @@
+//! Trying an endpoint: one test event, or a probe. What is sent is in `trials`; nothing of it becomes a delivery.
+
+use axum::{
+    Extension,
+    extract::{Path, State},
+    http::StatusCode,
+    response::Response,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::time::Instant;
+use utoipa::ToSchema;
+
+use crate::{
+    Shared,
+    audit::{self, Action, Entry},
+    auth::{Actor, Tenant},
+    idempotency::{Claim, Work},
+    input::OptionalBody,
+    openapi::shapes,
+    problem::Problem,
+    tables::endpoints::{self, EndpointRow},
+    transcript::Attempt,
+    trials::{
+        self, PROBES, TESTS, Target,
+        checks::{Check, Finding, Verdict, has_passed, score},
+        event::Model,
+        probe::Probe,
+    },
+};
+
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = Trial)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TrialForm {
+    #[schema(schema_with = shapes::type_or_null)]
+    r#type: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TestAttempt {
+    #[serde(flatten)]
+    attempt: Attempt,
+    event: String,
+    r#type: String,
+    version: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ProbeReport {
+    endpoint: String,
+    url: String,
+    r#type: String,
+    /// Of 100: what a right receiver does.
+    score: u32,
+    /// Nothing failed, and everything was tried.
+    passed: bool,
+    requests: usize,
+    duration_ms: u64,
+    checks: Vec<ProbeFinding>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ProbeFinding {
+    #[schema(inline)]
+    check: Check,
+    #[schema(inline)]
+    verdict: Verdict,
+    title: &'static str,
+    /// What was seen.
+    found: String,
+    meaning: &'static str,
+    mend: &'static str,
+}
+
+impl From<Finding> for ProbeFinding {
+    fn from(finding: Finding) -> Self {
+        let words = finding.check.words();
+        Self {
+            check: finding.check,
+            verdict: finding.verdict,
+            title: words.title,
+            found: finding.found,
+            meaning: words.meaning,
+            mend: words.mend,
+        }
+    }
+}
+
+/// Paused and disabled ones too: their owner mends the receiver first and enables it afterwards.
+async fn prepare(
+    app: &Shared,
+    tenant: &Tenant,
+    id: &str,
+    form: &TrialForm,
+) -> Result<(EndpointRow, Target, Model), Problem> {
+    let mut connection = app.pool.acquire().await?;
+    let row = endpoints::find(&mut *connection, tenant.id, id)
+        .await?
+        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    let model = Model::choose(&mut connection, &row, form.r#type.as_deref()).await?;
+    let target = Target::open(app, &mut connection, &row).await?;
+    Ok((row, target, model))
+}
+
+pub(crate) async fn test(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Extension(tenant): Extension<Tenant>,
+    Path((_, id)): Path<(String, String)>,
+    claim: Claim,
+    OptionalBody(form): OptionalBody<TrialForm>,
+) -> Result<Response, Problem> {
+    let (row, target, model) = prepare(&app, &tenant, &id, &form).await?;
+    let _place = trials::admit(&app, &row, TESTS).await?;
+    let event = model.event(target.now(), None);
+    let t = target.now().timestamp();
+    let signature = target.sign(&event.id, t, &event.body, &target.secrets);
+    let sent = target
+        .send(
+            &app.trials.sender,
+            &event.id,
+            t,
+            Some(signature),
+            event.body,
+            target.timeout,
+        )
+        .await;
+    let view = TestAttempt {
+        attempt: target.attempt(&sent),
+        event: event.id,
+        r#type: model.type_name,
+        version: model.version,
+    };
+    let detail = json!({"outcome": sent.outcome.kind().as_str(), "type": view.r#type});
+    answer(
+        &app,
+        claim,
+        &actor,
+        &tenant,
+        &id,
+        (Action::EndpointTested, detail),
+        &view,
+    )
+    .await
+}
+
+pub(crate) async fn probe(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Extension(tenant): Extension<Tenant>,
+    Path((_, id)): Path<(String, String)>,
+    claim: Claim,
+    OptionalBody(form): OptionalBody<TrialForm>,
+) -> Result<Response, Problem> {
+    let began = Instant::now();
+    let (row, target, model) = prepare(&app, &tenant, &id, &form).await?;
+    let _place = trials::admit(&app, &row, PROBES).await?;
+    let type_name = model.type_name.clone();
+    let probe = Probe::new(target, model, app.trials.sender.clone());
+    let findings = probe.run().await;
+    let report = ProbeReport {
+        endpoint: row.public_id,
+        url: row.settings.url,
+        r#type: type_name,
+        score: score(&findings),
+        passed: has_passed(&findings),
+        requests: probe.requests(),
+        duration_ms: began.elapsed().as_millis() as u64,
+        checks: findings.into_iter().map(ProbeFinding::from).collect(),
+    };
+    let detail = json!({"score": report.score});
+    answer(
+        &app,
+        claim,
+        &actor,
+        &tenant,
+        &id,
+        (Action::EndpointProbed, detail),
+        &report,
+    )
+    .await
+}
+
+/// After what was sent, so that no transaction is open meanwhile: two requests with one key that run at the same time
+/// are both sent, and one that comes later is answered again.
+async fn answer<T: Serialize>(
+    app: &Shared,
+    claim: Claim,
+    actor: &Actor,
+    tenant: &Tenant,
+    endpoint: &str,
+    (action, detail): (Action, serde_json::Value),
+    view: &T,
+) -> Result<Response, Problem> {
+    let mut work = Work::begin(app, claim).await?;
+    let entry = Entry {
+        actor,
+        action,
+        tenant: Some(tenant.id),
+        subject: endpoint,
+        detail: Some(detail),
+    };
+    audit::write(&mut work, entry).await?;
+    work.commit(StatusCode::OK, view).await
+}

@@ -1,0 +1,282 @@
+//! Every call, a few lines each: what it is for, what it takes, what it answers. The statuses that follow from the
+//! rule, the method, the path and the body are added by themselves.
+
+use serde_json::{Value, json};
+
+use super::{operation::Operation, shapes};
+use crate::{
+    api::{
+        api_keys::{KeyForm, KeyView},
+        audit::AuditView,
+        batch::{BatchForm, BatchView},
+        deliveries::{DeliveryView, DeliveryWithAttempts},
+        endpoint_form::EndpointForm,
+        endpoints::EndpointView,
+        event_types::{TypeForm, TypeView},
+        events::{EmitForm, EventView},
+        portal_links::{LinkForm, LinkView},
+        secrets::{RotateForm, Secrets},
+        tenants::{TenantForm, TenantView},
+        trials::{ProbeReport, TestAttempt, TrialForm},
+    },
+    auth::Rule::{Admin, Catalogue, Emit, Open, Own},
+    tables::rotations::RotationRow,
+};
+
+const TENANTS: &str = "/v1/tenants";
+const TENANT: &str = "/v1/tenants/{tenant}";
+const TYPES: &str = "/v1/event-types";
+const TYPE: &str = "/v1/event-types/{type}";
+const EVENTS: &str = "/v1/tenants/{tenant}/events";
+const EVENT: &str = "/v1/tenants/{tenant}/events/{event}";
+const ENDPOINTS: &str = "/v1/tenants/{tenant}/endpoints";
+const ENDPOINT: &str = "/v1/tenants/{tenant}/endpoints/{endpoint}";
+const DELIVERIES: &str = "/v1/tenants/{tenant}/deliveries";
+const DELIVERY: &str = "/v1/tenants/{tenant}/deliveries/{delivery}";
+const KEYS: &str = "/v1/api-keys";
+
+pub(super) fn all() -> impl Iterator<Item = Operation> {
+    [
+        ("Tenants", tenants()),
+        ("Event types", event_types()),
+        ("Events", events()),
+        ("Endpoints", endpoints()),
+        ("Deliveries", deliveries()),
+        ("Administration", administration()),
+        ("Operation", operation()),
+    ]
+    .into_iter()
+    .flat_map(|(tag, operations)| operations.into_iter().map(move |one| one.in_group(tag)))
+}
+
+fn tenants() -> Vec<Operation> {
+    vec![
+        Operation::get(Admin, TENANTS, "listTenants", "List tenants").answers_page::<TenantView>("By id."),
+        Operation::put(Admin, TENANT, "putTenant", "Make or change a tenant")
+            .may_take::<TenantForm>()
+            .answers::<TenantView>(201, "Made.")
+            .answers::<TenantView>(200, "Changed."),
+        Operation::get(Own, TENANT, "getTenant", "Read a tenant").answers::<TenantView>(200, "The tenant."),
+        Operation::post(
+            Own,
+            "/v1/tenants/{tenant}/portal-links",
+            "createPortalLink",
+            "Make a link to the tenant's own pages",
+        )
+        .tells("It works once, for a quarter of an hour.")
+        .may_take::<LinkForm>()
+        .answers::<LinkView>(201, "Made. The link is in this answer only."),
+        Operation::delete(Admin, TENANT, "deleteTenant", "Delete a tenant")
+            .tells("Its endpoints go with it and its keys no longer work. Answers when nothing more is sent for it.")
+            .answers_nothing("Deleted."),
+    ]
+}
+
+fn event_types() -> Vec<Operation> {
+    vec![
+        Operation::get(Catalogue, TYPES, "listEventTypes", "List event types")
+            .answers_page::<TypeView>("By name, without the schemas themselves."),
+        Operation::put(Admin, TYPE, "putEventType", "Make an event type, or add versions")
+            .tells(
+                "A published version's schema can't change. Names that begin with `postrider.` are reserved.",
+            )
+            .takes::<TypeForm>()
+            .answers::<TypeView>(201, "Made.")
+            .answers::<TypeView>(
+                200,
+                "Changed; `compatibility` says what new versions break for readers.",
+            )
+            .refuses(&[409]),
+        Operation::get(Catalogue, TYPE, "getEventType", "Read an event type")
+            .answers::<TypeView>(200, "The type with its schemas."),
+        Operation::delete(Admin, TYPE, "deleteEventType", "Delete an event type")
+            .tells("Events that have the type are kept and delivered; new ones are refused.")
+            .answers_nothing("Deleted."),
+        Operation::get(
+            Catalogue,
+            "/v1/catalogue/openapi.json",
+            "getCatalogue",
+            "Read the catalogue as OpenAPI webhooks",
+        )
+        .answers_json(200, shapes::value(shapes::object()), "An OpenAPI 3.1 document.")
+        .refuses(&[409]),
+    ]
+}
+
+fn events() -> Vec<Operation> {
+    vec![
+        Operation::post(Emit, EVENTS, "emitEvent", "Emit an event")
+            .takes::<EmitForm<'_>>()
+            .answers::<EventView>(202, "Stored, and on its way.")
+            .answers::<EventView>(
+                200,
+                "An event with this id and content was there before: nothing is sent again.",
+            ),
+        Operation::post(
+            Emit,
+            "/v1/tenants/{tenant}/events/batch",
+            "emitEvents",
+            "Emit many events, all or none",
+        )
+        .takes::<BatchForm<'_>>()
+        .answers::<BatchView>(202, "All stored, in the order they were given."),
+        Operation::get(Own, EVENTS, "listEvents", "List events")
+            .answers_page::<EventView>("The newest first."),
+        Operation::get(Own, EVENT, "getEvent", "Read an event with its deliveries")
+            .answers::<EventView>(200, "The event."),
+    ]
+}
+
+fn endpoints() -> Vec<Operation> {
+    vec![
+        Operation::get(Own, ENDPOINTS, "listEndpoints", "List endpoints")
+            .answers_page::<EndpointView>("In the order they were made in."),
+        Operation::post(Own, ENDPOINTS, "createEndpoint", "Make an endpoint")
+            .takes_some_of::<EndpointForm>("NewEndpoint", |schema| {
+                without(schema, "enabled");
+                schema["required"] = json!(["url"]);
+            })
+            .answers::<EndpointView>(201, "Made. The signing secret is in this answer."),
+        Operation::get(Own, ENDPOINT, "getEndpoint", "Read an endpoint").answers::<EndpointView>(200, "The endpoint."),
+        Operation::patch(Own, ENDPOINT, "changeEndpoint", "Change an endpoint")
+            .tells(
+                "A field that is not there stays; null goes back to the default. `enabled: false` pauses it, and \
+                 deliveries wait. A new host drops custom headers unless they are sent again. Answers when the change \
+                 is in effect.",
+            )
+            .takes_some_of::<EndpointForm>("EndpointChange", |schema| without(schema, "secret"))
+            .answers::<EndpointView>(200, "Changed."),
+        Operation::delete(Own, ENDPOINT, "deleteEndpoint", "Delete an endpoint")
+            .tells("Answers when no more requests to it are begun.")
+            .answers_nothing("Deleted."),
+        Operation::get(
+            Own,
+            "/v1/tenants/{tenant}/endpoints/{endpoint}/secret",
+            "revealSecrets",
+            "Show an endpoint's secrets",
+        )
+        .tells("Those in force, the newest first. It is written to the audit log.")
+        .answers::<Secrets>(200, "The secrets, or the public keys."),
+        Operation::post(
+            Own,
+            "/v1/tenants/{tenant}/endpoints/{endpoint}/secret/rotate",
+            "rotateSecret",
+            "Rotate an endpoint's secret",
+        )
+        .tells("The new secret signs from now on; the older ones sign too until their time.")
+        .may_take::<RotateForm>()
+        .answers::<Secrets>(200, "The secrets in force, the newest first."),
+        Operation::post(
+            Own,
+            "/v1/tenants/{tenant}/endpoints/{endpoint}/test",
+            "testEndpoint",
+            "Send one test event now",
+        )
+        .tells(
+            "Its data is made from the type's schema, and it has the header `Webhook-Test: true`. It becomes no \
+             delivery and counts for nothing. At most 20 a minute for an endpoint.",
+        )
+        .may_take::<TrialForm>()
+        .answers::<TestAttempt>(200, "The attempt, whatever came of it. The answer's body is not told.")
+        .refuses(&[429]),
+        Operation::post(
+            Own,
+            "/v1/tenants/{tenant}/endpoints/{endpoint}/probe",
+            "probeEndpoint",
+            "Find out whether a receiver is right",
+        )
+        .tells(
+            "Sends at most 35 test events within 16 seconds, good and bad ones, and says what the answers mean. At most \
+             10 in ten minutes for an endpoint.",
+        )
+        .may_take::<TrialForm>()
+        .answers::<ProbeReport>(200, "What was found, with a score.")
+        .refuses(&[429]),
+        Operation::get(Own, "/v1/tenants/{tenant}/rotations", "listRotations", "List how far rotations are")
+            .answers_page::<RotationRow>("One for each endpoint."),
+    ]
+}
+
+fn deliveries() -> Vec<Operation> {
+    let text = || json!({"type": "string"});
+    let time = || json!({"type": "string", "format": "date-time"});
+    vec![
+        Operation::get(Own, DELIVERIES, "listDeliveries", "List deliveries")
+            .tells("A page may be short, even empty, and still have a `next_cursor` when few match.")
+            .query(
+                "state",
+                shapes::value(shapes::delivery_state()),
+                "Where they are.",
+            )
+            .query("endpoint", text(), "Of this endpoint.")
+            .query("type", shapes::value(shapes::type_name()), "Of this event type.")
+            .query("event", text(), "Of this event.")
+            .query(
+                "status_code",
+                json!({"type": "integer", "minimum": 100, "maximum": 999}),
+                "With this answer to the latest attempt.",
+            )
+            .query("since", time(), "Of events from then on.")
+            .query("until", time(), "Of events before then.")
+            .answers_page::<DeliveryView>("The newest first."),
+        Operation::get(Own, DELIVERY, "getDelivery", "Read a delivery with its attempts")
+            .answers::<DeliveryWithAttempts>(200, "The delivery."),
+        Operation::post(
+            Own,
+            "/v1/tenants/{tenant}/deliveries/{delivery}/replay",
+            "replayDelivery",
+            "Send a delivery again",
+        )
+        .answers::<DeliveryWithAttempts>(202, "It is pending again, due now."),
+    ]
+}
+
+fn administration() -> Vec<Operation> {
+    vec![
+        Operation::post(Admin, KEYS, "createApiKey", "Make an API key")
+            .takes::<KeyForm>()
+            .answers::<KeyView>(201, "Made. The key is in this answer only."),
+        Operation::get(Admin, KEYS, "listApiKeys", "List API keys")
+            .answers_page::<KeyView>("Without the keys themselves."),
+        Operation::delete(Admin, "/v1/api-keys/{key}", "revokeApiKey", "Revoke an API key")
+            .answers_nothing("Revoked."),
+        Operation::get(Admin, "/v1/audit", "listAudit", "List who did what")
+            .answers_page::<AuditView>("The newest first."),
+    ]
+}
+
+fn operation() -> Vec<Operation> {
+    let status =
+        || json!({"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}});
+    vec![
+        Operation::get(Open, "/healthz", "getHealth", "Whether the process runs").answers_json(
+            200,
+            status(),
+            "It runs.",
+        ),
+        Operation::get(Open, "/readyz", "getReadiness", "Whether requests can be served").answers_json(
+            200,
+            status(),
+            "They can.",
+        ),
+        Operation::get(Admin, "/metrics", "getMetrics", "Figures for Prometheus")
+            .tells("Also without a key at POSTRIDER_METRICS_LISTEN.")
+            .answers_in(
+                200,
+                "text/plain",
+                json!({"type": "string"}),
+                "In Prometheus' text form.",
+            ),
+        Operation::get(Open, "/openapi.json", "getOpenapi", "This document").answers_json(
+            200,
+            shapes::value(shapes::object()),
+            "OpenAPI 3.1.",
+        ),
+    ]
+}
+
+fn without(schema: &mut Value, property: &str) {
+    if let Some(properties) = schema["properties"].as_object_mut() {
+        properties.remove(property);
+    }
+}

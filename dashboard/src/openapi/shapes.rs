@@ -1,0 +1,365 @@
+//! The form of single fields, with the limits that `postrider_proto::limits` names.
+
+use postrider_proto::{
+    DeadReason, EndpointState, OutcomeKind,
+    limits::{
+        BATCH_EVENTS_MAX, CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX, DESCRIPTION_BYTES_MAX,
+        ENDPOINT_CONCURRENCY_MAX, EVENT_ID_CHARS_MAX, EVENT_TYPE_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX,
+        KEY_NAME_BYTES_MAX, ORDERING_KEY_BYTES_MAX, OVERLAP_SECONDS_MAX, RATE_PER_SECOND_MAX,
+        ROTATE_DAYS_MAX, ROTATE_DAYS_MIN, SCHEDULE_STEPS_MAX, SECRET_BYTES_MAX, TIMEOUT_MS_MAX,
+        TIMEOUT_MS_MIN, TLS_PEM_BYTES_MAX, TYPES_PER_ENDPOINT_MAX, URL_BYTES_MAX,
+    },
+    state::{KeyRole, SignatureFormat},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+use utoipa::openapi::{
+    KnownFormat, Object, Ref, Schema, SchemaFormat,
+    schema::{AdditionalProperties, Array, ArrayBuilder, ObjectBuilder, SchemaType, Type},
+};
+
+const TYPE: &str = "^[a-z0-9_]+(\\.[a-z0-9_]+)*$";
+const PATTERN: &str = "^(\\*|[a-z0-9_]+(\\.[a-z0-9_]+)*(\\.\\*)?)$";
+const LABEL: &str = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$";
+const EVENT_ID: &str = "^[A-Za-z0-9_:-]+$";
+
+pub(crate) fn value(schema: impl Serialize) -> Value {
+    let mut value = serde_json::to_value(schema).unwrap_or_default();
+    forget_defaults(&mut value);
+    value
+}
+
+/// Forms that are empty before they are read have null as each field's default, which says nothing to the outside.
+fn forget_defaults(schema: &mut Value) {
+    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        for property in properties.values_mut().filter_map(Value::as_object_mut) {
+            property.retain(|key, value| key != "default" || !value.is_null());
+        }
+    }
+}
+
+fn text() -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(Type::String)
+}
+
+fn text_or_null() -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(SchemaType::from_iter([Type::String, Type::Null]))
+}
+
+fn number_or_null(low: i64, high: i64) -> ObjectBuilder {
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Integer, Type::Null]))
+        .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int32)))
+        .minimum(Some(low))
+        .maximum(Some(high))
+}
+
+fn words(all: impl IntoIterator<Item = &'static str>) -> Object {
+    text().enum_values(Some(all)).build()
+}
+
+fn words_or_null(all: impl IntoIterator<Item = &'static str>) -> Object {
+    let values: Vec<Value> = all.into_iter().map(Value::from).chain([Value::Null]).collect();
+    text_or_null().enum_values(Some(values)).build()
+}
+
+fn free_object(kind: SchemaType) -> ObjectBuilder {
+    ObjectBuilder::new()
+        .schema_type(kind)
+        .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(true)))
+}
+
+/// What a `{name}` in a path is.
+pub(super) fn path_parameter(name: &str) -> (Value, &'static str) {
+    match name {
+        "tenant" => (value(label()), "The tenant's id."),
+        "type" => (value(type_name()), "The event type's name."),
+        "event" => (value(event_id()), "The event's id."),
+        "endpoint" => (json!({"type": "string"}), "The endpoint's id, `ep_…`."),
+        "delivery" => (json!({"type": "string"}), "The delivery's id, `dlv_…`."),
+        "key" => (json!({"type": "string"}), "The key's id, `key_…`."),
+        _ => (json!({"type": "string"}), "Its id."),
+    }
+}
+
+/// A tenant's id, or a version.
+pub(crate) fn label() -> Object {
+    text().pattern(Some(LABEL)).build()
+}
+
+pub(crate) fn version_or_null() -> Object {
+    text_or_null().pattern(Some(LABEL)).build()
+}
+
+pub(crate) fn type_name() -> Object {
+    text()
+        .pattern(Some(TYPE))
+        .max_length(Some(EVENT_TYPE_BYTES_MAX))
+        .build()
+}
+
+pub(crate) fn type_or_null() -> Object {
+    text_or_null()
+        .pattern(Some(TYPE))
+        .max_length(Some(EVENT_TYPE_BYTES_MAX))
+        .description(Some(
+            "The first type in the catalogue that the endpoint wants, when it is not said.",
+        ))
+        .build()
+}
+
+pub(crate) fn event_id() -> Object {
+    text()
+        .pattern(Some(EVENT_ID))
+        .max_length(Some(EVENT_ID_CHARS_MAX))
+        .build()
+}
+
+pub(crate) fn event_id_or_null() -> Object {
+    text_or_null()
+        .pattern(Some(EVENT_ID))
+        .max_length(Some(EVENT_ID_CHARS_MAX))
+        .description(Some(
+            "Your own stable id: an event with the same one is sent once.",
+        ))
+        .build()
+}
+
+pub(crate) fn ordering_key_or_null() -> Object {
+    text_or_null()
+        .min_length(Some(1))
+        .max_length(Some(ORDERING_KEY_BYTES_MAX))
+        .description(Some(
+            "Events of one key have a `sequence`; ordered endpoints get them in it.",
+        ))
+        .build()
+}
+
+pub(crate) fn idempotency_key() -> Object {
+    text()
+        .min_length(Some(1))
+        .max_length(Some(IDEMPOTENCY_KEY_CHARS_MAX))
+        .pattern(Some("^[!-~]([ -~]*[!-~])?$"))
+        .build()
+}
+
+pub(crate) fn object() -> Object {
+    free_object(Type::Object.into()).build()
+}
+
+pub(crate) fn object_or_null() -> Object {
+    free_object(SchemaType::from_iter([Type::Object, Type::Null])).build()
+}
+
+/// JSON Schemas by version.
+pub(crate) fn schemas() -> Object {
+    free_object(Type::Object.into())
+        .description(Some(
+            "JSON Schema 2020-12 by version. One that is published can't change; the last is the newest.",
+        ))
+        .build()
+}
+
+pub(crate) fn name_or_null() -> Object {
+    text_or_null().max_length(Some(DESCRIPTION_BYTES_MAX)).build()
+}
+
+pub(crate) fn key_name() -> Object {
+    text()
+        .min_length(Some(1))
+        .max_length(Some(KEY_NAME_BYTES_MAX))
+        .build()
+}
+
+pub(crate) fn url() -> Object {
+    text()
+        .format(Some(SchemaFormat::Custom("uri".to_owned())))
+        .max_length(Some(URL_BYTES_MAX))
+        .description(Some(
+            "https, on the public internet, without user name, password and fragment.",
+        ))
+        .build()
+}
+
+pub(crate) fn patterns_or_null() -> Array {
+    ArrayBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Array, Type::Null]))
+        .items(
+            text()
+                .pattern(Some(PATTERN))
+                .max_length(Some(EVENT_TYPE_BYTES_MAX + 2)),
+        )
+        .min_items(Some(1))
+        .max_items(Some(TYPES_PER_ENDPOINT_MAX))
+        .description(Some("Types, `invoice.*` for all below one, or `*`, the default."))
+        .build()
+}
+
+pub(crate) fn versions_or_null() -> Object {
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Object, Type::Null]))
+        .additional_properties(Some(Schema::Object(label())))
+        .max_properties(Some(TYPES_PER_ENDPOINT_MAX))
+        .description(Some(
+            "The version to send, by type. The event's own where it is not said.",
+        ))
+        .build()
+}
+
+pub(crate) fn headers_or_null() -> Object {
+    let one = text().max_length(Some(CUSTOM_HEADER_BYTES_MAX)).build();
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Object, Type::Null]))
+        .additional_properties(Some(Schema::Object(one)))
+        .max_properties(Some(CUSTOM_HEADERS_MAX))
+        .description(Some("Sent with each request; never shown again."))
+        .build()
+}
+
+pub(crate) fn tls_or_null() -> Object {
+    let pem = |words| {
+        text_or_null()
+            .max_length(Some(TLS_PEM_BYTES_MAX))
+            .description(Some(words))
+    };
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Object, Type::Null]))
+        .property(
+            "ca_certificates",
+            pem("PEM. The endpoint's certificate must be signed by one of these, and no other will do."),
+        )
+        .property(
+            "client_certificate",
+            pem("PEM. Shown to the endpoint, with the intermediate certificates behind it."),
+        )
+        .property(
+            "client_key",
+            pem("PEM. The private key of the client certificate; never shown again."),
+        )
+        .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)))
+        .description(Some(
+            "Certificates of its own. What is sent replaces what was there, as a whole.",
+        ))
+        .build()
+}
+
+pub(crate) fn tls_fingerprints_or_null() -> Object {
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Object, Type::Null]))
+        .property("ca_certificates", ArrayBuilder::new().items(text()).build())
+        .property("client_certificate", text_or_null())
+        .required("ca_certificates")
+        .required("client_certificate")
+        .description(Some("SHA-256 fingerprints of its own certificates."))
+        .build()
+}
+
+pub(crate) fn concurrency_or_null() -> Object {
+    number_or_null(1, ENDPOINT_CONCURRENCY_MAX)
+        .description(Some("Requests on the wire at once."))
+        .build()
+}
+
+pub(crate) fn rate_or_null() -> Object {
+    number_or_null(1, RATE_PER_SECOND_MAX).build()
+}
+
+pub(crate) fn timeout_or_null() -> Object {
+    number_or_null(TIMEOUT_MS_MIN, TIMEOUT_MS_MAX).build()
+}
+
+pub(crate) fn overlap_or_null() -> Object {
+    number_or_null(0, OVERLAP_SECONDS_MAX.into())
+        .description(Some(
+            "How long the older secrets sign too; a day when it is not said, 0 revokes them.",
+        ))
+        .build()
+}
+
+pub(crate) fn tenant_rotation_or_null() -> Object {
+    number_or_null(ROTATE_DAYS_MIN, ROTATE_DAYS_MAX)
+        .description(Some(
+            "Secrets are rotated by themselves after this long; null is never.",
+        ))
+        .build()
+}
+
+pub(crate) fn rotation_or_null() -> Object {
+    number_or_null(0, ROTATE_DAYS_MAX)
+        .description(Some(
+            "Null is the tenant's policy, 0 is never, otherwise at least 7.",
+        ))
+        .build()
+}
+
+pub(crate) fn schedule_or_null() -> Array {
+    ArrayBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Array, Type::Null]))
+        .items(text().pattern(Some("^[0-9]+(ms|s|m|h|d)$")))
+        .min_items(Some(1))
+        .max_items(Some(SCHEDULE_STEPS_MAX))
+        .description(Some(
+            "The wait before each attempt, counted from the one before: `[\"0s\", \"1m\"]`.",
+        ))
+        .build()
+}
+
+pub(crate) fn secret_or_null() -> Object {
+    text_or_null()
+        .max_length(Some(SECRET_BYTES_MAX))
+        .description(Some("Your own signing secret; one is made when it is not said."))
+        .build()
+}
+
+pub(crate) fn signature() -> Object {
+    words(SignatureFormat::ALL.iter().map(|format| format.as_str()))
+}
+
+pub(crate) fn signature_or_null() -> Object {
+    words_or_null(SignatureFormat::ALL.iter().map(|format| format.as_str()))
+}
+
+pub(crate) fn endpoint_state() -> Object {
+    let seen = EndpointState::ALL
+        .iter()
+        .filter(|state| **state != EndpointState::Deleted);
+    words(seen.map(|state| state.as_str()))
+}
+
+pub(crate) fn key_role() -> Object {
+    words(KeyRole::ALL.iter().map(|role| role.as_str()))
+}
+
+pub(crate) fn delivery_state() -> Object {
+    words(["pending", "delivered", "dead"])
+}
+
+pub(crate) fn secret_state() -> Object {
+    words(["current", "retiring"])
+}
+
+pub(crate) fn dead_reason_or_null() -> Object {
+    words_or_null(DeadReason::ALL.iter().map(|reason| reason.as_str()))
+}
+
+pub(crate) fn outcome() -> Object {
+    words(
+        OutcomeKind::ALL
+            .iter()
+            .map(|kind| kind.as_str())
+            .chain(["unknown"]),
+    )
+}
+
+pub(crate) fn status_or_null() -> Object {
+    number_or_null(100, 999).build()
+}
+
+/// The events of a batch, each in the form of a single one.
+pub(crate) fn batch() -> Array {
+    ArrayBuilder::new()
+        .items(Ref::from_schema_name("NewEvent"))
+        .min_items(Some(1))
+        .max_items(Some(BATCH_EVENTS_MAX))
+        .build()
+}

@@ -1,0 +1,287 @@
+//! The API's description as a page, made once from the document itself. It needs no key, no script and nothing from
+//! elsewhere.
+
+use std::sync::LazyLock;
+
+use askama::Template;
+use axum::{
+    http::header,
+    response::{Html, IntoResponse, Response},
+};
+use serde_json::Value;
+
+use crate::openapi;
+
+#[derive(Template)]
+#[template(path = "docs.html")]
+struct Docs {
+    version: String,
+    introduction: Vec<String>,
+    groups: Vec<Group>,
+    schemas: Vec<Shape>,
+    refusals: Vec<Refusal>,
+}
+
+struct Group {
+    name: String,
+    anchor: String,
+    description: String,
+    calls: Vec<Call>,
+}
+
+struct Call {
+    id: String,
+    method: String,
+    path: String,
+    summary: String,
+    description: String,
+    parameters: Vec<Field>,
+    body: Option<Kind>,
+    answers: Vec<Answer>,
+    refused_with: Vec<String>,
+}
+
+struct Answer {
+    status: String,
+    words: String,
+    kind: Option<Kind>,
+}
+
+/// A component that has a section of its own, or a type in words.
+struct Kind {
+    words: String,
+    link: Option<String>,
+}
+
+struct Field {
+    name: String,
+    place: String,
+    required: bool,
+    kind: Kind,
+    limits: String,
+    description: String,
+}
+
+struct Shape {
+    name: String,
+    description: String,
+    fields: Vec<Field>,
+}
+
+struct Refusal {
+    status: String,
+    urn: String,
+    title: String,
+}
+
+pub(crate) async fn show() -> Response {
+    static PAGE: LazyLock<String> = LazyLock::new(|| {
+        page(openapi::value()).render().unwrap_or_else(|error| {
+            tracing::error!(%error, "the description can't be shown");
+            String::new()
+        })
+    });
+    let headers = [(header::CACHE_CONTROL, "public, max-age=300")];
+    (headers, Html(PAGE.as_str())).into_response()
+}
+
+pub(crate) async fn stylesheet() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/css; charset=utf-8"),
+        (header::CACHE_CONTROL, "public, max-age=300"),
+    ];
+    (headers, include_str!("../../assets/docs.css")).into_response()
+}
+
+fn page(document: &Value) -> Docs {
+    let groups = openapi::TAGS
+        .iter()
+        .map(|(name, description)| Group {
+            name: (*name).to_owned(),
+            anchor: name.to_lowercase().replace(' ', "-"),
+            description: (*description).to_owned(),
+            calls: calls(document, name),
+        })
+        .collect();
+    let components = &document["components"];
+    let schemas = entries(&components["schemas"])
+        .map(|(name, schema)| Shape {
+            name: name.clone(),
+            description: text(&schema["description"]),
+            fields: fields(schema),
+        })
+        .collect();
+    Docs {
+        version: text(&document["info"]["version"]),
+        introduction: text(&document["info"]["description"])
+            .split("\n\n")
+            .map(str::to_owned)
+            .collect(),
+        groups,
+        schemas,
+        refusals: openapi::refusals()
+            .map(|(status, urn, title)| Refusal {
+                status: status.to_string(),
+                urn,
+                title: title.to_owned(),
+            })
+            .collect(),
+    }
+}
+
+fn calls(document: &Value, tag: &str) -> Vec<Call> {
+    entries(&document["paths"])
+        .flat_map(|(path, methods)| entries(methods).map(move |(method, call)| (path, method, call)))
+        .filter(|(_, _, call)| call["tags"][0] == tag)
+        .map(|(path, method, call)| {
+            let (refused, answered): (Vec<_>, Vec<_>) =
+                entries(&call["responses"]).partition(|(_, response)| response.get("$ref").is_some());
+            Call {
+                id: text(&call["operationId"]),
+                method: method.to_uppercase(),
+                path: path.clone(),
+                summary: text(&call["summary"]),
+                description: text(&call["description"]),
+                parameters: list(&call["parameters"]).map(parameter).collect(),
+                body: call["requestBody"]["content"]
+                    .get("application/json")
+                    .map(|content| kind(&content["schema"])),
+                answers: answered
+                    .into_iter()
+                    .map(|(status, response)| Answer {
+                        status: status.clone(),
+                        words: text(&response["description"]),
+                        kind: entries(&response["content"])
+                            .next()
+                            .map(|(_, content)| kind(&content["schema"])),
+                    })
+                    .collect(),
+                refused_with: refused.into_iter().map(|(status, _)| status.clone()).collect(),
+            }
+        })
+        .collect()
+}
+
+fn parameter(value: &Value) -> Field {
+    Field {
+        name: text(&value["name"]),
+        place: text(&value["in"]),
+        required: value["required"] == true,
+        kind: kind(&value["schema"]),
+        limits: limits(&value["schema"]),
+        description: text(&value["description"]),
+    }
+}
+
+/// Of an object, or of all the objects that it is made of.
+fn fields(schema: &Value) -> Vec<Field> {
+    let required: Vec<&str> = list(&schema["required"]).filter_map(Value::as_str).collect();
+    let own = entries(&schema["properties"]).map(|(name, property)| Field {
+        name: name.clone(),
+        place: String::new(),
+        required: required.contains(&name.as_str()),
+        kind: kind(property),
+        limits: limits(property),
+        description: text(&property["description"]),
+    });
+    let parts = list(&schema["allOf"]).flat_map(|part| match part.get("$ref") {
+        Some(_) => vec![Field {
+            name: "…".to_owned(),
+            place: String::new(),
+            required: true,
+            kind: kind(part),
+            limits: String::new(),
+            description: "and all its fields".to_owned(),
+        }],
+        None => fields(part),
+    });
+    own.chain(parts).collect()
+}
+
+fn kind(schema: &Value) -> Kind {
+    if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
+        return Kind {
+            words: name.to_owned(),
+            link: Some(format!("schema-{name}")),
+        };
+    }
+    if let Some(one) = list(&schema["oneOf"]).find(|one| one.get("$ref").is_some()) {
+        let mut found = kind(one);
+        found.words.push_str(" or null");
+        return found;
+    }
+    if let Some(items) = schema.get("items") {
+        let mut found = kind(items);
+        found.words = format!("list of {}", found.words);
+        return found;
+    }
+    let words = match &schema["type"] {
+        Value::String(one) => one.clone(),
+        Value::Array(many) => many
+            .iter()
+            .filter_map(Value::as_str)
+            .collect::<Vec<_>>()
+            .join(" or "),
+        _ => "any JSON".to_owned(),
+    };
+    Kind { words, link: None }
+}
+
+fn limits(schema: &Value) -> String {
+    let mut found = Vec::new();
+    if let Some(values) = schema["enum"].as_array() {
+        let values: Vec<String> = values
+            .iter()
+            .map(|value| value.to_string().replace('"', ""))
+            .collect();
+        found.push(values.join(", "));
+    }
+    for (key, words) in [
+        ("minimum", "from"),
+        ("maximum", "to"),
+        ("minLength", "at least"),
+        ("maxLength", "at most"),
+        ("maxItems", "at most"),
+        ("maxProperties", "at most"),
+        ("default", "default"),
+    ] {
+        if let Some(value) = schema.get(key).filter(|value| value.is_number()) {
+            found.push(format!("{words} {value}"));
+        }
+    }
+    found.extend(schema["pattern"].as_str().map(str::to_owned));
+    found.join(" · ")
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    value.as_object().into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_every_call_and_every_link_on_it_leads_somewhere() {
+        let html = page(openapi::value()).render().expect("a page");
+        for (path, _) in entries(&openapi::value()["paths"]) {
+            assert!(html.contains(&path.replace('"', "&#34;")), "{path}");
+        }
+        for link in html
+            .split("href=\"#")
+            .skip(1)
+            .filter_map(|rest| rest.split('"').next())
+        {
+            assert!(html.contains(&format!("id=\"{link}\"")), "#{link} leads nowhere");
+        }
+        assert!(!html.contains("<script") && !html.contains("style=\""));
+    }
+}

@@ -1,0 +1,264 @@
+//! Requests that an endpoint's owner asks for to try it: test events and probes. They are sent from this process with
+//! the dispatcher's own sender, guard included, and are marked with `Webhook-Test: true`.
+//! Invariant: they go only to a registered endpoint, are bounded in number, and leave no trace in deliveries, health or
+//! statistics. No transaction is open while they are sent.
+
+pub(crate) mod certificate;
+pub(crate) mod checks;
+pub(crate) mod event;
+pub(crate) mod probe;
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    body::Bytes,
+    http::{HeaderMap, HeaderName, HeaderValue},
+};
+use chrono::{DateTime, TimeDelta, Utc};
+use postrider_dispatcher::{
+    guard::Guard,
+    send::{Request, Sender, webhook_headers},
+    tls::TlsSettings,
+    vault::{Purpose, Vault},
+};
+use postrider_proto::{
+    Outcome,
+    signature::{Secret, SignatureFormat, sign},
+};
+use sqlx::PgConnection;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use url::Url;
+
+use crate::{
+    App, Shared,
+    api::{endpoint_certificates::open_tls, secrets::open_in_force},
+    problem::{Kind, Problem},
+    tables::{
+        endpoints::EndpointRow,
+        trials::{self as table, Allowance},
+    },
+    transcript::{Attempt, HIDDEN, USER_AGENT},
+};
+
+pub(crate) const TESTS: Allowance = Allowance {
+    kind: "test",
+    most: 20,
+    within: Duration::from_secs(60),
+};
+pub(crate) const PROBES: Allowance = Allowance {
+    kind: "probe",
+    most: 10,
+    within: Duration::from_secs(600),
+};
+/// Trials that run at a time in one process. Each holds few connections and little memory.
+const AT_ONCE_MAX: usize = 16;
+
+const TEST_HEADER: HeaderName = HeaderName::from_static("webhook-test");
+
+/// What sends trials in this process.
+pub struct Trials {
+    pub(crate) sender: Sender,
+    places: Arc<Semaphore>,
+}
+
+impl Trials {
+    /// The guard is the dispatchers' own.
+    pub fn new(guard: Guard) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(Self {
+            sender: Sender::new(guard)?,
+            places: Arc::new(Semaphore::new(AT_ONCE_MAX)),
+        })
+    }
+
+    fn place(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        self.places.clone().try_acquire_owned().map_err(|_| {
+            Problem::too_many(
+                format!("At most {AT_ONCE_MAX} test events and probes run at a time."),
+                Duration::from_secs(1),
+            )
+        })
+    }
+}
+
+/// Leave to try an endpoint once.
+pub(crate) async fn admit(
+    app: &Shared,
+    endpoint: &EndpointRow,
+    allowance: Allowance,
+) -> Result<OwnedSemaphorePermit, Problem> {
+    let place = app.trials.place()?;
+    match table::take(&app.pool, endpoint.id, allowance).await? {
+        Ok(()) => Ok(place),
+        Err(wait) => Err(Problem::too_many(
+            format!(
+                "An endpoint gets at most {} of these in {} seconds.",
+                allowance.most,
+                allowance.within.as_secs()
+            ),
+            wait,
+        )),
+    }
+}
+
+/// An endpoint with everything that is needed to send to it, read before anything is sent.
+pub(crate) struct Target {
+    pub(crate) url: Url,
+    pub(crate) format: SignatureFormat,
+    /// Those in force, the newest first.
+    pub(crate) secrets: Vec<Secret>,
+    pub(crate) timeout: Duration,
+    custom: HeaderMap,
+    /// Its own certificates.
+    tls: Option<TlsSettings>,
+    /// Which instant of the database's clock it was read at: signatures follow that clock.
+    read: (Instant, DateTime<Utc>),
+}
+
+/// A request as it went out, and what came of it.
+pub(crate) struct Sent {
+    pub(crate) started_at: DateTime<Utc>,
+    pub(crate) duration: Duration,
+    pub(crate) outcome: Outcome,
+    /// Of the server, when it came over TLS.
+    pub(crate) certificate: Option<Vec<u8>>,
+    event: String,
+    signature: Option<String>,
+}
+
+impl Target {
+    pub(crate) async fn open(
+        app: &App,
+        connection: &mut PgConnection,
+        endpoint: &EndpointRow,
+    ) -> Result<Self, Problem> {
+        let began = Instant::now();
+        let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
+            .fetch_one(&mut *connection)
+            .await?;
+        let opened = open_in_force(&app.vault, connection, endpoint.owner()).await?;
+        let settings = &endpoint.settings;
+        let timeout = settings
+            .timeout_ms
+            .map_or(app.defaults.timeout, |ms| Duration::from_millis(ms.max(1) as u64));
+        Ok(Self {
+            // It was judged when it was saved; the operator may have become stricter since.
+            url: app.guard.check_url(&settings.url).map_err(|refusal| {
+                Problem::invalid("", format!("the endpoint's address is refused: {refusal}"))
+            })?,
+            format: settings.signature,
+            secrets: opened.into_iter().map(|one| one.secret).collect(),
+            timeout,
+            custom: custom_headers(&app.vault, endpoint)?,
+            tls: open_tls(&app.vault, endpoint),
+            read: (began, now),
+        })
+    }
+
+    pub(crate) fn now(&self) -> DateTime<Utc> {
+        self.read.1 + TimeDelta::from_std(self.read.0.elapsed()).unwrap_or_default()
+    }
+
+    /// The header for a body that is signed at this time with these secrets.
+    pub(crate) fn sign(&self, event: &str, unix_seconds: i64, body: &[u8], secrets: &[Secret]) -> String {
+        sign(self.format, event, unix_seconds, body, secrets)
+    }
+
+    pub(crate) async fn send(
+        &self,
+        sender: &Sender,
+        event: &str,
+        unix_seconds: i64,
+        signature: Option<String>,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Sent {
+        let mut headers = webhook_headers(event, unix_seconds, signature.as_deref().unwrap_or_default());
+        if signature.is_none() {
+            headers.remove("webhook-signature");
+        }
+        for (name, value) in &self.custom {
+            headers.insert(name.clone(), value.clone());
+        }
+        headers.insert(TEST_HEADER, HeaderValue::from_static("true"));
+        let started_at = self.now();
+        let began = Instant::now();
+        let request = Request {
+            url: &self.url,
+            headers,
+            body,
+            timeout,
+            tls: self.tls.as_ref(),
+        };
+        let (outcome, certificate) = sender.send_and_see(request).await;
+        Sent {
+            started_at,
+            duration: began.elapsed(),
+            outcome,
+            certificate,
+            event: event.to_owned(),
+            signature,
+        }
+    }
+
+    /// As an attempt. The body of the answer is not told: a test must not become a way to read pages through us.
+    pub(crate) fn attempt(&self, sent: &Sent) -> Attempt {
+        let mut headers = BTreeMap::new();
+        if let (Some(signature), false) = (&sent.signature, matches!(sent.outcome, Outcome::Forbidden { .. }))
+        {
+            headers.extend(
+                self.custom
+                    .keys()
+                    .map(|name| (name.to_string(), HIDDEN.to_owned())),
+            );
+            headers.extend(
+                [
+                    ("Content-Type", "application/json"),
+                    ("User-Agent", USER_AGENT),
+                    ("Webhook-Id", &sent.event),
+                    ("Webhook-Signature", signature),
+                    ("Webhook-Test", "true"),
+                    ("Webhook-Timestamp", &sent.started_at.timestamp().to_string()),
+                ]
+                .map(|(name, value)| (name.to_owned(), value.to_owned())),
+            );
+        }
+        Attempt {
+            number: 1,
+            started_at: sent.started_at,
+            duration_ms: i32::try_from(sent.duration.as_millis()).unwrap_or(i32::MAX),
+            outcome: sent.outcome.kind().as_str(),
+            status: sent
+                .outcome
+                .status()
+                .and_then(|status| i16::try_from(status).ok()),
+            error: sent.outcome.error().map(str::to_owned),
+            request_headers: headers,
+            response_head: sent.outcome.answer().map(|answer| answer.head.clone()),
+            response_body: None,
+            replay: None,
+        }
+    }
+}
+
+fn custom_headers(vault: &Vault, endpoint: &EndpointRow) -> Result<HeaderMap, Problem> {
+    let unreadable = || Problem::new(Kind::Internal, "The endpoint's custom headers can't be read.");
+    let Some(sealed) = &endpoint.headers else {
+        return Ok(HeaderMap::new());
+    };
+    let clear = vault
+        .open(endpoint.owner(), Purpose::Headers, sealed)
+        .map_err(|_| unreadable())?;
+    let pairs: BTreeMap<String, String> = serde_json::from_slice(&clear).map_err(|_| unreadable())?;
+    pairs
+        .into_iter()
+        .map(|(name, value)| {
+            let mut value = HeaderValue::try_from(value).map_err(|_| unreadable())?;
+            value.set_sensitive(true);
+            Ok((HeaderName::try_from(name).map_err(|_| unreadable())?, value))
+        })
+        .collect()
+}

@@ -1,0 +1,345 @@
+//! A probe: a few dozen requests that tell whether a receiver is right. `checks` has what each finding means.
+//! Invariant: at most `REQUESTS_MAX` requests, over within `TIME_MAX`, whatever the receiver does.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::body::Bytes;
+use chrono::TimeDelta;
+use postrider_dispatcher::send::Sender;
+use postrider_proto::{Outcome, OutcomeKind, signature::Secret};
+use tokio::task::JoinSet;
+
+use super::{
+    Sent, Target,
+    certificate::valid_until,
+    checks::{Check, Finding, Verdict},
+    event::{Model, TestEvent},
+};
+
+const REQUESTS_MAX: usize = 35;
+/// Less than a request to the API may take.
+const TIME_MAX: Duration = Duration::from_secs(16);
+const STALE_SECONDS: i64 = 600;
+const DUPLICATES: usize = 5;
+const PARALLEL: usize = 20;
+/// The first one, four that must be refused, two of a rotation, a duplicate, two out of order.
+const _: () = assert!(1 + 4 + 2 + 1 + DUPLICATES + 2 + PARALLEL == REQUESTS_MAX);
+const FAST: Duration = Duration::from_secs(2);
+const CERTIFICATE_DAYS_MIN: i64 = 14;
+
+pub(crate) struct Probe {
+    target: Target,
+    model: Model,
+    sender: Sender,
+    ends: Instant,
+    requests: AtomicUsize,
+}
+
+/// A request that is ready to go.
+struct Shot {
+    event: String,
+    unix_seconds: i64,
+    signature: Option<String>,
+    body: Bytes,
+}
+
+type Judged = (Verdict, String);
+
+impl Probe {
+    pub(crate) fn new(target: Target, model: Model, sender: Sender) -> Arc<Self> {
+        Arc::new(Self {
+            target,
+            model,
+            sender,
+            ends: Instant::now() + TIME_MAX,
+            requests: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn requests(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    pub(crate) async fn run(self: &Arc<Self>) -> Vec<Finding> {
+        let mut seen = Vec::new();
+        let event = self.event(None);
+        let first = self.post(self.good(&event)).await;
+        let mut findings = vec![
+            found(Check::ValidEvent, valid(&first)),
+            found(Check::Certificate, self.certificate(&first)),
+        ];
+        if first.outcome.is_success() {
+            for (check, shots) in self.plan(&event) {
+                let judged = match self.ends.checked_duration_since(Instant::now()) {
+                    None => (Verdict::NotTried, "there was no time left".to_owned()),
+                    Some(_) => {
+                        let sent = match check {
+                            Check::OutOfOrder | Check::Duplicate => self.one_by_one(shots).await,
+                            _ => self.at_once(shots).await,
+                        };
+                        let judged = judge(check, &sent);
+                        seen.extend(sent);
+                        judged
+                    }
+                };
+                findings.push(found(check, judged));
+            }
+        } else {
+            let why = "a valid event is not taken, so that a refusal would say nothing";
+            for (check, _) in self.plan(&event) {
+                findings.push(found(check, (Verdict::NotTried, why.to_owned())));
+            }
+        }
+        seen.push(first);
+        findings.push(found(Check::NoRedirect, no_redirect(&seen)));
+        findings.sort_by_key(|finding| Check::ALL.iter().position(|check| *check == finding.check));
+        findings
+    }
+
+    /// What is sent for each check after the first. `event` was taken before.
+    fn plan(&self, event: &TestEvent) -> Vec<(Check, Vec<Shot>)> {
+        let copy = self.event(None);
+        // The newer one comes first.
+        let (newer, older) = (self.event(Some(2)), self.older_event());
+        vec![
+            (Check::ChangedBody, vec![self.changed()]),
+            (Check::StaleTimestamp, vec![self.stale()]),
+            (Check::WrongSignature, vec![self.signed_with(&[self.stranger()])]),
+            (Check::MissingSignature, vec![self.unsigned()]),
+            (Check::Rotation, self.rotating()),
+            (Check::Duplicate, vec![self.good(event)]),
+            (
+                Check::ConcurrentDuplicates,
+                (0..DUPLICATES).map(|_| self.good(&copy)).collect(),
+            ),
+            (Check::OutOfOrder, vec![self.good(&newer), self.good(&older)]),
+            (
+                Check::Speed,
+                (0..PARALLEL).map(|_| self.good(&self.event(None))).collect(),
+            ),
+        ]
+    }
+
+    fn event(&self, sequence: Option<i64>) -> TestEvent {
+        self.model.event(self.target.now(), sequence)
+    }
+
+    fn older_event(&self) -> TestEvent {
+        self.model
+            .event(self.target.now() - TimeDelta::minutes(1), Some(1))
+    }
+
+    fn good(&self, event: &TestEvent) -> Shot {
+        self.shot(event, &self.target.secrets, 0)
+    }
+
+    fn shot(&self, event: &TestEvent, secrets: &[Secret], ago_seconds: i64) -> Shot {
+        let unix_seconds = self.target.now().timestamp() - ago_seconds;
+        Shot {
+            signature: Some(self.target.sign(&event.id, unix_seconds, &event.body, secrets)),
+            event: event.id.clone(),
+            unix_seconds,
+            body: event.body.clone(),
+        }
+    }
+
+    fn signed_with(&self, secrets: &[Secret]) -> Shot {
+        self.shot(&self.event(None), secrets, 0)
+    }
+
+    fn stale(&self) -> Shot {
+        self.shot(&self.event(None), &self.target.secrets, STALE_SECONDS)
+    }
+
+    fn unsigned(&self) -> Shot {
+        Shot {
+            signature: None,
+            ..self.good(&self.event(None))
+        }
+    }
+
+    /// Still JSON, so that a receiver that parses before it verifies does not refuse it for another reason.
+    fn changed(&self) -> Shot {
+        let shot = self.good(&self.event(None));
+        let mut body = shot.body.to_vec();
+        body.pop();
+        body.extend_from_slice(br#","changed":true}"#);
+        Shot {
+            body: body.into(),
+            ..shot
+        }
+    }
+
+    /// A secret of the right form that the receiver does not know.
+    fn stranger(&self) -> Secret {
+        Secret::generate(self.target.format, &rand::random())
+    }
+
+    /// The good signature second, as when we are ahead of the receiver, and first, as when it is ahead of us.
+    fn rotating(&self) -> Vec<Shot> {
+        let Some(good) = self.target.secrets.first().cloned() else {
+            return Vec::new();
+        };
+        vec![
+            self.signed_with(&[self.stranger(), good.clone()]),
+            self.signed_with(&[good, self.stranger()]),
+        ]
+    }
+
+    async fn post(&self, shot: Shot) -> Sent {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let left = self.ends.saturating_duration_since(Instant::now());
+        let timeout = self.target.timeout.min(left.max(Duration::from_millis(100)));
+        self.target
+            .send(
+                &self.sender,
+                &shot.event,
+                shot.unix_seconds,
+                shot.signature,
+                shot.body,
+                timeout,
+            )
+            .await
+    }
+
+    async fn one_by_one(&self, shots: Vec<Shot>) -> Vec<Sent> {
+        let mut sent = Vec::new();
+        for shot in shots {
+            sent.push(self.post(shot).await);
+        }
+        sent
+    }
+
+    async fn at_once(self: &Arc<Self>, shots: Vec<Shot>) -> Vec<Sent> {
+        let mut running = JoinSet::new();
+        for shot in shots {
+            let probe = self.clone();
+            running.spawn(async move { probe.post(shot).await });
+        }
+        running.join_all().await
+    }
+
+    fn certificate(&self, first: &Sent) -> Judged {
+        if self.target.url.scheme() != "https" {
+            return (Verdict::Warn, "the endpoint is plain http".to_owned());
+        }
+        if let Outcome::Unreachable {
+            kind: OutcomeKind::TlsFailed,
+            error,
+        } = &first.outcome
+        {
+            return (Verdict::Fail, error.clone());
+        }
+        let Some(certificate) = &first.certificate else {
+            return (Verdict::NotTried, "no connection was made".to_owned());
+        };
+        match valid_until(certificate) {
+            None => (Verdict::Warn, "the certificate's end can't be read".to_owned()),
+            Some(end) => {
+                let days = (end - self.target.now()).num_days();
+                let verdict = if days < CERTIFICATE_DAYS_MIN {
+                    Verdict::Fail
+                } else {
+                    Verdict::Pass
+                };
+                (
+                    verdict,
+                    format!("valid until {}, {days} days", end.format("%Y-%m-%d")),
+                )
+            }
+        }
+    }
+}
+
+fn found(check: Check, (verdict, found): Judged) -> Finding {
+    Finding {
+        check,
+        verdict,
+        found,
+    }
+}
+
+fn judge(check: Check, sent: &[Sent]) -> Judged {
+    match check {
+        Check::ChangedBody | Check::StaleTimestamp | Check::WrongSignature | Check::MissingSignature => {
+            sent.first().map_or((Verdict::NotTried, String::new()), refused)
+        }
+        Check::Speed => fast(sent),
+        _ => accepted(sent),
+    }
+}
+
+fn valid(sent: &Sent) -> Judged {
+    let verdict = match sent.outcome.is_success() {
+        false => Verdict::Fail,
+        true if sent.duration > FAST => Verdict::Warn,
+        true => Verdict::Pass,
+    };
+    (verdict, told(sent))
+}
+
+/// What must not be taken.
+fn refused(sent: &Sent) -> Judged {
+    match &sent.outcome {
+        Outcome::Accepted { status, .. } => (Verdict::Fail, format!("it was taken with {status}")),
+        Outcome::Refused {
+            status: 400..=499, ..
+        } => (Verdict::Pass, told(sent)),
+        Outcome::Refused { .. } => (
+            Verdict::Warn,
+            format!("{}: an answer of 401 would say why", told(sent)),
+        ),
+        _ => (Verdict::Warn, format!("{}: no answer is no refusal", told(sent))),
+    }
+}
+
+/// What must be taken, all of it.
+fn accepted(sent: &[Sent]) -> Judged {
+    match sent.iter().find(|one| !one.outcome.is_success()) {
+        Some(bad) => (Verdict::Fail, told(bad)),
+        None => (Verdict::Pass, slowest(sent)),
+    }
+}
+
+fn fast(sent: &[Sent]) -> Judged {
+    match accepted(sent) {
+        (Verdict::Pass, found) if sent.iter().any(|one| one.duration > FAST) => (Verdict::Warn, found),
+        judged => judged,
+    }
+}
+
+fn no_redirect(sent: &[Sent]) -> Judged {
+    let redirect = sent
+        .iter()
+        .find(|one| matches!(one.outcome.status(), Some(300..=399)));
+    match redirect {
+        Some(one) => (Verdict::Fail, told(one)),
+        None if sent.iter().all(|one| one.outcome.status().is_none()) => {
+            (Verdict::NotTried, "no answer came".to_owned())
+        }
+        None => (Verdict::Pass, format!("none in {} answers", sent.len())),
+    }
+}
+
+fn told(sent: &Sent) -> String {
+    let ms = sent.duration.as_millis();
+    match (sent.outcome.status(), sent.outcome.error()) {
+        (Some(status), _) => format!("{status} after {ms} ms"),
+        (None, Some(error)) => format!("{error} ({ms} ms)"),
+        (None, None) => format!("no answer after {ms} ms"),
+    }
+}
+
+fn slowest(sent: &[Sent]) -> String {
+    let most = sent.iter().map(|one| one.duration.as_millis()).max().unwrap_or(0);
+    match sent {
+        [one] => told(one),
+        _ => format!("{} taken, the slowest after {most} ms", sent.len()),
+    }
+}
