@@ -39,7 +39,14 @@ pub(crate) async fn run(settings: Settings, attempts: i64) -> anyhow::Result<()>
         );
     }
     make_statistics(&pool).await?;
-    for table in ["events", "attempts", "queue", "retries", "dead_letters", "minute_statistics"] {
+    for table in [
+        "events",
+        "attempts",
+        "queue",
+        "retries",
+        "dead_letters",
+        "minute_statistics",
+    ] {
         // A name of the line above, and a vacuum takes no parameter.
         sqlx::raw_sql(AssertSqlSafe(format!("vacuum analyze postrider.{table}")))
             .execute(&pool)

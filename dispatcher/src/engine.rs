@@ -222,7 +222,8 @@ impl Engine {
             if now >= show_at {
                 show_at = now + SHOW_EVERY;
                 let lanes = self.state.lanes.values();
-                self.activity.send_replace(lanes.filter_map(Lane::activity).collect());
+                self.activity
+                    .send_replace(lanes.filter_map(Lane::activity).collect());
             }
             if !self.state.reading && now >= read_at {
                 let sweep = now >= sweep_at;

@@ -122,7 +122,9 @@ impl Counts {
     }
 
     fn any_failed(&self) -> bool {
-        self.classes[Class::Accepted as usize + 1..].iter().any(|n| *n > 0)
+        self.classes[Class::Accepted as usize + 1..]
+            .iter()
+            .any(|n| *n > 0)
     }
 }
 

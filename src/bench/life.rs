@@ -71,3 +71,47 @@ pub(super) async fn run(ground: &mut Ground, report: &mut Report, length: Durati
     );
     world.end().await
 }
+
+/// A day of so many attempts, long past: how long it takes to drop it, beside emits that go on.
+pub(super) async fn drop_a_day(
+    ground: &mut Ground,
+    report: &mut Report,
+    attempts: i64,
+) -> anyhow::Result<()> {
+    eprintln!("(t) dropping a day of {attempts} attempts …");
+    let world = ground.world().await?;
+    world.tenants(1).await?;
+    world.endpoints(0, 1, "/fast/dropped", 16).await?;
+    let day = (chrono::Utc::now() - chrono::TimeDelta::days(40)).date_naive();
+    world.pile_up_day(day, attempts).await?;
+    let retention = postrider_dispatcher::Settings::default().retention;
+    let began = Instant::now();
+    let dropping = postrider_dispatcher::retention::run(&world.pool, retention);
+    let emitting = async {
+        let mut longest = Duration::ZERO;
+        for _ in 0..50 {
+            let emit = Instant::now();
+            world.emit(0).await?;
+            longest = longest.max(emit.elapsed());
+        }
+        anyhow::Ok(longest)
+    };
+    let (done, longest) = tokio::join!(async { (dropping.await, began.elapsed()) }, emitting);
+    let (done, took) = done;
+    report.figure(
+        "(t) partitions of that day dropped",
+        done?.partitions_dropped as f64,
+        Some(Bound::AtLeast(2.0)),
+    );
+    report.figure(
+        "(t) seconds to drop the day",
+        took.as_secs_f64(),
+        Some(Bound::AtMost(1.0)),
+    );
+    report.figure(
+        "(t) longest emit meanwhile, ms",
+        longest?.as_secs_f64() * 1000.0,
+        Some(Bound::AtMost(250.0)),
+    );
+    world.end().await
+}

@@ -41,6 +41,8 @@ struct Shown {
     replay: Replay,
     created: Moment,
     ended: Moment,
+    since: Moment,
+    until: Moment,
 }
 
 impl From<Replay> for Shown {
@@ -48,6 +50,8 @@ impl From<Replay> for Shown {
         Self {
             created: Moment(Some(replay.created_at)),
             ended: Moment(replay.ended_at),
+            since: Moment(replay.since),
+            until: Moment(replay.until),
             replay,
         }
     }
