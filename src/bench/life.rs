@@ -3,10 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use reqwest::Method;
-use serde_json::json;
-
 use super::{
     report::{Bound, Report},
     world::Ground,
@@ -28,13 +24,7 @@ pub(super) async fn run(ground: &mut Ground, report: &mut Report, length: Durati
     world.tenants(2).await?;
     world.endpoints(0, 1, "/fast/life", 16).await?;
     world.endpoints(1, 2, "/fast/paused", 16).await?;
-    let list = world
-        .call(Method::GET, "/tenants/t1/endpoints", json!(null))
-        .await?;
-    let endpoint = list["data"][0]["id"].as_str().context("no endpoint")?;
-    let path = format!("/tenants/t1/endpoints/{endpoint}");
-    let enable = async |on: bool| world.call(Method::PATCH, &path, json!({ "enabled": on })).await;
-    enable(false).await?;
+    world.set_state("t1", "paused").await?;
 
     let mut tick = tokio::time::interval(Duration::from_micros(1_000_000 / EMITS_PER_SECOND));
     let (began, mut emitted, mut waiting) = (Instant::now(), 0_u64, 0_u64);
@@ -55,7 +45,7 @@ pub(super) async fn run(ground: &mut Ground, report: &mut Report, length: Durati
     let left = world.partitions().await?;
     let gone = names.iter().filter(|name| !left.contains(name)).count();
     let grown = world.stored_bytes().await? as f64 / half.max(1) as f64;
-    enable(true).await?;
+    world.set_state("t1", "active").await?;
     world.wait_received("paused", waiting, DRAIN_WAIT).await?;
     world.wait_received("life", emitted, DRAIN_WAIT).await?;
     report.figure("(t) partitions dropped", gone as f64, Some(Bound::AtLeast(2.0)));

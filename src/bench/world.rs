@@ -402,6 +402,19 @@ impl World {
         Ok(())
     }
 
+    /// Of a tenant's endpoints.
+    pub(super) async fn set_state(&self, tenant: &str, state: &str) -> anyhow::Result<()> {
+        sqlx::query(
+            "update postrider.endpoints e set state = $2::postrider.endpoint_state
+             from postrider.tenants t where t.id = e.tenant_id and t.slug = $1",
+        )
+        .bind(tenant)
+        .bind(state)
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
     /// A past day with its partitions, and attempts in them as deliveries would have left them.
     pub(super) async fn pile_up_day(&self, day: chrono::NaiveDate, attempts: i64) -> anyhow::Result<()> {
         let (name, next) = (day.format("%Y%m%d"), day.succ_opt().context("no next day")?);
