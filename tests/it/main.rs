@@ -17,7 +17,6 @@ mod delivery_pages;
 mod description;
 mod egress;
 mod emit;
-mod emit;
 mod endpoint_pages;
 mod erasure;
 mod export;
