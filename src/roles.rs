@@ -81,7 +81,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     if let Some(password) = made.password {
         println!("The password of the login `admin`, shown this once: {password}");
     }
-    let mut parts = Parts::new(stop);
+    let mut parts = Parts::new(stop.clone());
     if let Some(listener) = health {
         parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
     }
@@ -99,6 +99,8 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         defaults: settings.dispatcher,
         admin_api_key,
         metrics: crate::metrics::render,
+        stop,
+        streams: postrider_dashboard::streams(),
     };
     announce(&listener, "api")?;
     let grpc = listen_for_grpc(grpc_address).await?;

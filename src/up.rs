@@ -91,7 +91,7 @@ async fn run(
     let serving_pool = connect::pool(&database.pooled, "dashboard").await?;
     admin::set_password(&serving_pool, &password.value).await?;
 
-    let mut parts = Parts::new(stop);
+    let mut parts = Parts::new(stop.clone());
     if let Some(listener) = roles::listen_for_health(&settings).await? {
         parts.add("health", |stop| {
             health::serve(listener, serving_pool.clone(), stop)
@@ -122,6 +122,8 @@ async fn run(
         public_url: public_url.clone(),
         admin_api_key: api_key.value.clone(),
         metrics: crate::metrics::render,
+        stop,
+        streams: postrider_dashboard::streams(),
     };
     roles::announce(&listener, "api")?;
     let grpc = roles::listen_for_grpc(settings.grpc_listen).await?;

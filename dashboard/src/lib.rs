@@ -11,6 +11,7 @@ mod emits;
 pub mod grpc;
 mod idempotency;
 mod input;
+mod listening;
 mod listing;
 mod openapi;
 mod pages;
@@ -27,7 +28,7 @@ use std::{io, sync::Arc};
 use axum::Router;
 use postrider_dispatcher::{Settings, Wake, guard::Guard, vault::Vault};
 use sqlx::PgPool;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
 pub use auth::{PasswordError, Rule, set_admin_password};
@@ -49,8 +50,17 @@ pub struct App {
     /// The base of links, and whether cookies may travel over plain http.
     pub public_url: String,
     pub admin_api_key: String,
+    /// Ends what would go on for as long as somebody reads.
+    pub stop: CancellationToken,
+    /// Places for those.
+    pub streams: Arc<Semaphore>,
     /// The figures of this process, as Prometheus reads them.
     pub metrics: fn() -> String,
+}
+
+/// Places for listeners' streams.
+pub fn streams() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(listening::STREAMS_MAX))
 }
 
 /// One copy for each request is one count more on an `Arc`.
@@ -73,6 +83,7 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> io::Result<()> {
     let app = Arc::new(app);
+    tokio::spawn(listening::sweep(app.clone(), stop.clone()));
     let http = axum::serve(listener, routes::build(app.clone()).0)
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();

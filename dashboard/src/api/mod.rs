@@ -12,6 +12,7 @@ pub(crate) mod endpoints;
 pub(crate) mod event_types;
 pub(crate) mod events;
 pub(crate) mod health;
+pub(crate) mod listeners;
 pub(crate) mod rotations;
 pub(crate) mod secrets;
 pub(crate) mod tenants;

@@ -230,6 +230,8 @@ pub(crate) mod tests {
             public_url: "http://127.0.0.1".to_owned(),
             admin_api_key: "right".to_owned(),
             metrics: String::new,
+            stop: Default::default(),
+            streams: crate::streams(),
             trials: crate::Trials::new(Default::default()).expect("a client"),
         })
     }

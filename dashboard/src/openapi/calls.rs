@@ -14,6 +14,7 @@ use crate::{
         endpoints::EndpointView,
         event_types::{TypeForm, TypeView},
         events::{EmitForm, EventView},
+        listeners::{ListenerForm, ListenerView},
         secrets::{RotateForm, Secrets},
         tenants::{TenantForm, TenantView},
         trials::{ProbeReport, TestAttempt, TrialForm},
@@ -182,6 +183,33 @@ fn endpoints() -> Vec<Operation> {
         .may_take::<TrialForm>()
         .answers::<ProbeReport>(200, "What was found, with a score.")
         .refuses(&[429]),
+        Operation::post(Own, "/v1/tenants/{tenant}/listeners", "createListener", "Listen on your own machine")
+            .tells(
+                "A temporary endpoint for somebody who develops a receiver. It ends half a minute after nobody reads its \
+                 requests. `postrider listen` does all of this.",
+            )
+            .may_take::<ListenerForm>()
+            .answers::<ListenerView>(201, "Made. Read its requests within half a minute."),
+        Operation::get(
+            Own,
+            "/v1/tenants/{tenant}/listeners/{listener}/requests",
+            "readListener",
+            "Read a listener's requests as they come",
+        )
+        .tells(
+            "The answer goes on for as long as it is read: one JSON object a line, `{}` when nothing has come for a while. \
+             Forward `headers` and the bytes in `body` (base64) as they are and the signature verifies. Each is handed over \
+             once and not tried again.",
+        )
+        .answers_in(200, "application/x-ndjson", json!({"type": "string"}), "Lines.")
+        .refuses(&[429]),
+        Operation::delete(
+            Own,
+            "/v1/tenants/{tenant}/listeners/{listener}",
+            "deleteListener",
+            "End a listener",
+        )
+        .answers_nothing("Ended."),
         Operation::get(Own, "/v1/tenants/{tenant}/rotations", "listRotations", "List how far rotations are")
             .answers_page::<RotationRow>("One for each endpoint."),
     ]

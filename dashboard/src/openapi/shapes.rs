@@ -77,6 +77,7 @@ pub(super) fn path_parameter(name: &str) -> (Value, &'static str) {
         "event" => (value(event_id()), "The event's id."),
         "endpoint" => (json!({"type": "string"}), "The endpoint's id, `ep_…`."),
         "delivery" => (json!({"type": "string"}), "The delivery's id, `dlv_…`."),
+        "listener" => (json!({"type": "string"}), "The listener's id, `lis_…`."),
         "key" => (json!({"type": "string"}), "The key's id, `key_…`."),
         _ => (json!({"type": "string"}), "Its id."),
     }

@@ -9,6 +9,7 @@ pub(crate) mod endpoints;
 pub(crate) mod event_types;
 pub(crate) mod events;
 pub(crate) mod idempotency;
+pub(crate) mod listeners;
 pub(crate) mod people;
 pub(crate) mod queue;
 pub(crate) mod retries;

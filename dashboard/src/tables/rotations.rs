@@ -58,7 +58,9 @@ pub(crate) async fn list(
                  order by started_at desc limit $4
              ) a
          ) refused on true
-         where e.tenant_id = $1 and e.state <> 'deleted' and e.id > $2 order by e.id limit $3",
+         where e.tenant_id = $1 and e.state <> 'deleted' and e.id > $2
+           and not exists (select from postrider.listeners l where l.endpoint_id = e.id)
+         order by e.id limit $3",
     )
     .bind(tenant)
     .bind(after)

@@ -7,6 +7,7 @@ mod fleet;
 mod judges;
 mod process;
 mod receiver;
+mod tool;
 
 use std::{future::Future, time::Duration};
 
@@ -16,6 +17,7 @@ pub(crate) use fleet::{Fleet, repeated, times};
 pub(crate) use judges::{Case, judge, node, python};
 pub(crate) use process::{ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, Launch, MASTER_KEY, Postrider};
 pub(crate) use receiver::{Answer, Received, Receiver, most_at_once};
+pub(crate) use tool::{RunningTool, tool, tool_with};
 
 /// Long enough for a busy machine; a test that gets here has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
