@@ -24,7 +24,7 @@ bench: ## measures deliveries beside the bare HTTP client, in one run
 	@$${CARGO_TARGET_DIR:-target}/release/postrider bench
 
 install: ## only installs what is missing
-	@sh deploy/install.sh postgres python curl
+	@sh deploy/install.sh postgres python curl namespaces
 
 fmt: ## formats the code
 	cargo fmt --all

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what a development machine lacks, with the system's own package manager.
-# usage: install.sh [postgres] [python] [curl]
+# usage: install.sh [postgres] [python] [curl] [namespaces]
 # Does nothing, and needs no network, when everything is there. Starts no service and makes no system cluster.
 set -eu
 
@@ -29,6 +29,8 @@ has() {
         ;;
     python) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
     curl) command -v curl >/dev/null ;;
+    # Some tests make a network of their own. Only Linux has that.
+    namespaces) [ "$(uname)" != Linux ] || { command -v ip && command -v unshare; } >/dev/null ;;
     *) echo "install.sh: it is not known how to install $1" >&2 && exit 2 ;;
     esac
 }
@@ -56,6 +58,8 @@ packages() {
     brew-postgres) echo postgresql@17 ;;
     *-python) echo python3 ;;
     *-curl) echo curl ;;
+    dnf-namespaces) echo iproute util-linux ;;
+    *-namespaces) echo iproute2 util-linux ;;
     esac
 }
 

@@ -26,6 +26,8 @@ create table postrider.event_types (
     -- Every subscription pattern that matches this type: `invoice.paid` has {*, invoice.*, invoice.paid}.
     -- An endpoint is subscribed when its `types` overlap, so that matching is one array operator.
     matches     text[] not null,
+    -- A thin type's body carries only the object's id and type; who wants the rest asks the API for the event.
+    thin        boolean not null default false,
     created_at  timestamptz not null default clock_timestamp(),
     deleted_at  timestamptz
 );
@@ -100,9 +102,11 @@ create table postrider.events (
     ordering_key text,
     sequence     bigint,
     body         bytea not null,          -- the very bytes every attempt sends
+    full_data    bytea,                   -- the data as it was given, of a thin event; null: it is in the body
     primary key (id)
 ) partition by range (id);
 alter table postrider.events alter column body set storage external;
+alter table postrider.events alter column full_data set storage external;
 create index events_tenant on postrider.events (tenant_id, id);
 
 -- Only ids that producers chose. Not partitioned, so that a chosen id stays unique across days.

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     bench::{self, BenchFlags},
     commands::{self, Tool},
-    log, master_key, metrics, roles,
+    log, master_key, metrics, roles, seed,
     settings::{Environment, Flags, Settings},
     up,
     verify::{self, VerifyArguments},
@@ -57,6 +57,14 @@ enum Command {
     Openapi,
     /// Measures deliveries beside the bare HTTP client, on a database of its own
     Bench(BenchFlags),
+    /// Fills a database with a made-up past, to see how the pages do at size
+    #[command(hide = true)]
+    Seed {
+        #[command(flatten)]
+        flags: Box<Flags>,
+        #[arg(long, default_value_t = 1_000_000)]
+        attempts: i64,
+    },
     #[command(hide = true)]
     BenchSink,
     #[command(hide = true)]
@@ -75,9 +83,11 @@ enum Role {
     Migrate,
     MigrateOutbox,
     RotateMasterKey,
+    Seed(i64),
 }
 
 pub fn run() -> ExitCode {
+    postrider_dispatcher::tls::install_provider();
     let (flags, role) = match CommandLine::parse().command {
         Command::Up(flags) => (flags, Role::Up),
         Command::Dispatcher(flags) => (flags, Role::Dispatcher),
@@ -91,6 +101,7 @@ pub fn run() -> ExitCode {
             outbox_only: true,
         } => (flags, Role::MigrateOutbox),
         Command::RotateMasterKey(flags) => (flags, Role::RotateMasterKey),
+        Command::Seed { flags, attempts } => (flags, Role::Seed(attempts)),
         Command::Verify(arguments) => {
             return match verify::run(&arguments, &Environment::of_process()) {
                 Ok(status) => status,
@@ -137,6 +148,7 @@ pub fn run() -> ExitCode {
             Role::Migrate => roles::migrate(settings).await,
             Role::MigrateOutbox => roles::migrate_outbox(settings).await,
             Role::RotateMasterKey => master_key::rotate(settings, stop).await,
+            Role::Seed(attempts) => seed::run(settings, attempts).await,
         }
     }))
 }

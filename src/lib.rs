@@ -18,5 +18,6 @@ mod machine;
 mod master_key;
 mod metrics;
 mod roles;
+mod seed;
 mod up;
 mod verify;

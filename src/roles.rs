@@ -4,8 +4,8 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, anyhow};
-use postrider_dashboard::{App, Emits, Trials};
-use postrider_dispatcher::{Dispatcher, Wake, partitions, relay, schema, sealed};
+use postrider_dashboard::{App, Emits, RequestRates, Trials};
+use postrider_dispatcher::{Dispatcher, Wake, guard::Guard, partitions, relay, schema, sealed};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -18,7 +18,7 @@ const STOP_WAIT: Duration = Duration::from_secs(75);
 pub(crate) async fn migrate(settings: Settings) -> anyhow::Result<()> {
     let database = settings.require_database()?;
     let pool = connect::pool(&database.direct, "migrate").await?;
-    bring_up_to_date(&pool).await?;
+    bring_up_to_date(&pool, settings.dispatcher.retention).await?;
     pool.close().await;
     tracing::info!("the schema is up to date");
     Ok(())
@@ -32,9 +32,9 @@ pub(crate) async fn migrate_outbox(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) async fn bring_up_to_date(pool: &PgPool) -> anyhow::Result<()> {
+pub(crate) async fn bring_up_to_date(pool: &PgPool, retention: Duration) -> anyhow::Result<()> {
     schema::migrate(pool).await?;
-    partitions::make_ahead(pool)
+    partitions::make_ahead(pool, retention)
         .await
         .context("the partitions of the coming days could not be made")
 }
@@ -48,6 +48,7 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
     schema::check(&pool).await?;
     sealed::check(&pool, &vault).await?;
     let mut parts = Parts::new(stop);
+    let listeners = addresses([health.as_ref()])?;
     if let Some(listener) = health {
         parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
     }
@@ -55,7 +56,7 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
         sources: settings.sources.clone(),
         pool: pool.clone(),
         direct: connect::named(&database.direct, "dispatcher"),
-        guard: settings.guard(),
+        guard: settings.guard(&listeners),
         settings: settings.dispatcher,
         vault,
         wake: Wake::default(),
@@ -81,20 +82,23 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     if let Some(password) = made.password {
         println!("The password of the login `admin`, shown this once: {password}");
     }
+    let grpc = listen_for_grpc(settings.grpc_listen).await?;
+    let listeners = addresses([Some(&listener), health.as_ref(), grpc.as_ref()])?;
     let mut parts = Parts::new(stop.clone());
     if let Some(listener) = health {
         parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
     }
     // Empty is none: then the key in the table is the way in.
     let admin_api_key = settings.admin_api_key.clone().unwrap_or_default();
-    let grpc_address = settings.grpc_listen;
+    let guard = settings.guard(&listeners);
     let app = App {
         pool: pool.clone(),
         emits: Emits::new(pool.clone(), Wake::default()),
         wake: Wake::default(),
         vault,
-        trials: trials(&settings)?,
-        guard: settings.guard(),
+        trials: trials(guard.clone())?,
+        guard,
+        request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate),
         public_url: public_url(&settings, &listener)?,
         defaults: settings.dispatcher,
         admin_api_key,
@@ -103,7 +107,6 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         streams: postrider_dashboard::streams(),
     };
     announce(&listener, "api")?;
-    let grpc = listen_for_grpc(grpc_address).await?;
     parts.add("dashboard", |stop| {
         postrider_dashboard::serve(listener, grpc, app, stop)
     });
@@ -130,6 +133,17 @@ pub(crate) async fn listen_for_grpc(address: Option<SocketAddr>) -> anyhow::Resu
     Ok(Some(listener))
 }
 
+/// Where these listen: no endpoint may be there.
+pub(crate) fn addresses<'l>(
+    listeners: impl IntoIterator<Item = Option<&'l TcpListener>>,
+) -> std::io::Result<Vec<SocketAddr>> {
+    listeners
+        .into_iter()
+        .flatten()
+        .map(TcpListener::local_addr)
+        .collect()
+}
+
 /// With port 0 the system chooses: this line is how a program that started us learns the address.
 pub(crate) fn announce(listener: &TcpListener, service: &str) -> anyhow::Result<()> {
     let address = listener.local_addr()?;
@@ -137,8 +151,8 @@ pub(crate) fn announce(listener: &TcpListener, service: &str) -> anyhow::Result<
     Ok(())
 }
 
-pub(crate) fn trials(settings: &Settings) -> anyhow::Result<Trials> {
-    Trials::new(settings.guard()).map_err(|error| anyhow!("the HTTP client could not be made: {error}"))
+pub(crate) fn trials(guard: Guard) -> anyhow::Result<Trials> {
+    Trials::new(guard).map_err(|error| anyhow!("the HTTP client could not be made: {error}"))
 }
 
 pub(crate) fn public_url(settings: &Settings, listener: &TcpListener) -> anyhow::Result<String> {

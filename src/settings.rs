@@ -4,17 +4,18 @@
 mod environment;
 mod values;
 
-use std::{net::SocketAddr, path::PathBuf, str::FromStr};
+use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf, str::FromStr};
 
 use clap::Args;
 use ipnet::IpNet;
-use postrider_dispatcher::{guard::Guard, retry::Schedule, vault::Vault};
+use postrider_dashboard::{REQUEST_RATE_DEFAULT, TENANT_REQUEST_RATE_DEFAULT};
+use postrider_dispatcher::{guard::Guard, proxy::Proxy, retry::Schedule, vault::Vault};
 use sqlx::postgres::PgConnectOptions;
 
 pub use environment::Environment;
 use values::{
     number_between, parse_address, parse_bool, parse_filter, parse_format, parse_jitter, parse_networks,
-    parse_ports, parse_public_url, parse_timeout,
+    parse_ports, parse_public_url, parse_rate, parse_retention, parse_timeout,
 };
 
 const PASSWORD_CHARS_MIN: usize = 8;
@@ -54,6 +55,9 @@ pub struct Flags {
     /// Attempts on the wire in one dispatcher [default: 4096]
     #[arg(long, env = "POSTRIDER_MAX_IN_FLIGHT")]
     max_in_flight: Option<String>,
+    /// How long events, attempts and dead letters are kept [default: 30d]
+    #[arg(long, env = "POSTRIDER_RETENTION")]
+    retention: Option<String>,
     /// Networks that endpoints may be in although they are not public [default: none; `up` without a database: loopback]
     #[arg(long, env = "POSTRIDER_ALLOW_NETWORKS")]
     allow_networks: Option<String>,
@@ -63,6 +67,15 @@ pub struct Flags {
     /// Ports that endpoints may not use [default: the Fetch standard's bad ports and the usual database ports]
     #[arg(long, env = "POSTRIDER_DENY_PORTS")]
     deny_ports: Option<String>,
+    /// An HTTP proxy that every request to an endpoint goes through, by CONNECT [default: none]
+    #[arg(long, env = "POSTRIDER_EGRESS_PROXY", hide_env_values = true)]
+    egress_proxy: Option<String>,
+    /// Requests a second that an admin or producer key may make [default: 10000]
+    #[arg(long, env = "POSTRIDER_REQUEST_RATE")]
+    request_rate: Option<String>,
+    /// Requests a second that a tenant key may make [default: 200]
+    #[arg(long, env = "POSTRIDER_TENANT_REQUEST_RATE")]
+    tenant_request_rate: Option<String>,
     /// Whether endpoints may be plain http [default: false; `up` without a database: true]
     #[arg(long, env = "POSTRIDER_ALLOW_HTTP")]
     allow_http: Option<String>,
@@ -128,6 +141,9 @@ pub struct Settings {
     allow_http: Option<bool>,
     deny_networks: Vec<IpNet>,
     deny_ports: Option<Vec<u16>>,
+    egress_proxy: Option<Proxy>,
+    pub request_rate: NonZeroU32,
+    pub tenant_request_rate: NonZeroU32,
     pub log: Log,
     /// Variables that look like ours and are not: most often a slip of the pen.
     pub unknown: Vec<String>,
@@ -178,6 +194,9 @@ impl Settings {
                 number_between(text, 1, 1_000_000)
             })?
             .unwrap_or(defaults.max_in_flight),
+            retention: parse("POSTRIDER_RETENTION", &flags.retention, parse_retention)?
+                .unwrap_or(defaults.retention),
+            public_url: parse("POSTRIDER_PUBLIC_URL", &flags.public_url, parse_public_url)?,
             name: defaults.name,
         };
         Ok(Self {
@@ -198,6 +217,15 @@ impl Settings {
             deny_networks: parse("POSTRIDER_DENY_NETWORKS", &flags.deny_networks, parse_networks)?
                 .unwrap_or_default(),
             deny_ports: parse("POSTRIDER_DENY_PORTS", &flags.deny_ports, parse_ports)?,
+            egress_proxy: parse("POSTRIDER_EGRESS_PROXY", &flags.egress_proxy, Proxy::from_str)?,
+            request_rate: parse("POSTRIDER_REQUEST_RATE", &flags.request_rate, parse_rate)?
+                .unwrap_or(REQUEST_RATE_DEFAULT),
+            tenant_request_rate: parse(
+                "POSTRIDER_TENANT_REQUEST_RATE",
+                &flags.tenant_request_rate,
+                parse_rate,
+            )?
+            .unwrap_or(TENANT_REQUEST_RATE_DEFAULT),
             log: Log {
                 filter: parse("POSTRIDER_LOG", &flags.log, parse_filter)?
                     .unwrap_or_else(|| "info,apalis_core=warn,sqlx::postgres::notice=warn".to_owned()),
@@ -208,7 +236,8 @@ impl Settings {
     }
 
     /// Where endpoints may be. On the embedded database this is somebody's own machine: receivers run on loopback.
-    pub fn guard(&self) -> Guard {
+    /// `listeners` are Postrider's own, which no endpoint may be.
+    pub fn guard(&self, listeners: &[SocketAddr]) -> Guard {
         let embedded = self.database.is_none();
         let loopback = || {
             [IpNet::from_str("127.0.0.0/8"), IpNet::from_str("::1/128")]
@@ -225,6 +254,14 @@ impl Settings {
             deny_networks: self.deny_networks.clone(),
             deny_ports: self.deny_ports.clone(),
             allow_http: self.allow_http.unwrap_or(embedded),
+            own_addresses: listeners.to_vec(),
+            own_names: self
+                .public_url
+                .as_deref()
+                .and_then(host_and_port)
+                .into_iter()
+                .collect(),
+            egress_proxy: self.egress_proxy.clone(),
         }
     }
 
@@ -241,6 +278,11 @@ impl Settings {
             .clone()
             .ok_or(SettingError::Missing("POSTRIDER_MASTER_KEY"))
     }
+}
+
+fn host_and_port(url: &str) -> Option<(String, u16)> {
+    let url = url::Url::parse(url).ok()?;
+    Some((url.domain()?.to_owned(), url.port_or_known_default()?))
 }
 
 /// URLs with commas between them.

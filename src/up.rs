@@ -2,7 +2,7 @@
 //! Invariant: an embedded server does not outlive a clean stop.
 
 use anyhow::Context;
-use postrider_dashboard::{App, Emits};
+use postrider_dashboard::{App, Emits, RequestRates};
 use postrider_dispatcher::{Dispatcher, Wake, sealed, vault::Vault};
 use tokio::{net::TcpListener, task::spawn_blocking};
 use tokio_util::sync::CancellationToken;
@@ -86,13 +86,20 @@ async fn run(
     })?;
 
     let sending_pool = connect::pool(&database.direct, "dispatcher").await?;
-    roles::bring_up_to_date(&sending_pool).await?;
+    roles::bring_up_to_date(&sending_pool, settings.dispatcher.retention).await?;
     sealed::check(&sending_pool, &vault).await?;
     let serving_pool = connect::pool(&database.pooled, "dashboard").await?;
     admin::set_password(&serving_pool, &password.value).await?;
 
+    let health = roles::listen_for_health(&settings).await?;
+    let grpc = roles::listen_for_grpc(settings.grpc_listen).await?;
+    let guard = settings.guard(&roles::addresses([
+        Some(&listener),
+        health.as_ref(),
+        grpc.as_ref(),
+    ])?);
     let mut parts = Parts::new(stop.clone());
-    if let Some(listener) = roles::listen_for_health(&settings).await? {
+    if let Some(listener) = health {
         parts.add("health", |stop| {
             health::serve(listener, serving_pool.clone(), stop)
         });
@@ -102,8 +109,11 @@ async fn run(
         sources: settings.sources.clone(),
         pool: sending_pool.clone(),
         direct: connect::named(&database.direct, "dispatcher"),
-        settings: settings.dispatcher.clone(),
-        guard: settings.guard(),
+        settings: postrider_dispatcher::Settings {
+            public_url: Some(roles::public_url(&settings, &listener)?),
+            ..settings.dispatcher.clone()
+        },
+        guard: guard.clone(),
         vault: vault.clone(),
         wake: wake.clone(),
     };
@@ -116,8 +126,9 @@ async fn run(
         emits: Emits::new(serving_pool.clone(), wake.clone()),
         wake,
         vault,
-        trials: roles::trials(&settings)?,
-        guard: settings.guard(),
+        trials: roles::trials(guard.clone())?,
+        guard,
+        request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate),
         defaults: settings.dispatcher.clone(),
         public_url: public_url.clone(),
         admin_api_key: api_key.value.clone(),
@@ -126,7 +137,6 @@ async fn run(
         streams: postrider_dashboard::streams(),
     };
     roles::announce(&listener, "api")?;
-    let grpc = roles::listen_for_grpc(settings.grpc_listen).await?;
     parts.add("dashboard", |stop| {
         postrider_dashboard::serve(listener, grpc, app, stop)
     });

@@ -23,8 +23,20 @@ pub(crate) enum Action {
     SecretRevealed,
     SecretRotated,
     DeliveryReplayed,
+    AlertPut,
+    AlertDeleted,
+    ReplayStarted,
+    ReplayCancelled,
     KeyCreated,
     KeyRevoked,
+    SignedIn,
+    SignedOutEverywhere,
+    PasswordChanged,
+    PersonCreated,
+    PersonChanged,
+    PersonRemoved,
+    PortalLinkCreated,
+    PortalOpened,
 }
 
 impl Action {
@@ -43,8 +55,20 @@ impl Action {
             Self::SecretRevealed => "secret.revealed",
             Self::SecretRotated => "secret.rotated",
             Self::DeliveryReplayed => "delivery.replayed",
+            Self::AlertPut => "alert.put",
+            Self::AlertDeleted => "alert.deleted",
+            Self::ReplayStarted => "replay.started",
+            Self::ReplayCancelled => "replay.cancelled",
             Self::KeyCreated => "api_key.created",
             Self::KeyRevoked => "api_key.revoked",
+            Self::SignedIn => "person.signed_in",
+            Self::SignedOutEverywhere => "person.signed_out_everywhere",
+            Self::PasswordChanged => "person.password_changed",
+            Self::PersonCreated => "person.created",
+            Self::PersonChanged => "person.changed",
+            Self::PersonRemoved => "person.removed",
+            Self::PortalLinkCreated => "portal_link.created",
+            Self::PortalOpened => "portal_link.opened",
         }
     }
 }

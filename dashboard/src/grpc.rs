@@ -248,8 +248,8 @@ fn status(mut problem: Problem) -> Status {
         Kind::Forbidden => Code::PermissionDenied,
         Kind::NotFound => Code::NotFound,
         Kind::Conflict | Kind::Answered => Code::AlreadyExists,
-        Kind::Busy => Code::Unavailable,
         Kind::TooMany => Code::ResourceExhausted,
+        Kind::Busy => Code::Unavailable,
         Kind::Internal => Code::Internal,
     };
     problem.detail = shortened(problem.detail);

@@ -21,6 +21,11 @@ const BODY_BYTES_DRAINED_MAX: usize = 32 * 1024 * 1024;
 pub(crate) struct Text<const MAX: usize>(Bytes);
 
 impl<const MAX: usize> Text<MAX> {
+    /// None when it is too large.
+    pub(crate) fn of(bytes: Bytes) -> Option<Self> {
+        (bytes.len() <= MAX).then_some(Self(bytes))
+    }
+
     /// A wrong form is 400, a wrong value or an unknown field 422.
     pub(crate) fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Problem> {
         let text = std::str::from_utf8(&self.0)
@@ -127,9 +132,14 @@ pub(crate) fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     Option::deserialize(deserializer).map(Some)
 }
 
-/// Whether Postgres can hold the text, and it is no longer than a description may be.
+/// A text of people: no longer than it may be, and without characters that change how what stands around it is shown:
+/// those that control a terminal, and those that turn the direction of writing.
 pub(crate) fn is_plain_text(text: &str, bytes_max: usize) -> bool {
-    text.len() <= bytes_max && !text.contains('\0')
+    let is_odd = |c: char| {
+        c.is_control() && !matches!(c, '\n' | '\t' | '\r')
+            || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.len() <= bytes_max && !text.contains(is_odd)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod audit;
 mod auth;
 mod deliveries;
 mod emits;
+mod export;
 pub mod grpc;
 mod idempotency;
 mod input;
@@ -15,6 +16,7 @@ mod listening;
 mod listing;
 mod openapi;
 mod pages;
+mod people;
 mod problem;
 mod replay;
 mod routes;
@@ -23,7 +25,7 @@ mod tables;
 mod transcript;
 mod trials;
 
-use std::{io, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use axum::Router;
 use postrider_dispatcher::{Settings, Wake, guard::Guard, vault::Vault};
@@ -31,7 +33,12 @@ use sqlx::PgPool;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
-pub use auth::{PasswordError, Rule, set_admin_password};
+#[doc(hidden)]
+pub use api::events::read_emit_body;
+pub use auth::{
+    PasswordError, REQUEST_RATE_DEFAULT, RequestRates, Role, Rule, TENANT_REQUEST_RATE_DEFAULT,
+    set_admin_password,
+};
 pub use emits::Emits;
 pub use openapi::document as openapi_document;
 pub use routes::Route;
@@ -54,6 +61,7 @@ pub struct App {
     pub stop: CancellationToken,
     /// Places for those.
     pub streams: Arc<Semaphore>,
+    pub request_rates: RequestRates,
     /// The figures of this process, as Prometheus reads them.
     pub metrics: fn() -> String,
 }
@@ -84,7 +92,11 @@ pub async fn serve(
 ) -> io::Result<()> {
     let app = Arc::new(app);
     tokio::spawn(listening::sweep(app.clone(), stop.clone()));
-    let http = axum::serve(listener, routes::build(app.clone()).0)
+    // With the peer's address: tries to sign in are counted by it.
+    let service = routes::build(app.clone())
+        .0
+        .into_make_service_with_connect_info::<SocketAddr>();
+    let http = axum::serve(listener, service)
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();
     match grpc {

@@ -118,7 +118,9 @@ impl Problem {
     /// It passes by itself: `wait` says when.
     pub(crate) fn too_many(detail: impl Into<String>, wait: Duration) -> Self {
         Self {
-            retry_after_seconds: wait.as_secs().max(1),
+            // Rounded up: whoever waits as long as told is let in.
+            retry_after_seconds: wait.as_secs()
+                + u64::from(wait.subsec_nanos() > 0).max(u64::from(wait.is_zero())),
             ..Self::new(Kind::TooMany, detail)
         }
     }
@@ -163,6 +165,19 @@ impl Problem {
 
     pub(crate) fn busy() -> Self {
         Self::new(Kind::Busy, "The database is busy or away.")
+    }
+
+    /// For a person: what is wrong, without pointers into a body that they never saw.
+    pub(crate) fn in_words(&self) -> String {
+        if self.errors.is_empty() {
+            return self.detail.clone();
+        }
+        let field = |fault: &Fault| match fault.pointer.trim_start_matches('/') {
+            "" => fault.detail.clone(),
+            name => format!("{}: {}", name.replace(['_', '/'], " "), fault.detail),
+        };
+        let told: Vec<String> = self.errors.iter().take(FAULTS_IN_WORDS_MAX).map(field).collect();
+        told.join("; ")
     }
 
     /// What stands in the answer.

@@ -124,7 +124,7 @@ async fn has_moved_on(
 }
 
 /// Of an ended delivery: the attempt loses `final`, the dead letter goes and is no longer counted, and the queue row
-/// comes. It has no ordering key: a replay is outside the order.
+/// comes. It has no ordering key: a replay is outside the order. A dead letter may have outlived its attempts.
 async fn revive_ended(db: impl PgExecutor<'_>, id: DeliveryId, seen: i16) -> Result<bool, sqlx::Error> {
     let done = sqlx::query(
         "with cleared as (
@@ -133,16 +133,27 @@ async fn revive_ended(db: impl PgExecutor<'_>, id: DeliveryId, seen: i16) -> Res
             where a.event_id = $1 and a.endpoint_id = $2 and a.final is not null and a.number = $4
               and e.id = a.endpoint_id and e.state in ('active', 'paused')
             returning a.event_id, a.endpoint_id, a.tenant_id, a.type_id, a.number, e.shard
+         ), cleared_held as (
+            update postrider.attempts_held a set final = null
+            from postrider.endpoints e
+            where a.event_id = $1 and a.endpoint_id = $2 and a.final is not null and a.number = $4
+              and e.id = a.endpoint_id and e.state in ('active', 'paused')
+            returning a.event_id, a.endpoint_id, a.tenant_id, a.type_id, a.number, e.shard
          ), unburied as (
-            delete from postrider.dead_letters d using cleared c
-            where d.endpoint_id = c.endpoint_id and d.event_id = c.event_id
-            returning d.endpoint_id, d.type_id, d.reason
+            delete from postrider.dead_letters d using postrider.endpoints e
+            where d.endpoint_id = $2 and d.event_id = $1 and d.attempt = $4
+              and e.id = d.endpoint_id and e.state in ('active', 'paused')
+            returning d.event_id, d.endpoint_id, d.tenant_id, d.type_id, d.attempt as number, e.shard, d.reason
          ), uncounted as (
             update postrider.dead_letter_counts n set count = n.count - 1 from unburied u
             where n.endpoint_id = u.endpoint_id and n.type_id = u.type_id and n.reason = u.reason
          )
          insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, replay_id, attempt)
-         select endpoint_id, event_id, shard, tenant_id, type_id, $3, number from cleared",
+         select endpoint_id, event_id, shard, tenant_id, type_id, $3, number from cleared
+         union
+         select endpoint_id, event_id, shard, tenant_id, type_id, $3, number from cleared_held
+         union
+         select endpoint_id, event_id, shard, tenant_id, type_id, $3, number from unburied",
     )
     .bind(id.event)
     .bind(id.endpoint)

@@ -34,7 +34,7 @@ struct Routes {
 
 #[rustfmt::skip]
 pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
-    use Rule::{Admin, Catalogue, Emit, Open, Own, SignedIn};
+    use Rule::{Account, Admin, Administer, Catalogue, Emit, Open, Operate, Own, See, Session};
     let routes = Routes { app: app.clone(), router: Router::new(), list: Vec::new() }
         .get("/healthz", Open, api::health::healthz)
         .get("/readyz", Open, api::health::readyz)
@@ -71,19 +71,41 @@ pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
         .get("/v1/tenants/{tenant}/deliveries", Own, api::deliveries::list)
         .get("/v1/tenants/{tenant}/deliveries/{delivery}", Own, api::deliveries::get)
         .post("/v1/tenants/{tenant}/deliveries/{delivery}/replay", Own, api::deliveries::replay)
+        .post("/v1/tenants/{tenant}/portal-links", Own, api::portal_links::create)
+        .get("/v1/tenants/{tenant}/dead-letters", Own, api::dead_letters::groups)
+        .put("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::put)
+        .get("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::get)
+        .delete("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::delete)
+        .get("/v1/erasures", Admin, api::erasures::list)
+        .get("/v1/erasures/{erasure}", Admin, api::erasures::get)
+        .post("/v1/tenants/{tenant}/replays", Own, api::replays::create)
+        .get("/v1/tenants/{tenant}/replays", Own, api::replays::list)
+        .get("/v1/tenants/{tenant}/replays/{replay}", Own, api::replays::get)
+        .delete("/v1/tenants/{tenant}/replays/{replay}", Own, api::replays::cancel)
         .post("/v1/api-keys", Admin, api::api_keys::create)
         .get("/v1/api-keys", Admin, api::api_keys::list)
         .delete("/v1/api-keys/{key}", Admin, api::api_keys::revoke)
         .get("/v1/audit", Admin, api::audit::list)
-        .get("/", SignedIn, pages::home)
+        .get("/", See, pages::home)
         .get("/assets/style.css", Open, pages::stylesheet)
+        .get("/assets/app.js", Open, pages::script)
+        .get("/assets/mark.svg", Open, pages::mark)
         .get("/sign-in", Open, pages::sign_in::show)
         .post("/sign-in", Open, pages::sign_in::submit)
-        .post("/sign-out", SignedIn, pages::sign_in::leave)
-        .get("/deliveries", SignedIn, pages::deliveries::show)
-        .get("/deliveries/{delivery}", SignedIn, pages::delivery::show)
-        .post("/deliveries/{delivery}/replay", SignedIn, pages::delivery::replay)
-        .get("/dead-letters", SignedIn, pages::dead_letters::show);
+        .post("/sign-out", Session, pages::sign_in::leave)
+        .post("/sign-out-everywhere", Session, pages::sign_in::leave_everywhere)
+        .get("/portal", Open, pages::portal::enter)
+        .get("/deliveries", See, pages::deliveries::show)
+        .get("/deliveries/{delivery}", See, pages::delivery::show)
+        .post("/deliveries/{delivery}/replay", Operate, pages::delivery::replay)
+        .get("/dead-letters", See, pages::dead_letters::show)
+        .get("/account", Account, pages::account::show)
+        .post("/account/password", Account, pages::account::change_password)
+        .get("/people", Administer, pages::people::show)
+        .post("/people", Administer, pages::people::add)
+        .post("/people/{login}/role", Administer, pages::people::set_role)
+        .post("/people/{login}/password", Administer, pages::people::reset_password)
+        .post("/people/{login}/remove", Administer, pages::people::remove);
     let router = routes.router
         .method_not_allowed_fallback(async || Problem::new(Kind::MethodNotAllowed, "See the API's description."))
         .fallback(async || Problem::not_found("path"))
@@ -130,8 +152,8 @@ methods!(get = GET, put = PUT, post = POST, patch = PATCH, delete = DELETE);
 
 /// On every answer, so that no page can forget them.
 async fn secure(mut response: Response) -> Response {
-    const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; \
-                          base-uri 'none'; frame-ancestors 'none'";
+    const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; \
+                          connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
     let headers = response.headers_mut();
     let fixed = [
         (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -146,7 +168,7 @@ async fn secure(mut response: Response) -> Response {
     for (name, value) in fixed {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    // Answers hold secrets and customers' data; the stylesheet says otherwise for itself.
+    // Answers hold secrets and customers' data; the assets say otherwise for themselves.
     headers
         .entry(header::CACHE_CONTROL)
         .or_insert(HeaderValue::from_static("no-store"));
@@ -169,7 +191,7 @@ mod tests {
 
     /// Paths that no key of another tenant and no producer may reach must not slip into an open rule.
     #[tokio::test]
-    async fn only_health_the_description_sign_in_and_stylesheets_are_open() {
+    async fn only_health_the_description_and_the_ways_in_are_open() {
         let list = build(crate::auth::tests::app().await).1;
         let open: Vec<&str> = list
             .iter()
@@ -185,8 +207,11 @@ mod tests {
                 "/docs",
                 "/assets/docs.css",
                 "/assets/style.css",
+                "/assets/app.js",
+                "/assets/mark.svg",
                 "/sign-in",
-                "/sign-in"
+                "/sign-in",
+                "/portal"
             ]
         );
         for route in list.iter().filter(|route| route.path.contains("{tenant}/")) {

@@ -2,14 +2,14 @@
 //! Picked by `engine.rs`, recorded by `record.rs`.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use postrider_proto::{EndpointId, Epoch, EventId, Outcome, signature};
+use postrider_proto::{EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature};
 use postrider_sender::{read_data, read_data_of_body};
 use sqlx::PgPool;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -27,10 +27,8 @@ use crate::{
     send::{Request, Sender, webhook_headers},
 };
 
-/// Bodies read by one statement.
-const BODIES_MAX: usize = 128;
-/// Statements that read bodies at a time.
-const LOADS_MAX: usize = 2;
+/// Bodies read by one statement. One is under way at a time: what is picked meanwhile goes with the next.
+const BODIES_MAX: usize = 256;
 /// An endpoint that takes longer than this shares its places with the other slow ones.
 const SLOW: Duration = Duration::from_secs(1);
 /// Bodies in memory, all together.
@@ -95,6 +93,8 @@ struct Content {
     body: Bytes,
     /// The data as it was given, of a thin event.
     full_data: Option<String>,
+    /// It has outlived its partition.
+    held: bool,
     /// Its share of the memory for bodies.
     _budget: OwnedSemaphorePermit,
 }
@@ -105,22 +105,14 @@ type StoredRow = (EventId, Option<String>, Vec<u8>, Option<Vec<u8>>);
 impl Attempts {
     /// Takes what was picked, reads bodies in batches and starts an attempt for each. Ends with the engine.
     pub(crate) async fn run(self, mut picked: mpsc::UnboundedReceiver<Picked>) {
-        let loads = Arc::new(Semaphore::new(LOADS_MAX));
         let budget = Arc::new(Semaphore::new(BODY_BYTES_MAX));
         let mut batch = Vec::with_capacity(BODIES_MAX);
         while picked.recv_many(&mut batch, BODIES_MAX).await > 0 {
-            let Ok(load) = loads.clone().acquire_owned().await else {
-                return;
-            };
-            let (attempts, budget, batch) = (self.clone(), budget.clone(), std::mem::take(&mut batch));
-            self.tasks.spawn(async move {
-                attempts.start(batch, budget).await;
-                drop(load);
-            });
+            self.start(std::mem::take(&mut batch), &budget).await;
         }
     }
 
-    async fn start(&self, batch: Vec<Picked>, budget: Arc<Semaphore>) {
+    async fn start(&self, batch: Vec<Picked>, budget: &Arc<Semaphore>) {
         let contents = match self.contents(&batch, budget).await {
             Ok(contents) => contents,
             Err(error) => {
@@ -132,29 +124,42 @@ impl Attempts {
         };
         for picked in batch {
             let content = contents.get(&picked.job.event).cloned();
-            let attempts = self.clone();
-            self.tasks
-                .spawn(async move { attempts.make(picked, content).await });
+            self.tasks.spawn(self.clone().make(picked, content));
         }
     }
 
     async fn contents(
         &self,
         batch: &[Picked],
-        budget: Arc<Semaphore>,
+        budget: &Arc<Semaphore>,
     ) -> Result<HashMap<EventId, Arc<Content>>, sqlx::Error> {
         let mut ids: Vec<EventId> = batch.iter().map(|picked| picked.job.event).collect();
         ids.sort_unstable();
         ids.dedup();
-        // A join, not `= any`: under a generic plan that would scan every partition.
+        let (Some(first), Some(last)) = (ids.first(), ids.last()) else {
+            return Ok(HashMap::new());
+        };
+        // A walk for each id, not `= any`: under a generic plan that would scan every partition. The bounds leave out those
+        // of other days before the first is opened.
         let rows: Vec<StoredRow> = sqlx::query_as(
-            "select e.id, e.chosen_id, e.body, e.full_data from unnest($1::uuid[]) u(id) join postrider.events e on e.id = u.id",
+            "select e.* from unnest($1::uuid[]) u(id)
+             cross join lateral (
+                 select e.id, e.chosen_id, e.body, e.full_data from postrider.events e
+                 where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
+             ) e",
         )
         .bind(&ids)
+        .bind(first)
+        .bind(last)
         .fetch_all(&self.pool)
         .await?;
-        let mut contents = HashMap::with_capacity(rows.len());
-        for (id, chosen_id, body, full_data) in rows {
+        let held = match rows.len() < ids.len() {
+            true => self.held(&ids, &rows).await?,
+            false => Vec::new(),
+        };
+        let mut contents = HashMap::with_capacity(rows.len() + held.len());
+        let first_held = rows.len();
+        for (index, (id, chosen_id, body, full_data)) in rows.into_iter().chain(held).enumerate() {
             let bytes = body.len() + full_data.as_ref().map_or(0, Vec::len);
             let share = budget.clone().acquire_many_owned(bytes as u32).await;
             let Ok(share) = share else { continue };
@@ -165,11 +170,25 @@ impl Attempts {
                     public_id,
                     body: body.into(),
                     full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
+                    held: index >= first_held,
                     _budget: share,
                 }),
             );
         }
         Ok(contents)
+    }
+
+    /// Events whose partition is gone while deliveries of them wait.
+    async fn held(&self, ids: &[EventId], found: &[StoredRow]) -> Result<Vec<StoredRow>, sqlx::Error> {
+        let found: HashSet<EventId> = found.iter().map(|row| row.0).collect();
+        let missing: Vec<EventId> = ids.iter().copied().filter(|id| !found.contains(id)).collect();
+        sqlx::query_as(
+            "select e.id, e.chosen_id, e.body, e.full_data
+             from unnest($1::uuid[]) u(id) join postrider.events_held e on e.id = u.id",
+        )
+        .bind(missing)
+        .fetch_all(&self.pool)
+        .await
     }
 
     async fn make(self, picked: Picked, content: Option<Arc<Content>>) {
@@ -184,12 +203,14 @@ impl Attempts {
         let started_at = self.clock.now();
         let began = Instant::now();
         let mut sent_signature = None;
+        let held = content.as_ref().is_some_and(|content| content.held);
         if let Some(content) = &content
             && !is_wanted(&endpoint, &job, content)
         {
             place.answered(Verdict {
                 success: true,
                 slow: false,
+                its_own: true,
             });
             let _ = self.finished.send(Finished {
                 endpoint: endpoint.id,
@@ -204,6 +225,7 @@ impl Attempts {
                     error: "the endpoint's filter does not want it".to_owned(),
                 },
                 next: Next::Filtered,
+                held,
                 room,
             });
             return;
@@ -249,6 +271,7 @@ impl Attempts {
         let verdict = Verdict {
             success: outcome.is_success(),
             slow: duration > SLOW,
+            its_own: outcome.kind() != OutcomeKind::ProxyFailed,
         };
         let finished = Finished {
             endpoint: endpoint.id,
@@ -261,6 +284,7 @@ impl Attempts {
             signature: sent_signature,
             outcome,
             next,
+            held,
             room,
         };
         // The place first: the engine must hear of the answer before it hears of the record.
@@ -292,17 +316,18 @@ impl Attempts {
             headers,
             body: content.body.clone(),
             timeout: endpoint.timeout,
+            tls: endpoint.tls.as_ref(),
         }
     }
 }
 
-/// Asked once, before the first attempt: what was tried or asked for by hand is sent whatever the filter says by now.
+/// Asked once, before the first attempt: what was tried before is sent whatever the filter says by now.
 /// Data that can't be read as values, which only SQL lets in, is sent too: nothing is lost because of a filter.
 fn is_wanted(endpoint: &Endpoint, job: &Job, content: &Content) -> bool {
     let Some(filter) = &endpoint.filter else {
         return true;
     };
-    if job.attempt > 0 || job.replay.is_some() {
+    if job.attempt > 0 {
         return true;
     }
     let data = match &content.full_data {

@@ -1,8 +1,10 @@
 //! Taking an endpoint out of service: it said it is gone, or it has failed for days. What waits for it becomes dead
 //! letters, which its lane sees to as soon as it reads the new state.
 
-use postrider_proto::EndpointId;
+use postrider_proto::{EndpointId, TenantId};
 use sqlx::PgPool;
+
+use crate::notices;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
@@ -25,37 +27,36 @@ impl Cause {
 /// not active.
 pub(crate) async fn disable(pool: &PgPool, endpoint: EndpointId, cause: Cause) -> Result<(), sqlx::Error> {
     let mut tx = pool.begin().await?;
-    let disabled: Option<(String, String, String, i32)> = sqlx::query_as(
+    let disabled: Option<(String, String, TenantId)> = sqlx::query_as(
         "update postrider.endpoints e
          set state = 'disabled', state_reason = $2, updated_at = clock_timestamp()
          from postrider.tenants t
          where e.id = $1 and e.state = 'active' and t.id = e.tenant_id
-         returning e.public_id, e.url, t.slug, t.id",
+         returning e.public_id, e.url, t.id",
     )
     .bind(endpoint)
     .bind(cause.as_str())
     .fetch_optional(&mut *tx)
     .await?;
-    let Some((public_id, url, tenant, tenant_id)) = disabled else {
+    let Some((public_id, url, tenant)) = disabled else {
         return Ok(());
     };
     sqlx::query(
         "insert into postrider.audit (actor, action, tenant_id, subject, detail)
          values ('postrider', 'endpoint.disabled', $1, $2, jsonb_build_object('reason', $3::text))",
     )
-    .bind(tenant_id)
+    .bind(tenant)
     .bind(&public_id)
     .bind(cause.as_str())
     .execute(&mut *tx)
     .await?;
-    let data = serde_json::json!({"endpoint": public_id, "url": url, "reason": cause.as_str()}).to_string();
-    sqlx::query(
-        "select postrider.emit_event(tenant => $1, type => 'postrider.endpoint.disabled', data => $2, reserved => true)",
-    )
-    .bind(tenant)
-    .bind(data)
-    .execute(&mut *tx)
-    .await?;
+    // So that its first success after this is told as a recovery.
+    sqlx::query("update postrider.endpoint_health set disabled = true where endpoint_id = $1")
+        .bind(endpoint)
+        .execute(&mut *tx)
+        .await?;
+    let data = serde_json::json!({"endpoint": public_id, "url": url, "reason": cause.as_str()});
+    notices::announce(&mut tx, tenant, "postrider.endpoint.disabled", &data).await?;
     tx.commit().await?;
     tracing::warn!(
         endpoint = public_id,

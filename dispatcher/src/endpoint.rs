@@ -20,6 +20,7 @@ use url::Url;
 use crate::{
     Settings,
     retry::Schedule,
+    tls::TlsSettings,
     vault::{Owner, Purpose, Vault, VaultError},
 };
 
@@ -42,6 +43,8 @@ pub(crate) struct Endpoint {
     pub(crate) timeout: Duration,
     pub(crate) format: SignatureFormat,
     pub(crate) headers: HeaderMap,
+    /// Certificates of its own.
+    pub(crate) tls: Option<TlsSettings>,
     /// Which events it wants beyond their type.
     pub(crate) filter: Option<Filter>,
     /// The newest first, each with the instant it retires at.
@@ -86,6 +89,7 @@ pub(crate) struct EndpointRow {
     timeout_ms: Option<i32>,
     signature: SignatureFormat,
     headers: Option<Vec<u8>>,
+    tls: Option<Vec<u8>>,
     filter: Option<Json<Value>>,
     secrets: Vec<Vec<u8>>,
     retire: Vec<Option<DateTime<Utc>>>,
@@ -135,6 +139,13 @@ impl EndpointRow {
                 headers.insert(name, value);
             }
         }
+        let tls = match &self.tls {
+            None => None,
+            Some(sealed) => {
+                let clear = vault.open(owner, Purpose::Tls, sealed)?;
+                Some(serde_json::from_slice(&clear).map_err(|e| stored(&e))?)
+            }
+        };
         let schedule = match &self.retry_schedule {
             None => defaults.schedule.clone(),
             Some(waits) => {
@@ -165,6 +176,7 @@ impl EndpointRow {
                 .map_or(defaults.timeout, |ms| Duration::from_millis(ms.max(1) as u64)),
             format: self.signature,
             headers,
+            tls,
             filter: match &self.filter {
                 None => None,
                 Some(filter) => Some(Filter::read(&filter.0).map_err(|e| stored(&e))?),
@@ -182,7 +194,7 @@ pub(crate) async fn load(
 ) -> Result<Vec<EndpointRow>, sqlx::Error> {
     sqlx::query_as(
         "select e.id, e.tenant_id, e.shard, e.state, e.state_reason, e.url, e.concurrency, e.rate_per_second, e.ordered,
-                e.retry_schedule, e.timeout_ms, e.signature, e.headers, e.filter,
+                e.retry_schedule, e.timeout_ms, e.signature, e.headers, e.tls, e.filter,
                 exists (select from postrider.endpoint_health h
                         where h.endpoint_id = e.id
                           and h.failing_since < clock_timestamp() - interval '1 minute') as was_failing,
@@ -220,6 +232,7 @@ impl Endpoint {
             timeout: Duration::from_secs(10),
             format: SignatureFormat::TV1,
             headers: HeaderMap::new(),
+            tls: None,
             filter: None,
             secrets: Vec::new(),
             stopped: AtomicBool::new(false),

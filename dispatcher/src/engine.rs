@@ -24,6 +24,7 @@ use crate::{
     lane::{Deed, Lane, Pace, ReadNumber, Verdict},
     read::{Cycle, Message},
     record::{Fate, Finished, Recorded},
+    statistics::Activity,
     vault::Vault,
 };
 
@@ -32,6 +33,7 @@ const BUSY_WAIT: Duration = Duration::from_millis(3);
 /// The longest between two looks at what waits for time.
 const LOOK_WAIT: Duration = Duration::from_millis(500);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
+const SHOW_EVERY: Duration = Duration::from_secs(1);
 /// Lanes that refill in one cycle, and lanes whose retries are read in one.
 const READS_MAX: usize = 256;
 /// Lanes whose ordering keys are looked up in one cycle: each is a statement of its own.
@@ -76,6 +78,8 @@ pub(crate) struct Engine {
     pub(crate) deleted: mpsc::UnboundedSender<EndpointId>,
     /// The snapshot of settings that has been applied.
     pub(crate) applied: watch::Sender<Option<String>>,
+    /// What each endpoint has in hand, said about once a second.
+    pub(crate) activity: watch::Sender<Vec<Activity>>,
     pub(crate) state: State,
 }
 
@@ -203,6 +207,7 @@ impl Engine {
         let mut heard = Vec::new();
         let mut read_at = Instant::now();
         let mut sweep_at = Instant::now() + SWEEP_EVERY;
+        let mut show_at = Instant::now();
         let mut give_up_at = None;
         loop {
             self.pump(&places);
@@ -214,6 +219,12 @@ impl Engine {
                 }
             }
             let now = Instant::now();
+            if now >= show_at {
+                show_at = now + SHOW_EVERY;
+                let lanes = self.state.lanes.values();
+                self.activity
+                    .send_replace(lanes.filter_map(Lane::activity).collect());
+            }
             if !self.state.reading && now >= read_at {
                 let sweep = now >= sweep_at;
                 if sweep {

@@ -1,14 +1,20 @@
 //! Where we may send. Judged when a URL is saved and again when the socket is made: a name that pointed outside
-//! yesterday may point inside today.
-//! Invariant: an address is connected to only after `Guard::allows` said yes to that very address.
+//! yesterday may point inside today, and the operator may have changed their mind.
+//! Invariant: an address is connected to only after `Guard::check` said yes to that very address and port.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+mod public;
+
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use postrider_proto::limits::URL_BYTES_MAX;
 use url::{Host, Url};
 
-/// The operator's word on networks and schemes. Tenants can't change it.
+pub use public::is_public;
+
+use crate::proxy::Proxy;
+
+/// The operator's word on where requests may go, and by which way. Tenants can't change it.
 #[derive(Debug, Clone, Default)]
 pub struct Guard {
     pub allow_networks: Vec<IpNet>,
@@ -16,6 +22,11 @@ pub struct Guard {
     /// `None` is the default list.
     pub deny_ports: Option<Vec<u16>>,
     pub allow_http: bool,
+    /// Where Postrider itself listens.
+    pub own_addresses: Vec<SocketAddr>,
+    /// Under which names it is known, each with its port.
+    pub own_names: Vec<(String, u16)>,
+    pub egress_proxy: Option<Proxy>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +47,10 @@ pub enum Refusal {
     Port(u16),
     #[error("the address {0} is not on the public internet")]
     Address(IpAddr),
+    #[error("the address {0} is in a network that the operator has closed")]
+    ClosedNetwork(IpAddr),
+    #[error("{0} is Postrider itself")]
+    Ourselves(String),
 }
 
 impl Guard {
@@ -52,15 +67,7 @@ impl Guard {
         }
         let url = Url::parse(text).map_err(|e| Refusal::NotAUrl(e.to_string()))?;
         // The scheme first: for others the parser does not normalise the host.
-        match url.scheme() {
-            "https" => {}
-            "http" if self.allow_http => {}
-            _ => {
-                return Err(Refusal::Scheme {
-                    http_too: self.allow_http,
-                });
-            }
-        }
+        self.check_scheme(&url)?;
         if !text
             .to_ascii_lowercase()
             .starts_with(&format!("{}://", url.scheme()))
@@ -69,6 +76,18 @@ impl Guard {
                 "write it out in full: https://host/path".to_owned(),
             ));
         }
+        // To this parser a backslash is a slash, to others it is not: they would see another host.
+        if text.contains('\\') {
+            return Err(Refusal::NotAUrl("it has a backslash".to_owned()));
+        }
+        self.check_target(&url)?;
+        Ok(url)
+    }
+
+    /// All that can be told without asking for the name's addresses. Asked again before each request: what was
+    /// allowed when the URL was saved need not be so today.
+    pub fn check_target(&self, url: &Url) -> Result<(), Refusal> {
+        self.check_scheme(url)?;
         if !url.username().is_empty() || url.password().is_some() {
             return Err(Refusal::Userinfo);
         }
@@ -77,45 +96,86 @@ impl Guard {
         }
         let port = url.port_or_known_default().unwrap_or(0);
         match url.host() {
-            None => return Err(Refusal::NotAUrl("it has no host".to_owned())),
-            Some(Host::Domain(name)) => {
-                if !is_public_name(name) {
-                    return Err(Refusal::HostName(name.to_owned()));
-                }
-                self.check_port(port, None)?;
-            }
-            Some(Host::Ipv4(ip)) => self.check(ip.into(), port)?,
-            Some(Host::Ipv6(ip)) => self.check(ip.into(), port)?,
+            None => Err(Refusal::NotAUrl("it has no host".to_owned())),
+            Some(Host::Domain(name)) => self.check_name(name, port),
+            Some(Host::Ipv4(ip)) => self.check(ip.into(), port),
+            Some(Host::Ipv6(ip)) => self.check(ip.into(), port),
         }
-        Ok(url)
     }
 
-    /// Both gates for an address that is about to be connected to.
+    fn check_scheme(&self, url: &Url) -> Result<(), Refusal> {
+        match url.scheme() {
+            "https" => Ok(()),
+            "http" if self.allow_http => Ok(()),
+            _ => Err(Refusal::Scheme {
+                http_too: self.allow_http,
+            }),
+        }
+    }
+
+    fn check_name(&self, name: &str, port: u16) -> Result<(), Refusal> {
+        if !is_public_name(name) {
+            return Err(Refusal::HostName(name.to_owned()));
+        }
+        let known = name.strip_suffix('.').unwrap_or(name);
+        if self
+            .own_names
+            .iter()
+            .any(|(own, own_port)| own.eq_ignore_ascii_case(known) && *own_port == port)
+        {
+            return Err(Refusal::Ourselves(known.to_owned()));
+        }
+        // With opened networks the name's addresses decide.
+        if port != 0 && !self.allow_networks.is_empty() {
+            return Ok(());
+        }
+        self.check_port(port)
+    }
+
+    /// For an address that is about to be connected to. Whether one of the machine's own is meant by it, `connect.rs`
+    /// asks beside this.
     pub fn check(&self, ip: IpAddr, port: u16) -> Result<(), Refusal> {
-        if !self.allows(ip) {
+        let reached = public::reached(ip);
+        if self.deny_networks.iter().any(|net| net.contains(&reached)) {
+            return Err(Refusal::ClosedNetwork(ip));
+        }
+        let opened = self.is_opened(ip);
+        if !opened && !is_public(ip) {
             return Err(Refusal::Address(ip));
         }
-        self.check_port(port, Some(ip))
+        if self.is_ours(ip, port, |ip| ip.is_loopback() || ip.is_unspecified()) {
+            return Err(Refusal::Ourselves(SocketAddr::new(ip, port).to_string()));
+        }
+        if port != 0 && opened {
+            return Ok(());
+        }
+        self.check_port(port)
     }
 
     pub fn allows(&self, ip: IpAddr) -> bool {
-        // `::ffff:10.0.0.1` reaches 10.0.0.1: judge what is reached.
-        let ip = ip.to_canonical();
-        if self.deny_networks.iter().any(|net| net.contains(&ip)) {
-            return false;
-        }
-        is_public(ip) || self.is_opened(ip)
+        let reached = public::reached(ip);
+        let denied = self.deny_networks.iter().any(|net| net.contains(&reached));
+        !denied && (is_public(ip) || self.is_opened(ip))
+    }
+
+    /// Whether one of our own listeners would answer. `is_local` tells whether an address is this machine's.
+    pub(crate) fn is_ours(&self, ip: IpAddr, port: u16, is_local: impl Fn(IpAddr) -> bool) -> bool {
+        let ip = public::reached(ip);
+        let mut at_port = self.own_addresses.iter().filter(|own| own.port() == port);
+        at_port.any(|own| {
+            let listens_at = own.ip().to_canonical();
+            listens_at == ip || listens_at.is_unspecified() && is_local(ip) || ip.is_unspecified()
+        })
     }
 
     fn is_opened(&self, ip: IpAddr) -> bool {
-        let ip = ip.to_canonical();
-        self.allow_networks.iter().any(|net| net.contains(&ip))
+        let reached = public::reached(ip);
+        self.allow_networks
+            .iter()
+            .any(|net| net.contains(&reached) || net.contains(&ip))
     }
 
-    fn check_port(&self, port: u16, ip: Option<IpAddr>) -> Result<(), Refusal> {
-        if port != 0 && ip.is_some_and(|ip| self.is_opened(ip)) {
-            return Ok(());
-        }
+    fn check_port(&self, port: u16) -> Result<(), Refusal> {
         let denied = match &self.deny_ports {
             Some(ports) => ports.contains(&port),
             None => DENIED_PORTS.contains(&port),
@@ -155,56 +215,8 @@ fn is_public_name(name: &str) -> bool {
         && name.len() <= 253
         && name.contains('.')
         && !PRIVATE.contains(&last)
-        && !name.ends_with("home.arpa")
-}
-
-/// Whether an address lies on the public internet. The lists are IANA's special-purpose registries.
-pub fn is_public(ip: IpAddr) -> bool {
-    match ip.to_canonical() {
-        IpAddr::V4(ip) => is_public_v4(ip),
-        IpAddr::V6(ip) => is_public_v6(ip),
-    }
-}
-
-fn is_public_v4(ip: Ipv4Addr) -> bool {
-    let [a, b, c, _] = ip.octets();
-    let special = match a {
-        0 | 10 | 127 => true,
-        100 => (64..128).contains(&b),
-        // Azure's host agent answers on an address of a public range.
-        168 => ip == Ipv4Addr::new(168, 63, 129, 16),
-        169 => b == 254,
-        172 => (16..32).contains(&b),
-        192 => matches!(
-            (b, c),
-            (0, 0) | (0, 2) | (88, 99) | (168, _) | (31, 196) | (52, 193) | (175, 48)
-        ),
-        198 => matches!((b, c), (18 | 19, _) | (51, 100)),
-        203 => (b, c) == (0, 113),
-        224.. => true,
-        _ => false,
-    };
-    !special
-}
-
-fn is_public_v6(ip: Ipv6Addr) -> bool {
-    let s = ip.segments();
-    // NAT64 reaches the IPv4 address in its last 32 bits.
-    if s[..6] == [0x64, 0xff9b, 0, 0, 0, 0] {
-        let [.., a, b, c, d] = ip.octets();
-        return is_public_v4(Ipv4Addr::new(a, b, c, d));
-    }
-    // Only 2000::/3 is given out for the public internet; the rest of the list is cut out of it.
-    let global = (0x2000..0x4000).contains(&s[0]);
-    let special = matches!(
-        (s[0], s[1]),
-        (0x2001, 0x0000..=0x01ff)     // protocol assignments, Teredo, ORCHID, benchmarking
-            | (0x2001, 0x0db8)        // documentation
-            | (0x2002, _)             // 6to4 holds an IPv4 address
-            | (0x2620, 0x004f)        // AS112
-            | (0x3fff, 0x0000..=0x0fff) // documentation
-    );
-    global && !special
+        && name != "home.arpa"
+        && !name.ends_with(".home.arpa")
 }
 
 /// The Fetch standard's bad ports and the usual database ports.

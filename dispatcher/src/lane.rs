@@ -3,6 +3,7 @@
 //!
 //! Invariants:
 //! - never more than `concurrency` attempts on the wire, one while the breaker is open, two before the first answer;
+//! - replays hold at most a quarter of that, and go only when nothing live could;
 //! - a bounded number of ids in memory. Past it the lane is *spilled*: rows above its floor are on disk only, and are
 //!   read again from there;
 //! - a delivery that is on the wire or being recorded is not taken a second time, whatever an older snapshot says;
@@ -21,10 +22,17 @@ use crate::{
     endpoint::Endpoint,
     job::Job,
     rate::Rate,
+    statistics::Activity,
 };
 
 const CAPACITY_LEAST: usize = 64;
 const CAPACITY_MOST: usize = 1024;
+/// Replays in memory. A job keeps fewer in line; more than this, of people who replay one by one, count as live ones.
+const REPLAYS_MAX: usize = 1024;
+/// The part of the bulkhead that replays may hold.
+pub(crate) const REPLAY_SHARE: usize = 4;
+/// Live deliveries after which a replay has its turn, so that an endless backlog does not starve it.
+pub(crate) const LIVE_IN_A_ROW_MAX: u8 = 16;
 /// Attempts of an endpoint that has not answered yet.
 const UNKNOWN_LIMIT: usize = 2;
 /// Keys looked at in one read.
@@ -46,6 +54,8 @@ struct Busy {
     /// The number of the attempt being made. A row that has this number or more is a replay, not an old copy.
     number: u16,
     key: Option<i64>,
+    /// Picked as a replay. The retry of one is a retry like any other.
+    replay: bool,
     stage: Stage,
 }
 
@@ -76,6 +86,8 @@ pub(crate) enum Deed {
 pub(crate) struct Verdict {
     pub(crate) success: bool,
     pub(crate) slow: bool,
+    /// Whether it says anything about the endpoint. A fault of our own way out does not.
+    pub(crate) its_own: bool,
 }
 
 /// What the latest answer says of the endpoint: how many places on the wire it may compete for.
@@ -92,6 +104,8 @@ pub(crate) struct Lane {
     epoch: Epoch,
     fresh: VecDeque<Job>,
     due: VecDeque<Job>,
+    /// Replays that are due: they wait behind everything else.
+    replays: VecDeque<Job>,
     /// Of an ordered endpoint: the first deliveries of their keys.
     heads: VecDeque<Job>,
     /// Keys that may have a first delivery to send.
@@ -99,10 +113,14 @@ pub(crate) struct Lane {
     /// Keys with a delivery in `heads`, on the wire or being recorded.
     active: HashSet<i64>,
     turn: u8,
+    /// Live ones picked since the last replay.
+    live_in_a_row: u8,
     /// Rows of the queue with an id above this are on disk only.
     floor: Option<EventId>,
     busy: HashMap<EventId, Busy>,
     on_wire: HashSet<EventId>,
+    /// How many of them are replays.
+    replays_on_wire: usize,
     next_due: Option<DateTime<Utc>>,
     /// The earliest due time recorded since the latest read of `retries` began: that read may not know of it.
     due_since_read: Option<DateTime<Utc>>,
@@ -132,13 +150,16 @@ impl Lane {
             epoch,
             fresh: VecDeque::new(),
             due: VecDeque::new(),
+            replays: VecDeque::new(),
             heads: VecDeque::new(),
             look: BTreeSet::new(),
             active: HashSet::new(),
             turn: 0,
+            live_in_a_row: 0,
             floor: spilled.then_some(EventId::LOWEST),
             busy: HashMap::new(),
             on_wire: HashSet::new(),
+            replays_on_wire: 0,
             next_due,
             due_since_read: None,
             pace,
@@ -166,6 +187,31 @@ impl Lane {
     /// Attempts under way.
     pub(crate) fn on_wire(&self) -> usize {
         self.on_wire.len()
+    }
+
+    /// What it has in hand, when that is anything.
+    pub(crate) fn activity(&self) -> Option<Activity> {
+        let waiting = self.fresh.len() + self.due.len() + self.heads.len();
+        let circuit_open = self.breaker.is_open();
+        if self.is_held() || (waiting == 0 && self.on_wire.is_empty() && !circuit_open) {
+            return None;
+        }
+        // Of first attempts: a retry or a replay is of an old event without being late.
+        let first = self
+            .fresh
+            .iter()
+            .chain(&self.heads)
+            .filter(|job| job.attempt == 0);
+        let oldest = first.map(|job| job.event).min();
+        Some(Activity {
+            endpoint: self.endpoint.id,
+            in_flight: self.on_wire.len(),
+            places: self.breaker.limit(self.endpoint.concurrency),
+            waiting,
+            more_waiting: self.floor.is_some() || !self.look.is_empty(),
+            oldest: oldest.and_then(|event| DateTime::from_timestamp_millis(event.unix_ms())),
+            circuit_open,
+        })
     }
 
     /// Takes new settings. What may no longer be sent is dropped from memory; it is still in the tables.
@@ -227,6 +273,7 @@ impl Lane {
         }
         match self.line_of(&job) {
             Some(key) if self.active.contains(&key) || self.look.contains(&key) => {}
+            None if job.replay.is_some() && self.replays.len() < REPLAYS_MAX => self.replays.push_back(job),
             _ if self.room() == 0 => self.lower_floor(job.event.pred()),
             Some(key) => {
                 self.look.insert(key);
@@ -244,6 +291,7 @@ impl Lane {
         let floor = self.floor.map_or(floor, |old| old.min(floor));
         self.floor = Some(floor);
         self.fresh.retain(|job| job.event <= floor);
+        self.replays.retain(|job| job.event <= floor);
     }
 
     /// An older snapshot still shows a delivery that is on the wire or just recorded.
@@ -352,8 +400,22 @@ impl Lane {
         }
     }
 
-    fn has_jobs(&self) -> bool {
+    pub(crate) fn has_live(&self) -> bool {
         !(self.fresh.is_empty() && self.due.is_empty() && self.heads.is_empty())
+    }
+
+    fn has_jobs(&self) -> bool {
+        self.has_live() || !self.replays.is_empty()
+    }
+
+    /// Whether a replay may have a place on the wire.
+    fn has_room_for_replays(&self) -> bool {
+        self.replays_on_wire < (self.limit() / REPLAY_SHARE).max(1)
+    }
+
+    /// Whether there is something that its own limits let go.
+    fn has_pickable(&self) -> bool {
+        self.has_live() || !self.replays.is_empty() && self.has_room_for_replays()
     }
 
     /// Whether a delivery could be picked now.
@@ -361,13 +423,17 @@ impl Lane {
         match self.deed() {
             _ if self.is_held() || !self.has_jobs() => false,
             Deed::Bury(_) => true,
-            Deed::Send => self.on_wire.len() < self.limit() && self.not_before().is_none_or(|at| at <= now),
+            Deed::Send => {
+                self.has_pickable()
+                    && self.on_wire.len() < self.limit()
+                    && self.not_before().is_none_or(|at| at <= now)
+            }
         }
     }
 
     /// When a delivery that waits only for time may be picked.
     pub(crate) fn ready_at(&self) -> Option<Monotonic> {
-        let waits = !self.is_held() && self.has_jobs() && self.on_wire.len() < self.limit();
+        let waits = !self.is_held() && self.has_pickable() && self.on_wire.len() < self.limit();
         self.not_before().filter(|_| waits)
     }
 
@@ -375,7 +441,7 @@ impl Lane {
         self.rate_at.max(self.breaker.not_before())
     }
 
-    /// Takes a delivery: first ones of keys, fresh ones and due retries in turn.
+    /// Takes a delivery: first ones of keys, fresh ones and due retries in turn, replays behind them.
     pub(crate) fn pick(&mut self, now: Monotonic) -> Option<(Job, Deed)> {
         while self.is_ready(now) {
             let deed = self.deed();
@@ -385,11 +451,16 @@ impl Lane {
                 self.rate_at = Some(at);
                 return None;
             }
-            let job = self.next_in_turn()?;
+            let (job, replay) = self.next_in_turn()?;
             let key = self.line_of(&job);
             if self.is_stale(&job) {
                 continue;
             }
+            self.live_in_a_row = if replay {
+                0
+            } else {
+                self.live_in_a_row.saturating_add(1)
+            };
             if let Some(key) = key {
                 self.active.insert(key);
             }
@@ -398,23 +469,38 @@ impl Lane {
             } else {
                 Stage::Recording
             };
-            self.busy.insert(
+            let before = self.busy.insert(
                 job.event,
                 Busy {
                     number: job.number(),
                     key,
+                    replay,
                     stage,
                 },
             );
+            // Replayed before we heard that it was recorded: what we hear then is of no attempt we know.
+            if let Some(before) = before.filter(|before| before.stage != Stage::Recorded) {
+                self.leave_line(before.key.filter(|_| before.key != key));
+            }
             if stage == Stage::OnWire {
                 self.on_wire.insert(job.event);
+                self.replays_on_wire += usize::from(replay);
             }
             return Some((job, deed));
         }
         None
     }
 
-    fn next_in_turn(&mut self) -> Option<Job> {
+    /// And whether it is taken as a replay.
+    fn next_in_turn(&mut self) -> Option<(Job, bool)> {
+        let replay_is_due = self.live_in_a_row >= LIVE_IN_A_ROW_MAX || !self.has_live();
+        let may_replay = self.has_room_for_replays() || self.deed() != Deed::Send;
+        if replay_is_due
+            && may_replay
+            && let Some(job) = self.replays.pop_front()
+        {
+            return Some((job, true));
+        }
         for _ in 0..3 {
             self.turn = (self.turn + 1) % 3;
             let job = match self.turn {
@@ -422,8 +508,8 @@ impl Lane {
                 1 => self.fresh.pop_front(),
                 _ => self.due.pop_front(),
             };
-            if job.is_some() {
-                return job;
+            if let Some(job) = job {
+                return Some((job, false));
             }
         }
         None
@@ -436,7 +522,11 @@ impl Lane {
             && busy.stage == Stage::OnWire
         {
             busy.stage = Stage::Recording;
-            self.on_wire.remove(&event);
+            let replay = busy.replay;
+            self.leave_wire(event, replay);
+        }
+        if !verdict.its_own {
+            return;
         }
         self.pace = if verdict.success && !verdict.slow {
             Pace::Fast
@@ -455,7 +545,9 @@ impl Lane {
         if let Some(busy) = self.busy.get(&event).copied()
             && busy.number == number
         {
-            self.on_wire.remove(&event);
+            if busy.stage == Stage::OnWire {
+                self.leave_wire(event, busy.replay);
+            }
             self.busy.remove(&event);
             self.leave_line(busy.key);
             self.lower_floor(event.pred());
@@ -475,6 +567,12 @@ impl Lane {
         if let Some(due) = due {
             self.next_due = Some(self.next_due.map_or(due, |at| at.min(due)));
             self.due_since_read = Some(self.due_since_read.map_or(due, |at| at.min(due)));
+        }
+    }
+
+    fn leave_wire(&mut self, event: EventId, replay: bool) {
+        if self.on_wire.remove(&event) && replay {
+            self.replays_on_wire = self.replays_on_wire.saturating_sub(1);
         }
     }
 

@@ -12,18 +12,24 @@ mod clock;
 mod disable;
 mod endpoint;
 mod engine;
+pub mod erasure;
 pub mod guard;
 mod job;
 mod jobs;
 mod lane;
 mod lease;
+pub mod notices;
 pub mod partitions;
 pub mod planned_rotation;
+pub mod proxy;
 mod rate;
 mod read;
 mod record;
 pub mod relay;
+pub mod replays;
+pub mod retention;
 pub mod retry;
+mod rollup;
 pub mod schema;
 pub mod sealed;
 pub mod send;
@@ -32,6 +38,8 @@ mod shards;
 #[cfg(test)]
 mod simulation;
 mod snapshot;
+pub mod statistics;
+pub mod tls;
 pub mod vault;
 mod wake;
 
@@ -86,7 +94,7 @@ pub enum DispatcherError {
     #[error("the database did not answer: {0}")]
     Database(#[from] sqlx::Error),
     #[error("the HTTP client can't be made: {0}")]
-    Client(#[from] reqwest::Error),
+    Client(#[from] send::SenderError),
 }
 
 impl Dispatcher {
@@ -111,6 +119,8 @@ impl Dispatcher {
         let (drained, drained_out) = mpsc::unbounded_channel();
         let (deleted, deleted_out) = mpsc::unbounded_channel();
         let (applied, applied_out) = watch::channel(None);
+        let (activity, activity_out) = watch::channel(Vec::new());
+        let statistics = statistics::Statistics::default();
 
         let direct = self.direct.options(HOT_PLANS);
         let hot = PgPoolOptions::new()
@@ -122,6 +132,8 @@ impl Dispatcher {
             owner: id,
             finished: finished_out,
             out: events.clone(),
+            clock: clock.clone(),
+            statistics: statistics.clone(),
         };
         let attempts = attempt::Attempts {
             pool: hot,
@@ -150,6 +162,15 @@ impl Dispatcher {
             drained: drained_out,
         };
         let vault = self.vault.clone();
+        let flusher = statistics::Flusher {
+            pool: self.pool.clone(),
+            writer: id,
+            clock: clock.clone(),
+            statistics,
+            activity: activity_out,
+        };
+        let retention = self.settings.retention;
+        let public_url = self.settings.public_url.clone();
         let engine = engine::Engine {
             settings: self.settings,
             vault: self.vault,
@@ -163,6 +184,7 @@ impl Dispatcher {
             drained,
             deleted,
             applied,
+            activity,
             state: engine::State::default(),
         };
 
@@ -172,7 +194,19 @@ impl Dispatcher {
         let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
-        let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, leave.clone()));
+        let flusher = tokio::spawn(flusher.run(leave.clone()));
+        let runner = replays::run::Runner {
+            pool: self.pool.clone(),
+            wake: self.wake.clone(),
+            retention,
+            stop: leave.clone(),
+        };
+        let teller = notices::Teller {
+            pool: self.pool.clone(),
+            wake: self.wake.clone(),
+            public_url,
+        };
+        let jobs = tokio::spawn(jobs::run(self.pool.clone(), vault, runner, teller, leave.clone()));
         let relays = TaskTracker::new();
         for (number, source) in self.sources.into_iter().enumerate() {
             relays.spawn(relay::run(
@@ -199,7 +233,7 @@ impl Dispatcher {
         }
         leave.cancel();
         hurry.now();
-        let _ = tokio::join!(reader, shards, jobs, relays.wait());
+        let _ = tokio::join!(reader, shards, jobs, flusher, relays.wait());
         Ok(())
     }
 }

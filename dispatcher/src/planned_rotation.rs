@@ -11,7 +11,10 @@ use postrider_proto::{
 use serde_json::json;
 use sqlx::{FromRow, PgConnection, PgPool};
 
-use crate::vault::{Owner, Purpose, Vault};
+use crate::{
+    notices,
+    vault::{Owner, Purpose, Vault},
+};
 
 /// How long before its rotation a secret is announced.
 pub const ANNOUNCED_DAYS: i32 = 3;
@@ -29,7 +32,6 @@ struct Wanted {
     public_id: String,
     url: String,
     tenant_id: TenantId,
-    slug: String,
     rotates_at: DateTime<Utc>,
 }
 
@@ -77,7 +79,7 @@ pub async fn run(pool: &PgPool, vault: &Vault) -> Result<Done, sqlx::Error> {
 /// A policy that was set on an old secret still gives its notice.
 async fn to_announce(pool: &PgPool, after: i32) -> Result<Vec<Wanted>, sqlx::Error> {
     sqlx::query_as(
-        "select s.id as secret_id, e.id as endpoint_id, e.public_id, e.url, t.id as tenant_id, t.slug,
+        "select s.id as secret_id, e.id as endpoint_id, e.public_id, e.url, t.id as tenant_id,
                 greatest(s.created_at + make_interval(days => coalesce(e.rotate_every_days, t.rotate_every_days)),
                          clock_timestamp() + make_interval(days => $1)) as rotates_at
          from postrider.endpoints e
@@ -119,14 +121,7 @@ async fn announce(pool: &PgPool, wanted: &Wanted) -> Result<bool, sqlx::Error> {
         "rotates_at": rotates_at,
         "overlap_seconds": OVERLAP_SECONDS,
     });
-    let refusal: Option<String> = sqlx::query_scalar(
-        "select (postrider.emit_event(
-            tenant => $1, type => 'postrider.secret.rotating', data => $2, reserved => true)).refusal",
-    )
-    .bind(&wanted.slug)
-    .bind(data.to_string())
-    .fetch_one(&mut *tx)
-    .await?;
+    let refusal = notices::announce(&mut tx, wanted.tenant_id, "postrider.secret.rotating", &data).await?;
     if let Some(refusal) = refusal {
         // The tenant was deleted just now, or somebody took the type away. Nothing was planned; it is tried again.
         tracing::warn!(

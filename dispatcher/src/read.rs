@@ -10,6 +10,7 @@
 
 use std::{
     collections::HashSet,
+    ops::Range,
     time::{Duration, Instant},
 };
 
@@ -25,13 +26,13 @@ use crate::{
     endpoint::{self, EndpointRow},
     job::Job,
     lane::{DueRead, ReadNumber, Refill},
-    snapshot::{Difference, Snapshot},
+    snapshot::Snapshot,
 };
 
 /// Rows of one page of the tail.
-const PAGE_ROWS: i64 = 1_000;
+const PAGE_ROWS: i64 = 256;
 /// Rows of one endpoint in one transaction after which the tail leaves the rest on disk and goes on behind it.
-const ENDPOINT_ROWS_MAX: usize = 256;
+const ENDPOINT_ROWS_MAX: usize = 128;
 /// Between two looks for something new on an idle system.
 const IDLE_WAIT: Duration = Duration::from_millis(14);
 /// After so many looks the engine is asked whether it wants something else.
@@ -277,20 +278,18 @@ impl Session {
     /// Settings of known endpoints that changed, found as queue rows are. Applied before the tail.
     async fn changed_settings(
         &mut self,
-        new: &Difference,
+        new: &[Range<u64>],
         out: &mpsc::Sender<Message>,
     ) -> Result<bool, ReadError> {
-        let ended = xids(&new.ended);
         let changed: Vec<EndpointId> = sqlx::query_scalar(
-            "select id from postrider.endpoints
-             where xid >= $1::xid8 and xid < $2::xid8 or xid = any($3::xid8[])
+            "select e.id from unnest($1::xid8[], $2::xid8[]) as r(low, high)
+             join postrider.endpoints e on e.xid >= r.low and e.xid < r.high
              union
-             select endpoint_id from postrider.secrets
-             where xid >= $1::xid8 and xid < $2::xid8 or xid = any($3::xid8[])",
+             select s.endpoint_id from unnest($1::xid8[], $2::xid8[]) as r(low, high)
+             join postrider.secrets s on s.xid >= r.low and s.xid < r.high",
         )
-        .bind(new.began_from.to_string())
-        .bind(new.began_to.to_string())
-        .bind(&ended)
+        .bind(xids(new.iter().map(|range| range.start)))
+        .bind(xids(new.iter().map(|range| range.end)))
         .fetch_all(&mut self.connection)
         .await?;
         let known: Vec<EndpointId> = changed
@@ -305,31 +304,10 @@ impl Session {
         Ok(!changed.is_empty())
     }
 
-    /// The rows of transactions that became visible: those that began since, and those that ran then and have ended.
+    /// The rows of transactions that became visible, page by page.
     async fn tail(
         &mut self,
-        new: &Difference,
-        owned: &[Shard],
-        out: &mpsc::Sender<Message>,
-    ) -> Result<usize, ReadError> {
-        if owned.is_empty() {
-            return Ok(0);
-        }
-        let mut total = 0;
-        if new.began_from < new.began_to {
-            total += self
-                .pages(Span::Began(new.began_from, new.began_to), owned, out)
-                .await?;
-        }
-        if !new.ended.is_empty() {
-            total += self.pages(Span::Ended(&new.ended), owned, out).await?;
-        }
-        Ok(total)
-    }
-
-    async fn pages(
-        &mut self,
-        span: Span<'_>,
+        new: &[Range<u64>],
         owned: &[Shard],
         out: &mpsc::Sender<Message>,
     ) -> Result<usize, ReadError> {
@@ -340,7 +318,11 @@ impl Session {
         };
         let mut total = 0;
         loop {
-            let page = self.page(&span, owned, &after).await?;
+            let left = &new[new.partition_point(|range| range.end <= after.xid)..];
+            if left.is_empty() || owned.is_empty() {
+                return Ok(total);
+            }
+            let page = self.page(left, owned, &after).await?;
             total += page.len();
             let full = page.len() as i64 == PAGE_ROWS;
             let Some(last) = page.last().map(|row| row.key) else {
@@ -379,46 +361,34 @@ impl Session {
         }
     }
 
+    /// A walk of the index for each range of transactions, in their order. The bounds are plain parameters: with a
+    /// function of the snapshot in the query the planner scans the table, and with `= any` it sorts everything.
     async fn page(
         &mut self,
-        span: &Span<'_>,
+        new: &[Range<u64>],
         owned: &[Shard],
         after: &TailKey,
     ) -> Result<Vec<TailRow>, sqlx::Error> {
-        // The bounds are plain parameters: with a function of the snapshot in the query the planner scans the table.
-        let query = match span {
-            Span::Began(from, to) => sqlx::query_as(
-                "select xid::text as xid, endpoint_id, event_id, tenant_id, type_id, key_id, attempt, replay_id
-                 from postrider.queue
-                 where xid >= $1::xid8 and xid < $2::xid8 and shard = any($3)
-                   and (xid, endpoint_id, event_id) > ($4::xid8, $5, $6)
-                 order by xid, endpoint_id, event_id limit $7",
-            )
-            .bind(from.to_string())
-            .bind(to.to_string()),
-            Span::Ended(list) => sqlx::query_as(
-                // A walk of the index for each transaction, in their order: `= any` would sort all their rows for each page.
-                "select q.* from unnest($1::xid8[]) x(xid)
-                 cross join lateral (
-                     select q.xid::text as xid, endpoint_id, event_id, tenant_id, type_id, key_id, attempt, replay_id
-                     from postrider.queue q
-                     where q.xid = x.xid and $2::text is null and shard = any($3)
-                       and (q.xid, endpoint_id, event_id) > ($4::xid8, $5, $6)
-                     order by endpoint_id, event_id limit $7
-                 ) q
-                 limit $7",
-            )
-            .bind(xids(list))
-            .bind(None::<String>),
-        };
-        query
-            .bind(owned)
-            .bind(after.xid.to_string())
-            .bind(after.endpoint)
-            .bind(after.event)
-            .bind(PAGE_ROWS)
-            .fetch_all(&mut self.connection)
-            .await
+        sqlx::query_as(
+            "select q.* from unnest($1::xid8[], $2::xid8[]) as r(low, high)
+             cross join lateral (
+                 select q.xid::text as xid, endpoint_id, event_id, tenant_id, type_id, key_id, attempt, replay_id
+                 from postrider.queue q
+                 where q.xid >= r.low and q.xid < r.high and shard = any($3)
+                   and (q.xid, endpoint_id, event_id) > ($4::xid8, $5, $6)
+                 order by q.xid, endpoint_id, event_id limit $7
+             ) q
+             limit $7",
+        )
+        .bind(xids(new.iter().map(|range| range.start)))
+        .bind(xids(new.iter().map(|range| range.end)))
+        .bind(owned)
+        .bind(after.xid.to_string())
+        .bind(after.endpoint)
+        .bind(after.event)
+        .bind(PAGE_ROWS)
+        .fetch_all(&mut self.connection)
+        .await
     }
 
     /// Settings of endpoints that have no lane yet.
@@ -598,11 +568,6 @@ impl Session {
     }
 }
 
-enum Span<'a> {
-    Began(u64, u64),
-    Ended(&'a [u64]),
-}
-
 #[derive(Debug, Clone, Copy)]
 struct TailKey {
     xid: u64,
@@ -669,8 +634,8 @@ impl WaitingRow {
 }
 
 /// sqlx has no type for xid8: they go as text and are cast.
-fn xids(list: &[u64]) -> Vec<String> {
-    list.iter().map(u64::to_string).collect()
+fn xids(list: impl Iterator<Item = u64>) -> Vec<String> {
+    list.map(|xid| xid.to_string()).collect()
 }
 
 async fn say(out: &mpsc::Sender<Message>, message: Message) -> Result<(), ReadError> {

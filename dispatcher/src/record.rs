@@ -12,17 +12,19 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, Shard};
-use sqlx::{FromRow, PgPool};
+use sqlx::{AssertSqlSafe, FromRow, PgPool};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
+    clock::Clock,
     disable::{Cause, disable},
     endpoint::Endpoint,
     engine::Event,
     job::Job,
     retry::Next,
+    statistics::Statistics,
 };
 
 const BATCH_MAX: usize = 500;
@@ -41,6 +43,8 @@ pub(crate) struct Finished {
     pub(crate) signature: Option<String>,
     pub(crate) outcome: Outcome,
     pub(crate) next: Next,
+    /// Its event has outlived its partition, and so do its attempts.
+    pub(crate) held: bool,
     /// Given back once it is recorded: the number of results that wait for the database is bounded.
     #[expect(dead_code, reason = "held, not read")]
     pub(crate) room: OwnedSemaphorePermit,
@@ -69,6 +73,7 @@ impl Finished {
                 error: "the endpoint is disabled".to_owned(),
             },
             next: Next::Dead(reason),
+            held: false,
             room,
         }
     }
@@ -97,6 +102,8 @@ pub(crate) struct Recorder {
     pub(crate) owner: Uuid,
     pub(crate) finished: mpsc::UnboundedReceiver<Finished>,
     pub(crate) out: mpsc::UnboundedSender<Event>,
+    pub(crate) clock: Clock,
+    pub(crate) statistics: Statistics,
 }
 
 impl Recorder {
@@ -108,19 +115,25 @@ impl Recorder {
                 n = self.finished.recv_many(&mut batch, BATCH_MAX) => if n == 0 { return },
                 () = abandon.cancelled() => return,
             }
-            tokio::select! {
-                () = self.record(&batch) => {}
-                () = abandon.cancelled() => return,
+            let held: Vec<Finished> = batch.extract_if(.., |one| one.held).collect();
+            for (batch, kept) in [(&batch, Kept::ByDay), (&held, Kept::Held)] {
+                if batch.is_empty() {
+                    continue;
+                }
+                tokio::select! {
+                    () = self.record(batch, kept) => {}
+                    () = abandon.cancelled() => return,
+                }
             }
             batch.clear();
         }
     }
 
-    async fn record(&self, batch: &[Finished]) {
+    async fn record(&self, batch: &[Finished], kept: Kept) {
         let mut wait = Duration::from_millis(20);
         loop {
             let began = Instant::now();
-            match write(&self.pool, self.owner, batch).await {
+            match write(&self.pool, self.owner, batch, kept).await {
                 Ok(rows) => {
                     metrics::histogram!("postrider_record_seconds").record(began.elapsed());
                     metrics::histogram!("postrider_record_rows").record(batch.len() as f64);
@@ -131,11 +144,13 @@ impl Recorder {
                         }
                     }
                     count_filtered(batch, &rows);
-                    let _ = self.out.send(Event::Recorded(fates(batch, &rows)));
+                    let recorded = fates(batch, &rows);
+                    self.statistics.add(self.clock.now(), batch, &recorded);
+                    let _ = self.out.send(Event::Recorded(recorded));
                     return;
                 }
                 Err(error) if is_about_the_rows(&error) => {
-                    return self.record_apart(batch, &error).await;
+                    return self.record_apart(batch, kept, &error).await;
                 }
                 Err(error) => {
                     tracing::warn!(%error, results = batch.len(), "results could not be recorded yet; trying again");
@@ -147,16 +162,34 @@ impl Recorder {
     }
 
     /// One row that the database refuses must not hold up the others.
-    async fn record_apart(&self, batch: &[Finished], error: &sqlx::Error) {
+    async fn record_apart(&self, batch: &[Finished], kept: Kept, error: &sqlx::Error) {
         if let [one] = batch {
+            // Its partition was dropped while it was on the wire.
+            if kept == Kept::ByDay && has_no_partition(error) {
+                return Box::pin(self.record(batch, Kept::Held)).await;
+            }
             tracing::error!(%error, endpoint = %one.endpoint, event = %one.event, "a result can't be recorded");
             let _ = self.out.send(Event::Recorded(fates(batch, &[])));
             return;
         }
         let (left, right) = batch.split_at(batch.len() / 2);
-        Box::pin(self.record(left)).await;
-        Box::pin(self.record(right)).await;
+        Box::pin(self.record(left, kept)).await;
+        Box::pin(self.record(right, kept)).await;
     }
+}
+
+/// Where attempts are written: into the partition of their event, or beside what is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    ByDay,
+    Held,
+}
+
+/// The table of attempts has no other check than that.
+fn has_no_partition(error: &sqlx::Error) -> bool {
+    error
+        .as_database_error()
+        .is_some_and(|e| e.code().as_deref() == Some("23514"))
 }
 
 /// Whether the database answered that the values themselves are wrong, which trying again would not change.
@@ -230,30 +263,32 @@ fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
         .collect()
 }
 
-async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<WrittenRow>, sqlx::Error> {
+async fn write(
+    pool: &PgPool,
+    owner: Uuid,
+    batch: &[Finished],
+    kept: Kept,
+) -> Result<Vec<WrittenRow>, sqlx::Error> {
     let retry = |one: &Finished| match one.next {
         Next::Retry { step, wait } => (step as i16, wait.as_millis() as i64),
         Next::Delivered | Next::Dead(_) | Next::Filtered => (0, 0),
     };
-    sqlx::query_as(
+    let statement =
         // Whatever is needed of a result comes back with the row it matched, so that nothing is joined twice: the
         // planner knows nothing of how many rows a CTE has, and joining them again cost thirty times the rest.
-        "with input as materialized (
-             select * from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::smallint[], $7::timestamptz[],
-                                  $8::int[], $9::smallint[], $10::smallint[], $11::text[], $12::text[], $13::text[],
-                                  $14::bytea[], $15::postrider.final_state[], $16::postrider.dead_reason[],
-                                  $17::smallint[], $18::bigint[], $19::bool[])
-                 as i(endpoint_id, event_id, shard, epoch, number, started_at, duration_ms, outcome, status, error,
-                      signature, head, body, final, reason, step, wait_ms, filtered)
-         ),
-         held as materialized (
+        "with held as materialized (
              select s.shard, s.epoch from postrider.shards s
              where s.owner = $1 and s.shard = any($4::smallint[])
              order by s.shard for share
          ),
          result as materialized (
              select i.*, clock_timestamp() + i.wait_ms * interval '1 millisecond' as due_at
-             from input i
+             from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::smallint[], $7::timestamptz[],
+                         $8::int[], $9::smallint[], $10::smallint[], $11::text[], $12::text[], $13::text[],
+                         $14::bytea[], $15::postrider.final_state[], $16::postrider.dead_reason[],
+                         $17::smallint[], $18::bigint[], $19::bool[])
+                 as i(endpoint_id, event_id, shard, epoch, number, started_at, duration_ms, outcome, status, error,
+                      signature, head, body, final, reason, step, wait_ms, filtered)
              where i.shard << 48 | i.epoch = any (array(select h.shard::bigint << 48 | h.epoch from held h))
          ),
          from_queue as (
@@ -290,8 +325,8 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
              from matched where not filtered
          ),
          dead as (
-             insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt)
-             select endpoint_id, event_id, tenant_id, type_id, reason, number from matched where final = 'dead'
+             insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt, replay_id)
+             select endpoint_id, event_id, tenant_id, type_id, reason, number, replay_id from matched where final = 'dead'
          ),
          counted as (
              insert into postrider.dead_letter_counts as c (endpoint_id, type_id, reason, tenant_id, count)
@@ -315,29 +350,41 @@ async fn write(pool: &PgPool, owner: Uuid, batch: &[Finished]) -> Result<Vec<Wri
                     select from postrider.endpoint_health h
                     where h.endpoint_id = m.endpoint_id and h.failing_since < clock_timestamp() - interval '5 days'
                 ) as failing_long
-         from matched m",
-    )
-    .bind(owner)
-    .bind(column(batch, |one| one.endpoint))
-    .bind(column(batch, |one| one.event))
-    .bind(column(batch, |one| i64::from(one.shard.0)))
-    .bind(column(batch, |one| one.epoch))
-    .bind(column(batch, |one| one.number as i16))
-    .bind(column(batch, |one| one.started_at))
-    .bind(column(batch, |one| one.duration.as_millis() as i32))
-    .bind(column(batch, |one| one.outcome.kind() as i16))
-    .bind(column(batch, |one| one.outcome.status().map(|status| status as i16)))
-    .bind(column(batch, |one| one.outcome.error()))
-    .bind(column(batch, |one| one.signature.as_deref()))
-    .bind(column(batch, |one| one.outcome.answer().map(|answer| answer.head.as_str())))
-    .bind(column(batch, |one| one.outcome.answer().map(|answer| answer.body.as_slice())))
-    .bind(column(batch, |one| final_state(one.next)))
-    .bind(column(batch, |one| dead_reason(one.next)))
-    .bind(column(batch, |one| retry(one).0))
-    .bind(column(batch, |one| retry(one).1))
-    .bind(column(batch, |one| one.next == Next::Filtered))
-    .fetch_all(pool)
-    .await
+         from matched m";
+    let query = match kept {
+        Kept::ByDay => sqlx::query_as(statement),
+        Kept::Held => sqlx::query_as(AssertSqlSafe(
+            statement.replace("into postrider.attempts (", "into postrider.attempts_held ("),
+        )),
+    };
+    query
+        .bind(owner)
+        .bind(column(batch, |one| one.endpoint))
+        .bind(column(batch, |one| one.event))
+        .bind(column(batch, |one| i64::from(one.shard.0)))
+        .bind(column(batch, |one| one.epoch))
+        .bind(column(batch, |one| one.number as i16))
+        .bind(column(batch, |one| one.started_at))
+        .bind(column(batch, |one| one.duration.as_millis() as i32))
+        .bind(column(batch, |one| one.outcome.kind() as i16))
+        .bind(column(batch, |one| {
+            one.outcome.status().map(|status| status as i16)
+        }))
+        .bind(column(batch, |one| one.outcome.error()))
+        .bind(column(batch, |one| one.signature.as_deref()))
+        .bind(column(batch, |one| {
+            one.outcome.answer().map(|answer| answer.head.as_str())
+        }))
+        .bind(column(batch, |one| {
+            one.outcome.answer().map(|answer| answer.body.as_slice())
+        }))
+        .bind(column(batch, |one| final_state(one.next)))
+        .bind(column(batch, |one| dead_reason(one.next)))
+        .bind(column(batch, |one| retry(one).0))
+        .bind(column(batch, |one| retry(one).1))
+        .bind(column(batch, |one| one.next == Next::Filtered))
+        .fetch_all(pool)
+        .await
 }
 
 fn column<'a, T>(batch: &'a [Finished], of: impl FnMut(&'a Finished) -> T) -> Vec<T> {

@@ -3,12 +3,14 @@
 use std::{str::FromStr, time::Duration};
 
 use postrider_proto::{
-    DeadReason, Outcome,
+    DeadReason, Outcome, OutcomeKind,
     limits::{RETRY_AFTER_SECONDS_MAX, SCHEDULE_STEPS_MAX},
 };
 use rand::{Rng, RngExt};
 
 const WAIT_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// After a fault of the egress proxy.
+const PROXY_WAIT: Duration = Duration::from_secs(120);
 
 /// The wait before each attempt, counted from the one before. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,6 +123,16 @@ pub enum Next {
 /// `step` is the position of the attempt that just ended.
 pub fn decide(outcome: &Outcome, step: u16, schedule: &Schedule, jitter: Jitter, rng: &mut impl Rng) -> Next {
     let retry_after = match outcome {
+        // The endpoint has had no chance: this uses up none of its tries.
+        Outcome::Unreachable {
+            kind: OutcomeKind::ProxyFailed,
+            ..
+        } => {
+            return Next::Retry {
+                step,
+                wait: jitter.stretch(PROXY_WAIT, rng),
+            };
+        }
         Outcome::Accepted { .. } => return Next::Delivered,
         Outcome::Forbidden { .. } => return Next::Dead(DeadReason::RefusedAddress),
         Outcome::NotSent { .. } => return Next::Dead(DeadReason::TooOld),
@@ -146,7 +158,7 @@ pub fn decide(outcome: &Outcome, step: u16, schedule: &Schedule, jitter: Jitter,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_proto::{Answer, OutcomeKind};
+    use postrider_proto::Answer;
     use proptest::prelude::*;
     use rand::{SeedableRng, rngs::StdRng};
 
@@ -186,6 +198,18 @@ mod tests {
             decide_plain(&forbidden, 0),
             Next::Dead(DeadReason::RefusedAddress)
         );
+    }
+
+    #[test]
+    fn a_fault_of_the_egress_proxy_uses_up_no_try() {
+        let fault = Outcome::Unreachable {
+            kind: OutcomeKind::ProxyFailed,
+            error: String::new(),
+        };
+        for step in [0, 6] {
+            let wait = PROXY_WAIT;
+            assert_eq!(decide_plain(&fault, step), Next::Retry { step, wait });
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ struct Column {
     replace: &'static str,
 }
 
-const COLUMNS: [Column; 2] = [
+const COLUMNS: [Column; 3] = [
     Column {
         name: "secrets",
         purpose: Purpose::Secret,
@@ -48,6 +48,18 @@ const COLUMNS: [Column; 2] = [
         replace: "update postrider.endpoints e set headers = n.sealed
                   from unnest($1::int[], $2::bytea[], $3::bytea[]) as n(id, read, sealed)
                   where e.id = n.id and e.headers = n.read",
+    },
+    Column {
+        name: "certificates",
+        purpose: Purpose::Tls,
+        samples: "select distinct on (substr(tls, 1, 4)) id, tenant_id, id as endpoint_id, tls as sealed
+                  from postrider.endpoints where tls is not null
+                  order by substr(tls, 1, 4), id desc",
+        others: "select id, tenant_id, id as endpoint_id, tls as sealed from postrider.endpoints
+                 where tls is not null and id > $1 and substr(tls, 1, 4) <> $2 order by id limit $3",
+        replace: "update postrider.endpoints e set tls = n.sealed
+                  from unnest($1::int[], $2::bytea[], $3::bytea[]) as n(id, read, sealed)
+                  where e.id = n.id and e.tls = n.read",
     },
 ];
 

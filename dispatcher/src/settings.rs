@@ -15,6 +15,10 @@ pub struct Settings {
     pub concurrency: u16,
     /// Attempts on the wire in this process.
     pub max_in_flight: usize,
+    /// How long events, attempts and dead letters are kept; tenants may have a shorter one.
+    pub retention: Duration,
+    /// The base of links in operational events, where it is known.
+    pub public_url: Option<String>,
     /// What other dispatchers and the dashboard call this one.
     pub name: String,
 }
@@ -27,6 +31,8 @@ impl Default for Settings {
             timeout: Duration::from_secs(10),
             concurrency: 16,
             max_in_flight: 4096,
+            retention: Duration::from_secs(30 * 24 * 60 * 60),
+            public_url: None,
             name: "dispatcher".to_owned(),
         }
     }

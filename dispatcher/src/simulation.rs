@@ -1,8 +1,8 @@
 //! A lane against a simulated database, in thousands of random histories: commits in any order, reads that are applied
-//! late, records that are heard of late, attempts that fail, hang and are given up, pauses.
+//! late, records that are heard of late, attempts that fail, hang and are given up, pauses, replays.
 //!
 //! What must hold in each: every delivery is delivered, none is sent twice unless its attempt was given up, never more
-//! on the wire than allowed, each key in sequence.
+//! on the wire than allowed, each key in sequence, replays within their share and behind what is live.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::{
     endpoint::Endpoint,
     job::Job,
-    lane::{DueRead, Lane, ReadNumber, Refill, Verdict},
+    lane::{DueRead, LIVE_IN_A_ROW_MAX, Lane, REPLAY_SHARE, ReadNumber, Refill, Verdict},
 };
 
 const HISTORIES: u64 = 3_000;
@@ -64,13 +64,15 @@ struct World {
     sequences: HashMap<i64, i64>,
     /// The last sequence of each key that was delivered.
     ended: HashMap<i64, i64>,
+    /// Live deliveries picked since the latest replay.
+    live_in_a_row: u8,
     minute: i64,
 }
 
 impl World {
     fn new(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
-        let concurrency = rng.random_range(1..6);
+        let concurrency = rng.random_range(1..10);
         let ordered = rng.random_bool(0.4);
         let endpoint = Endpoint::for_simulation(concurrency, ordered, EndpointState::Active);
         Self {
@@ -94,6 +96,7 @@ impl World {
             emitted: HashMap::new(),
             sequences: HashMap::new(),
             ended: HashMap::new(),
+            live_in_a_row: 0,
             minute: 0,
         }
     }
@@ -132,6 +135,28 @@ impl World {
         };
         self.queue.insert(event, row);
         self.unseen.push(event);
+    }
+
+    /// A delivered one goes back in line, outside the order, with the number of its latest attempt.
+    fn replay(&mut self, most: usize) {
+        let mut delivered: Vec<EventId> = self.delivered.iter().copied().collect();
+        delivered.sort_unstable();
+        for _ in 0..most.min(delivered.len()) {
+            let event = delivered.swap_remove(self.rng.random_range(0..delivered.len()));
+            self.delivered.remove(&event);
+            let job = Job {
+                event,
+                tenant: TenantId(1),
+                type_id: TypeId(1),
+                attempt: self.attempts[&event] as u16,
+                step: 0,
+                key: None,
+                replay: Some("rpl_1".into()),
+            };
+            let (sequence, due) = (0, self.now());
+            self.queue.insert(event, Row { job, sequence, due });
+            self.unseen.push(event);
+        }
     }
 
     fn begin_read(&mut self) {
@@ -230,13 +255,31 @@ impl World {
             "{:?} was delivered already",
             job.event
         );
-        if let Some(Some((key, sequence))) = self.emitted.get(&job.event) {
+        let is_replay = job.replay.is_some() && job.step == 0;
+        assert!(
+            !is_replay || !self.lane.has_live() || self.live_in_a_row >= LIVE_IN_A_ROW_MAX,
+            "a replay went before a live delivery"
+        );
+        self.live_in_a_row = if is_replay {
+            0
+        } else {
+            self.live_in_a_row.saturating_add(1)
+        };
+        if let (None, Some(Some((key, sequence)))) = (&job.replay, self.emitted.get(&job.event)) {
             let ended = self.ended.get(key).copied().unwrap_or(0);
             assert_eq!(*sequence, ended + 1, "key {key}: sent out of its order");
         }
         *self.sends.entry(job.event).or_default() += 1;
         self.wire.push(job);
         assert!(self.wire.len() <= self.concurrency, "the bulkhead was broken");
+        let replays = self
+            .wire
+            .iter()
+            .filter(|job| job.replay.is_some() && job.step == 0);
+        assert!(
+            replays.count() <= (self.concurrency / REPLAY_SHARE).max(1),
+            "replays hold more than their share"
+        );
     }
 
     fn end_one_attempt(&mut self) {
@@ -250,8 +293,16 @@ impl World {
             return;
         }
         let (success, now) = (self.rng.random_bool(0.7), self.elapsed());
-        self.lane
-            .answered(job.event, job.number(), Verdict { success, slow: false }, now);
+        self.lane.answered(
+            job.event,
+            job.number(),
+            Verdict {
+                success,
+                slow: false,
+                its_own: true,
+            },
+            now,
+        );
         self.recording.push((job, success));
     }
 
@@ -267,7 +318,7 @@ impl World {
             let mut due = None;
             if success {
                 assert!(self.delivered.insert(job.event));
-                if let Some((key, sequence)) = self.emitted[&job.event] {
+                if let (None, Some((key, sequence))) = (&job.replay, self.emitted[&job.event]) {
                     self.ended.insert(key, sequence);
                 }
             } else {
@@ -296,7 +347,9 @@ impl World {
 
     fn step(&mut self) {
         match self.rng.random_range(0..100) {
-            0..20 => self.emit(),
+            0..18 => self.emit(),
+            18 => self.replay(1),
+            19 if self.rng.random_bool(0.3) => self.replay(60),
             20..21 => (0..100).for_each(|_| self.emit()),
             21..35 if self.reading.is_none() => self.begin_read(),
             35..50 => self.apply_read(),

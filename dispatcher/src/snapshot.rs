@@ -1,6 +1,8 @@
 //! Postgres snapshots as values: what became visible between two of them. Pure.
 //! Invariant: compare only snapshots of one connection. After a crash Postgres hands out xids again.
 
+use std::ops::Range;
+
 /// `xmin:xmax:xip,xip,…` of `pg_current_snapshot()`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Snapshot {
@@ -9,16 +11,6 @@ pub(crate) struct Snapshot {
     xmax: u64,
     /// Those below `xmax` that were still running, ascending.
     running: Vec<u64>,
-}
-
-/// The transactions whose rows are new in a later snapshot.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Difference {
-    /// Began since: `from <= xid < to`. Those still running are invisible anyway.
-    pub(crate) began_from: u64,
-    pub(crate) began_to: u64,
-    /// Ran then and have ended.
-    pub(crate) ended: Vec<u64>,
 }
 
 impl Snapshot {
@@ -41,18 +33,27 @@ impl Snapshot {
         &self.text
     }
 
-    pub(crate) fn since(&self, before: &Self) -> Difference {
-        let ended = before
-            .running
-            .iter()
-            .copied()
-            .filter(|xid| self.running.binary_search(xid).is_err())
-            .collect();
-        Difference {
-            began_from: before.xmax,
-            began_to: self.xmax,
-            ended,
+    /// The transactions whose rows are new since an earlier snapshot, as ascending ranges: those that ran then and have
+    /// ended, and those that began since and have ended. The rows of one that still runs are left out: they would be walked
+    /// over for nothing now, and are new once it has ended.
+    pub(crate) fn since(&self, before: &Self) -> Vec<Range<u64>> {
+        let is_running = |xid: &u64| self.running.binary_search(xid).is_ok();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for xid in before.running.iter().copied().filter(|xid| !is_running(xid)) {
+            match ranges.last_mut() {
+                Some(last) if last.end == xid => last.end = xid + 1,
+                _ => ranges.push(xid..xid + 1),
+            }
         }
+        let mut from = before.xmax;
+        let began = self.running.iter().copied().filter(|xid| *xid >= before.xmax);
+        for running in began.chain([self.xmax]) {
+            if from < running {
+                ranges.push(from..running);
+            }
+            from = running + 1;
+        }
+        ranges
     }
 }
 
@@ -69,13 +70,11 @@ mod tests {
     fn a_transaction_is_new_when_it_began_or_ended_since() {
         let before = snapshot("10:20:10,12,15");
         let after = snapshot("12:25:12,22");
+        assert_eq!(after.since(&before), [10..11, 15..16, 20..22, 23..25]);
+        assert_eq!(after.since(&after), []);
         assert_eq!(
-            after.since(&before),
-            Difference {
-                began_from: 20,
-                began_to: 25,
-                ended: vec![10, 15]
-            }
+            snapshot("20:23:20,22").since(&snapshot("18:20:18,19")),
+            [18..20, 21..22]
         );
     }
 
@@ -107,18 +106,14 @@ mod tests {
                     _ => {
                         let now = take(next, &running);
                         let new = now.since(&before);
-                        seen.extend(committed.iter().copied().filter(|xid| {
-                            (new.began_from..new.began_to).contains(xid) || new.ended.contains(xid)
-                        }));
+                        seen.extend(committed.iter().copied().filter(|xid| new.iter().any(|range| range.contains(xid))));
                         before = now;
                     }
                 }
             }
             let now = take(next, &running);
             let new = now.since(&before);
-            seen.extend(committed.iter().copied().filter(|xid| {
-                (new.began_from..new.began_to).contains(xid) || new.ended.contains(xid)
-            }));
+            seen.extend(committed.iter().copied().filter(|xid| new.iter().any(|range| range.contains(xid))));
             seen.sort_unstable();
             committed.sort_unstable();
             prop_assert_eq!(seen, committed);

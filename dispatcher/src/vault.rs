@@ -1,4 +1,5 @@
-//! Encryption at rest for what must be read again: signing secrets and custom headers.
+//! Encryption at rest for what must be read again: signing secrets, custom headers, and keys of client
+//! certificates.
 //! AES-256-GCM, a fresh nonce for each value, bound to its tenant, its endpoint and its purpose, so that a value put
 //! into another row does not open there. `sealed.rs` knows where such values are kept.
 
@@ -33,6 +34,7 @@ pub struct Owner {
 pub enum Purpose {
     Secret,
     Headers,
+    Tls,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -108,6 +110,7 @@ fn bound_to(owner: Owner, purpose: Purpose) -> Vec<u8> {
     let purpose = match purpose {
         Purpose::Secret => "secret",
         Purpose::Headers => "headers",
+        Purpose::Tls => "tls",
     };
     format!("postrider:{purpose}:{tenant}:{endpoint}").into_bytes()
 }

@@ -41,6 +41,10 @@ number_id!(
     Epoch(i64)
 );
 number_id!(
+    /// A bulk replay's number in this database.
+    ReplayId(i64)
+);
+number_id!(
     /// An event's key: a uuid of version 7, so that ids sort by time.
     EventId(Uuid)
 );
@@ -52,6 +56,11 @@ impl EventId {
     /// The id just below this one.
     pub fn pred(self) -> Self {
         Self(Uuid::from_u128(self.0.as_u128().saturating_sub(1)))
+    }
+
+    /// The lowest id of this millisecond.
+    pub fn first_of(unix_ms: i64) -> Self {
+        Self(Uuid::from_u128((unix_ms.max(0) as u128) << 80))
     }
 
     /// Milliseconds since 1970, as the id itself says.

@@ -11,6 +11,8 @@ pub mod routing;
 pub mod signature;
 pub mod state;
 
-pub use ids::{DeliveryId, EndpointId, Epoch, EventId, Shard, TenantId, TypeId};
+pub use ids::{DeliveryId, EndpointId, Epoch, EventId, ReplayId, Shard, TenantId, TypeId};
 pub use outcome::{Answer, Outcome, OutcomeKind};
-pub use state::{DeadReason, DeliveryState, EndpointState, FinalState};
+pub use state::{
+    DeadReason, DeliveryState, EndpointState, FinalState, PersonRole, ReplayKind, ReplaySource, ReplayState,
+};

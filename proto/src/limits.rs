@@ -11,6 +11,9 @@ pub const ENDPOINTS_PER_TENANT_MAX: i64 = 500;
 pub const TYPES_PER_ENDPOINT_MAX: usize = 100;
 pub const CUSTOM_HEADERS_MAX: usize = 20;
 pub const CUSTOM_HEADER_BYTES_MAX: usize = 1024;
+/// Of an endpoint's CA certificates, its client certificate with the chain behind it, and the key: each.
+pub const TLS_PEM_BYTES_MAX: usize = 16 * 1024;
+pub const TLS_CERTIFICATES_MAX: usize = 10;
 pub const URL_BYTES_MAX: usize = 2048;
 pub const DESCRIPTION_BYTES_MAX: usize = 1024;
 pub const LIST_PAGE_MAX: i64 = 1_000;
@@ -22,6 +25,8 @@ pub const SCHEDULE_STEPS_MAX: usize = 50;
 /// Of a policy that rotates secrets by itself. The old one signs for three days and is announced three days before.
 pub const ROTATE_DAYS_MIN: i64 = 7;
 pub const ROTATE_DAYS_MAX: i64 = 730;
+/// A threshold of dead letters that somebody wants to hear of.
+pub const ALERT_DEAD_LETTERS_MAX: i64 = 1_000_000_000;
 pub const ENDPOINT_CONCURRENCY_MAX: i64 = 1024;
 pub const RATE_PER_SECOND_MAX: i64 = 100_000;
 pub const TIMEOUT_MS_MIN: i64 = 100;

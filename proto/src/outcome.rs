@@ -40,10 +40,12 @@ pub enum OutcomeKind {
     BrokenAnswer = 7,
     Forbidden = 8,
     NotSent = 9,
+    /// The operator's egress proxy: says nothing about the endpoint.
+    ProxyFailed = 10,
 }
 
 impl OutcomeKind {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Accepted,
         Self::Refused,
         Self::NameNotFound,
@@ -53,6 +55,7 @@ impl OutcomeKind {
         Self::BrokenAnswer,
         Self::Forbidden,
         Self::NotSent,
+        Self::ProxyFailed,
     ];
 
     pub const fn as_str(self) -> &'static str {
@@ -66,6 +69,7 @@ impl OutcomeKind {
             Self::BrokenAnswer => "broken_answer",
             Self::Forbidden => "forbidden_address",
             Self::NotSent => "not_sent",
+            Self::ProxyFailed => "proxy_failed",
         }
     }
 

@@ -103,8 +103,29 @@ words!(
     }
 );
 words!(
+    /// What a bulk replay sends: deliveries again, or events that an endpoint never got.
+    ReplayKind("replay_kind") { Deliveries = "deliveries", Missing = "missing" }
+);
+words!(
+    /// How far a bulk replay is.
+    ReplayState("replay_state") { Running = "running", Done = "done", Cancelled = "cancelled" }
+);
+words!(
+    /// Where a part of a bulk replay takes its deliveries from. `Waiting` ones have failed and wait for their next attempt.
+    ReplaySource("replay_source") {
+        Dead = "dead",
+        Delivered = "delivered",
+        Waiting = "waiting",
+        Missing = "missing",
+    }
+);
+words!(
     /// What an API key may do.
     KeyRole("key_role") { Admin = "admin", Producer = "producer", Tenant = "tenant" }
+);
+words!(
+    /// What a person of the team may do.
+    PersonRole("person_role") { Admin = "admin", Operator = "operator", ReadOnly = "read-only" }
 );
 
 /// Where a delivery is, as the outside sees it.

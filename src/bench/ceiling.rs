@@ -56,6 +56,7 @@ pub(super) async fn run(url: &str, concurrency: usize, seconds: u64) -> anyhow::
                     headers: webhook_headers(id, t, &signature),
                     body: body.clone(),
                     timeout: Duration::from_secs(10),
+                    tls: None,
                 };
                 if sender.send(request).await.is_success() {
                     sent.fetch_add(1, Ordering::Relaxed);

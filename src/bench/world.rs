@@ -57,7 +57,8 @@ impl Ground {
         let template = PgPoolOptions::new()
             .connect_with(cluster.options().database(TEMPLATE))
             .await?;
-        roles::bring_up_to_date(&template).await?;
+        let retention = postrider_dispatcher::Settings::default().retention;
+        roles::bring_up_to_date(&template, retention).await?;
         template.close().await;
         let http = reqwest::Client::builder().no_proxy().build()?;
         Ok(Self {

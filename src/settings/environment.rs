@@ -19,7 +19,7 @@ const SECRETS: [&str; 8] = [
     "POSTRIDER_ENDPOINT_SECRET",
 ];
 
-const FLAGS: [&str; 18] = [
+const FLAGS: [&str; 22] = [
     // Of the tools.
     "POSTRIDER_URL",
     "POSTRIDER_TENANT",
@@ -33,20 +33,20 @@ const FLAGS: [&str; 18] = [
     "POSTRIDER_TIMEOUT",
     "POSTRIDER_ENDPOINT_CONCURRENCY",
     "POSTRIDER_MAX_IN_FLIGHT",
+    "POSTRIDER_RETENTION",
     "POSTRIDER_ALLOW_NETWORKS",
     "POSTRIDER_DENY_NETWORKS",
     "POSTRIDER_DENY_PORTS",
     "POSTRIDER_ALLOW_HTTP",
+    "POSTRIDER_EGRESS_PROXY",
+    "POSTRIDER_REQUEST_RATE",
+    "POSTRIDER_TENANT_REQUEST_RATE",
     "POSTRIDER_LOG",
     "POSTRIDER_LOG_FORMAT",
 ];
 
-/// Promised, but not there yet. Refused and not passed over: somebody who sets a proxy relies on it.
-const NOT_YET: [&str; 3] = [
-    "POSTRIDER_EGRESS_PROXY",
-    "POSTRIDER_RETENTION",
-    "POSTRIDER_OTLP_ENDPOINT",
-];
+/// Promised, but not there yet. Refused and not passed over: somebody who sets it relies on it.
+const NOT_YET: [&str; 1] = ["POSTRIDER_OTLP_ENDPOINT"];
 
 pub struct Environment(BTreeMap<String, String>);
 

@@ -36,16 +36,39 @@ fn nothing_set_is_the_contract_s_defaults() {
     assert_eq!(settings.listen.to_string(), "127.0.0.1:8080");
     assert_eq!(settings.dispatcher.concurrency, 16);
     assert_eq!(settings.dispatcher.max_in_flight, 4096);
-    assert!(settings.guard().allow_http);
-    assert!(settings.guard().allows([127, 0, 0, 1].into()));
-    assert!(!settings.guard().allows([10, 0, 0, 1].into()));
+    assert!(settings.guard(&[]).allow_http);
+    assert!(settings.guard(&[]).allows([127, 0, 0, 1].into()));
+    assert!(!settings.guard(&[]).allows([10, 0, 0, 1].into()));
 }
 
 #[test]
 fn with_a_database_of_its_own_nothing_private_may_be_called() {
     let settings = read(&[], &[("POSTRIDER_DATABASE_URL", "postgres://u:p@db/x")]).expect("a URL");
-    assert!(!settings.guard().allow_http);
-    assert!(!settings.guard().allows([127, 0, 0, 1].into()));
+    assert!(!settings.guard(&[]).allow_http);
+    assert!(!settings.guard(&[]).allows([127, 0, 0, 1].into()));
+}
+
+#[test]
+fn our_own_listeners_and_names_are_no_endpoints_and_a_proxy_hides_its_password() {
+    let flags = [
+        "--public-url",
+        "https://hooks.example.com",
+        "--egress-proxy",
+        "http://u:hunter2@proxy:3128",
+    ];
+    let settings = read(&flags, &[]).expect("settings");
+    let guard = settings.guard(&["127.0.0.1:8080".parse().expect("an address")]);
+    for ours in [
+        "http://127.0.0.1:8080/x",
+        "https://hooks.example.com/",
+        "https://HOOKS.example.com.:443/",
+    ] {
+        let refusal = guard.check_url(ours).expect_err(ours);
+        assert!(refusal.to_string().ends_with(" is Postrider itself"), "{refusal}");
+    }
+    assert!(guard.check_url("http://127.0.0.1:8081/x").is_ok());
+    assert!(guard.check_url("https://hooks.example.com:8443/").is_ok());
+    assert!(!format!("{guard:?}").contains("hunter2"));
 }
 
 #[test]
@@ -69,6 +92,9 @@ fn a_bad_value_is_refused_by_name() {
         ("--allow-networks", "10.0.0.0/33", "POSTRIDER_ALLOW_NETWORKS"),
         ("--deny-networks", "all", "POSTRIDER_DENY_NETWORKS"),
         ("--deny-ports", "0", "POSTRIDER_DENY_PORTS"),
+        ("--egress-proxy", "socks5://proxy:1", "POSTRIDER_EGRESS_PROXY"),
+        ("--request-rate", "0", "POSTRIDER_REQUEST_RATE"),
+        ("--tenant-request-rate", "many", "POSTRIDER_TENANT_REQUEST_RATE"),
         ("--allow-http", "maybe", "POSTRIDER_ALLOW_HTTP"),
         ("--log", "info,=x=", "POSTRIDER_LOG"),
         ("--log-format", "xml", "POSTRIDER_LOG_FORMAT"),
@@ -115,8 +141,8 @@ fn a_secret_comes_from_its_variable_or_its_file_and_not_both() {
 
 #[test]
 fn what_is_not_there_yet_is_refused_and_what_is_unknown_is_told() {
-    let sentence = refusal(&[], &[("POSTRIDER_EGRESS_PROXY", "http://proxy:3128")]);
-    assert!(sentence.starts_with("POSTRIDER_EGRESS_PROXY "), "{sentence}");
+    let sentence = refusal(&[], &[("POSTRIDER_OTLP_ENDPOINT", "http://traces:4317")]);
+    assert!(sentence.starts_with("POSTRIDER_OTLP_ENDPOINT "), "{sentence}");
     let settings = read(
         &[],
         &[

@@ -1,6 +1,6 @@
 //! How each kind of value is read, and what is said when it can't be.
 
-use std::{net::SocketAddr, str::FromStr, time::Duration};
+use std::{net::SocketAddr, num::NonZeroU32, str::FromStr, time::Duration};
 
 use ipnet::IpNet;
 use postrider_dispatcher::retry::{Jitter, parse_wait};
@@ -8,6 +8,8 @@ use tracing_subscriber::EnvFilter;
 
 const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+const MINUTE: u64 = 60;
+const RETENTION_DAYS_MAX: u64 = 3_650;
 
 pub(super) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     text.parse()
@@ -42,6 +44,24 @@ pub(super) fn parse_timeout(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// `30d`, `12h`, `90m`.
+pub(super) fn parse_retention(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is not a time like 30d, 12h or 90m, from 1m to {RETENTION_DAYS_MAX}d");
+    let unit = text.chars().next_back().ok_or_else(wrong)?;
+    let unit_seconds = match unit {
+        'm' => MINUTE,
+        'h' => 60 * MINUTE,
+        'd' => 24 * 60 * MINUTE,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = text[..text.len() - 1].trim().parse().map_err(|_| wrong())?;
+    number
+        .checked_mul(unit_seconds)
+        .filter(|seconds| (MINUTE..=RETENTION_DAYS_MAX * 24 * 60 * MINUTE).contains(seconds))
+        .map(Duration::from_secs)
+        .ok_or_else(wrong)
+}
+
 pub(super) fn number_between<N: FromStr + PartialOrd + std::fmt::Display>(
     text: &str,
     least: N,
@@ -66,6 +86,12 @@ pub(super) fn parse_ports(text: &str) -> Result<Vec<u16>, String> {
     text.split(',')
         .map(|part| number_between(part.trim(), 1, u16::MAX))
         .collect()
+}
+
+pub(super) fn parse_rate(text: &str) -> Result<NonZeroU32, String> {
+    const MOST: u32 = 1_000_000;
+    let rate = number_between(text, 1, MOST)?;
+    NonZeroU32::new(rate).ok_or_else(|| format!("`{text}` is not a whole number from 1 to {MOST}"))
 }
 
 pub(super) fn parse_bool(text: &str) -> Result<bool, String> {

@@ -24,7 +24,7 @@ fn a_setting_that_can_t_be_read_stops_the_start_by_name() {
         ("POSTRIDER_TIMEOUT", "ten seconds"),
         ("POSTRIDER_MASTER_KEY", "short"),
         ("POSTRIDER_DATABASE_URL", "not a url"),
-        ("POSTRIDER_EGRESS_PROXY", "http://proxy.example:3128"),
+        ("POSTRIDER_EGRESS_PROXY", "socks5://proxy.example:1080"),
     ] {
         let launch = Postrider::embedded(&data)
             .set("POSTRIDER_DATA_DIR", untouched.display())

@@ -222,6 +222,34 @@ async fn a_dead_letter_is_replayed() {
 }
 
 #[tokio::test]
+async fn many_are_counted_before_they_are_replayed() {
+    let database = Database::fresh().await;
+    let program = started(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::Status(500));
+    let url = receiver.url("/");
+    program.api().endpoint("acme", &url, json!({})).await;
+    for _ in 0..3 {
+        program
+            .api()
+            .emit("acme", json!({"type": "invoice.paid", "data": {"amount": 9}}))
+            .await;
+    }
+    program.api().wait_for_state("acme", "dead", 3).await;
+    receiver.answer(Answer::Status(204));
+    let counted = tool(&program, &["replay", "--endpoint", &url]).await;
+    assert!(
+        counted.status == 0 && counted.out.contains("3 would be sent"),
+        "{counted:?}"
+    );
+    assert_eq!(receiver.count(), 3);
+    let sent = tool(&program, &["replay", "--endpoint", &url, "--yes", "--json"]).await;
+    assert_eq!((sent.status, &sent.json()["done"]), (0, &json!(3)), "{sent:?}");
+    assert_eq!(sent.json()["state"], "done");
+    program.api().wait_for_state("acme", "delivered", 3).await;
+}
+
+#[tokio::test]
 async fn a_probe_ends_with_the_status_that_a_build_needs() {
     let database = Database::fresh().await;
     let program = started(&database).await;

@@ -3,8 +3,8 @@
 use axum::{
     Extension, Json,
     extract::{Path, State},
-    http::StatusCode,
-    response::Response,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
 };
 use chrono::{DateTime, Datelike, Utc};
 use postrider_proto::{DeadReason, DeliveryId, DeliveryState, routing::is_type_name};
@@ -17,6 +17,7 @@ use crate::{
     Shared,
     auth::{Actor, Arrived, Tenant},
     deliveries::{self, Delivery, Filter},
+    export::{self, Format},
     idempotency::{Claim, Work},
     input::Query,
     listing::{self, Page},
@@ -39,6 +40,7 @@ pub(crate) struct DeliveryQuery {
     status_code: Option<String>,
     since: Option<String>,
     until: Option<String>,
+    format: Option<String>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -92,24 +94,64 @@ impl From<&Delivery> for DeliveryView {
     }
 }
 
+impl DeliveryView {
+    pub(crate) const CSV_COLUMNS: [&str; 12] = [
+        "id",
+        "event",
+        "type",
+        "endpoint",
+        "state",
+        "reason",
+        "attempt_count",
+        "status_code",
+        "error",
+        "created_at",
+        "last_attempt_at",
+        "next_attempt_at",
+    ];
+
+    pub(crate) fn csv_cells(&self) -> [String; 12] {
+        let time = |time: Option<DateTime<Utc>>| time.map(|time| time.to_rfc3339()).unwrap_or_default();
+        [
+            self.id.clone(),
+            self.event.clone(),
+            self.r#type.clone(),
+            self.endpoint.clone(),
+            self.state.as_str().to_owned(),
+            self.reason.map(|reason| reason.to_string()).unwrap_or_default(),
+            self.attempt_count.to_string(),
+            self.status_code.map(|code| code.to_string()).unwrap_or_default(),
+            self.error.clone().unwrap_or_default(),
+            time(self.created_at),
+            time(self.last_attempt_at),
+            time(self.next_attempt_at),
+        ]
+    }
+}
+
+/// A page, or all of them as a stream.
 pub(crate) async fn list(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
+    headers: HeaderMap,
     Query(query): Query<DeliveryQuery>,
-) -> Answer<Page<DeliveryView>> {
+) -> Result<Response, Problem> {
     let limit = listing::limit(query.limit.as_deref())?;
     let after = query.cursor.as_deref().map(listing::decode).transpose()?;
-    let Some(filter) = filter(&app, &tenant, &query).await? else {
-        return Ok(Json(Page {
-            data: Vec::new(),
-            next_cursor: None,
-        }));
+    let format = Format::wanted(query.format.as_deref(), &headers)?;
+    let filter = filter(&app, &tenant, &query).await?;
+    if let Some(format) = format {
+        return Ok(export::stream(app.pool.clone(), filter, after, format));
+    }
+    let (found, next) = match &filter {
+        Some(filter) => deliveries::list(&app.pool, filter, after, limit).await?,
+        None => (Vec::new(), None),
     };
-    let (found, next) = deliveries::list(&app.pool, &filter, after, limit).await?;
-    Ok(Json(Page {
+    let page = Page {
         data: found.iter().map(DeliveryView::from).collect(),
         next_cursor: next.map(|id| listing::encode(&id)),
-    }))
+    };
+    Ok(Json(page).into_response())
 }
 
 /// None when the filter names an endpoint or event that is not there: nothing can match.
@@ -170,7 +212,7 @@ fn parse_status(text: &str) -> Result<i16, Problem> {
 }
 
 /// Years that an event's id can hold and Postgres can read.
-fn parse_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
+pub(super) fn parse_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
     DateTime::parse_from_rfc3339(text)
         .ok()
         .map(|time| time.to_utc())

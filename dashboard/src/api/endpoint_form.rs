@@ -3,7 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use postrider_dispatcher::guard::{Guard, Refusal};
+use postrider_dispatcher::{
+    guard::{Guard, Refusal},
+    tls::TlsSettings,
+};
 use postrider_proto::{
     EndpointState,
     limits::{
@@ -17,8 +20,11 @@ use serde_json::Value;
 use sqlx::types::Json;
 use utoipa::ToSchema;
 
-use super::endpoint_rules::{
-    Faults, check_filter, check_headers, check_secret, check_types, check_versions, read_schedule,
+use super::{
+    endpoint_certificates::check_tls,
+    endpoint_rules::{
+        Faults, check_filter, check_headers, check_secret, check_types, check_versions, read_schedule,
+    },
 };
 use crate::{
     input::{given, is_plain_text},
@@ -70,6 +76,9 @@ pub(crate) struct EndpointForm {
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::headers_or_null)]
     pub(super) headers: Option<Option<BTreeMap<String, String>>>,
+    #[serde(deserialize_with = "given")]
+    #[schema(schema_with = shapes::tls_or_null)]
+    pub(super) tls: Option<Option<TlsSettings>>,
     /// Only when it is made; afterwards it is rotated.
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::secret_or_null)]
@@ -215,6 +224,9 @@ impl EndpointForm {
         if let Some(Some(headers)) = &self.headers {
             check_headers(headers, faults);
         }
+        if let Some(Some(tls)) = &self.tls {
+            check_tls(tls, faults);
+        }
     }
 }
 
@@ -292,6 +304,15 @@ mod tests {
             ("headers/x", json!({"X": "a", "x": "b"})),
             ("headers/a b", json!({"a b": "x"})),
             ("headers/X", json!({"X": "a".repeat(1024)})),
+            ("headers/Connection", json!({"Connection": "x"})),
+            ("headers/Proxy-Authorization", json!({"Proxy-Authorization": "x"})),
+            ("headers/Content-Encoding", json!({"Content-Encoding": "gzip"})),
+            ("headers/X", json!({"X": "\u{0}"})),
+            ("headers/X", json!({"X": "ä"})),
+            ("headers/", json!({"": "x"})),
+            ("tls/ca_certificates", json!({"ca_certificates": "no PEM"})),
+            ("tls/client_key", json!({"client_certificate": "x"})),
+            ("tls/client_certificate", json!({"client_key": "x"})),
             ("secret", json!("short")),
             ("enabled", json!(true)),
         ] {
@@ -329,8 +350,17 @@ mod tests {
             (EndpointState::Active, None)
         );
 
-        let to_private = form(json!({"url": "https://10.0.0.1/"})).patch(before, &Guard::default());
+        let to_private = form(json!({"url": "https://10.0.0.1/"})).patch(before.clone(), &Guard::default());
         assert_eq!(pointers(to_private), ["/url"]);
+        for (name, value) in [
+            ("Host", "x"),
+            ("X", "a\r\nHost: x"),
+            ("Webhook-Signature", "x"),
+            ("X", "\u{0}"),
+        ] {
+            let changed = form(json!({"headers": {name: value}})).patch(before.clone(), &Guard::default());
+            assert_eq!(pointers(changed), [format!("/headers/{name}")], "{value}");
+        }
     }
 
     #[test]

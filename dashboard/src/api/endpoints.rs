@@ -9,7 +9,10 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
-use postrider_dispatcher::vault::{Owner, Purpose, Vault};
+use postrider_dispatcher::{
+    tls::TlsFingerprints,
+    vault::{Owner, Purpose, Vault},
+};
 use postrider_proto::{
     EndpointState, Shard,
     limits::{ENDPOINTS_PER_TENANT_MAX, SHARDS},
@@ -24,6 +27,7 @@ use utoipa::ToSchema;
 
 use super::{
     Answer,
+    endpoint_certificates::{self, keep_tls},
     endpoint_form::EndpointForm,
     endpoint_rules::{check_secret, write_wait},
     secrets::{keep, open_in_force},
@@ -67,6 +71,8 @@ pub(crate) struct EndpointView {
     rotate_every_days: Option<i16>,
     /// The names; their values are not shown again.
     headers: BTreeMap<String, &'static str>,
+    #[schema(schema_with = shapes::tls_fingerprints_or_null)]
+    tls: Option<TlsFingerprints>,
     enabled: bool,
     #[schema(schema_with = shapes::endpoint_state)]
     state: EndpointState,
@@ -83,6 +89,7 @@ pub(crate) struct EndpointView {
 
 fn view(vault: &Vault, row: EndpointRow) -> EndpointView {
     let headers = custom_header_names(vault, &row);
+    let tls = endpoint_certificates::shown(vault, &row);
     let settings = row.settings;
     EndpointView {
         id: row.public_id,
@@ -101,6 +108,7 @@ fn view(vault: &Vault, row: EndpointRow) -> EndpointView {
         signature: settings.signature,
         rotate_every_days: settings.rotate_every_days,
         headers: headers.into_iter().map(|name| (name, HIDDEN)).collect(),
+        tls,
         enabled: settings.state == EndpointState::Active,
         state: settings.state,
         state_reason: settings.state_reason,
@@ -154,6 +162,7 @@ pub(crate) async fn create(
     if let Some(sealed) = seal_headers(&app.vault, row.owner(), &headers)? {
         row = table::update(&mut *transaction, row.id, &settings, Some(&sealed)).await?;
     }
+    keep_tls(&app.vault, &mut *transaction, &mut row, form.tls).await?;
     let shown = keep(&app.vault, &mut transaction, row.owner(), &secret).await?;
     let entry = Entry {
         actor: &actor,
@@ -222,7 +231,8 @@ pub(crate) async fn patch(
         None if is_elsewhere(&before.settings, &settings) => None,
         None => before.headers,
     };
-    let row = table::update(&mut *transaction, before.id, &settings, sealed.as_deref()).await?;
+    let mut row = table::update(&mut *transaction, before.id, &settings, sealed.as_deref()).await?;
+    keep_tls(&app.vault, &mut *transaction, &mut row, form.tls).await?;
     let was_active = before.settings.state == EndpointState::Active;
     if !was_active && settings.state == EndpointState::Active {
         table::forget_failures(&mut *transaction, row.id).await?;

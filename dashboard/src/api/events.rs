@@ -135,6 +135,14 @@ pub(crate) async fn emit(
     Ok((status, Json(view)).into_response())
 }
 
+/// What is done with a body before the database is asked: the data as it will be kept, or the status of the refusal.
+pub fn read_emit_body(body: &[u8]) -> Result<String, u16> {
+    let text = Text::<EMIT_BODY_BYTES_MAX>::of(body.to_vec().into()).ok_or(413_u16)?;
+    let status = |problem: Problem| problem.status().as_u16();
+    let form: EmitForm<'_> = text.read().map_err(status)?;
+    Ok(form.check("acme").map_err(status)?.data)
+}
+
 impl EmitForm<'_> {
     /// The event as it goes to the database; what is wrong with its data's form is 400, or 422 when it is no object.
     pub(super) fn check(self, tenant: &str) -> Result<OwnedEvent, Problem> {

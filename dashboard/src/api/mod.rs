@@ -1,18 +1,24 @@
 //! The HTTP API, a file for each noun. Handlers read, check, call `tables` in one transaction, and answer.
 
+pub(crate) mod alerts;
 pub(crate) mod api_keys;
 pub(crate) mod audit;
 pub(crate) mod batch;
 pub(crate) mod catalogue;
 mod compatibility;
+pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
+pub(crate) mod endpoint_certificates;
 pub(crate) mod endpoint_form;
 mod endpoint_rules;
 pub(crate) mod endpoints;
+pub(crate) mod erasures;
 pub(crate) mod event_types;
 pub(crate) mod events;
 pub(crate) mod health;
 pub(crate) mod listeners;
+pub(crate) mod portal_links;
+pub(crate) mod replays;
 pub(crate) mod rotations;
 pub(crate) mod secrets;
 pub(crate) mod tenants;

@@ -3,10 +3,11 @@
 use axum::{
     Extension, Json,
     extract::{Path, State},
-    http::StatusCode,
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::erasure;
 use postrider_proto::{
     limits::{DESCRIPTION_BYTES_MAX, ROTATE_DAYS_MAX, ROTATE_DAYS_MIN},
     routing::is_tenant_slug,
@@ -24,8 +25,10 @@ use crate::{
     openapi::shapes,
     problem::Problem,
     settled::{self, settled},
-    tables::{self, api_keys, endpoints, tenants::TenantRow},
+    tables::{self, api_keys, endpoints, random_public_id, tenants::TenantRow},
 };
+
+const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
 
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -36,6 +39,10 @@ pub(crate) struct TenantForm {
     /// Null is never. Endpoints may have their own.
     #[schema(schema_with = shapes::tenant_rotation_or_null)]
     rotate_every_days: Option<i64>,
+    /// Null is the platform's own; no more than that.
+    retention_days: Option<i64>,
+    /// Its endpoints may subscribe to the operational events of every tenant.
+    all_operational_events: Option<bool>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -44,6 +51,8 @@ pub(crate) struct TenantView {
     id: String,
     name: Option<String>,
     rotate_every_days: Option<i16>,
+    retention_days: Option<i16>,
+    all_operational_events: bool,
     created_at: DateTime<Utc>,
 }
 
@@ -53,6 +62,8 @@ impl From<TenantRow> for TenantView {
             id: row.slug,
             name: row.name,
             rotate_every_days: row.rotate_every_days,
+            retention_days: row.retention_days,
+            all_operational_events: row.all_operational_events,
             created_at: row.created_at,
         }
     }
@@ -84,10 +95,19 @@ pub(crate) async fn put(
         ROTATE_DAYS_MIN,
         ROTATE_DAYS_MAX,
     );
+    let days_kept = (app.defaults.retention.as_secs() / SECONDS_PER_DAY) as i64;
+    let retention_days = faults.number("retention_days", form.retention_days, 1, days_kept.max(1));
     faults.done()?;
     let mut transaction = tables::begin(&app.pool).await?;
-    let (row, is_new) =
-        tables::tenants::put(&mut *transaction, &slug, form.name.as_deref(), rotate_every_days).await?;
+    let (row, is_new) = tables::tenants::put(
+        &mut *transaction,
+        &slug,
+        form.name.as_deref(),
+        rotate_every_days,
+        retention_days,
+        form.all_operational_events.unwrap_or(false),
+    )
+    .await?;
     let entry = Entry {
         actor: &actor,
         action: Action::TenantPut,
@@ -115,12 +135,13 @@ pub(crate) async fn get(
     Ok(Json(row.into()))
 }
 
-/// Its endpoints go with it, and its keys no longer work. Answers when nothing more is sent for it.
+/// Its endpoints go with it, and its keys no longer work. Answers when nothing more is sent for it, and says where one can
+/// see how far the job is that removes what is stored of it.
 pub(crate) async fn delete(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Path(slug): Path<String>,
-) -> Result<StatusCode, Problem> {
+) -> Result<Response, Problem> {
     let tenant = tables::tenants::find(&app.pool, &slug)
         .await?
         .ok_or_else(|| Problem::not_found("tenant"))?;
@@ -131,6 +152,8 @@ pub(crate) async fn delete(
     tables::tenants::delete(&mut *transaction, tenant.id).await?;
     let mut shards = endpoints::delete_all(&mut *transaction, tenant.id).await?;
     api_keys::revoke_all(&mut *transaction, tenant.id).await?;
+    let erasure_id = random_public_id("era");
+    erasure::begin(&mut transaction, tenant.id, &erasure_id, &actor.0).await?;
     let entry = Entry {
         actor: &actor,
         action: Action::TenantDeleted,
@@ -147,7 +170,8 @@ pub(crate) async fn delete(
     for shard in shards {
         settled(&app.pool, shard, &xid).await?;
     }
-    Ok(StatusCode::NO_CONTENT)
+    let location = format!("/v1/erasures/{erasure_id}");
+    Ok((StatusCode::NO_CONTENT, [(header::LOCATION, location)]).into_response())
 }
 
 pub(crate) async fn list(

@@ -3,7 +3,12 @@
 //! (`Actor`, `Tenant`, `Session`, `Arrived`) was put there here.
 
 mod password;
+pub(crate) mod portal;
+mod request_rate;
+mod rule;
 mod session;
+mod sign_in;
+mod throttle;
 
 use std::time::{Duration, Instant};
 
@@ -18,47 +23,24 @@ use postrider_proto::{TenantId, state::KeyRole};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-pub(crate) use password::verify as verify_password;
+pub(crate) use password::{ADMIN_LOGIN, hash as hash_password, verify as verify_password};
 pub use password::{PasswordError, set_admin_password};
+pub use request_rate::{REQUEST_RATE_DEFAULT, RequestRates, TENANT_REQUEST_RATE_DEFAULT};
+pub use rule::{Role, Rule};
 pub(crate) use session::{
-    Confirmed, Session, cookie, expired_cookie, session_cookie, sign_in_cookie, tokens_match,
+    Confirmed, Session, Submitted, cookie, expired_cookie, session_cookie, sign_in_cookie, tokens_match,
 };
+pub(crate) use sign_in::{SignIn, sign_in};
 
 use crate::{
     Shared,
+    pages::PageProblem,
     problem::{Kind, Problem},
     tables::{api_keys, tenants},
 };
 
 /// Longer than any honest request takes; what runs past it is given up.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(20);
-
-/// Who may use a route.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
-    /// Anybody.
-    Open,
-    /// A person with a session.
-    SignedIn,
-    /// Admin keys.
-    Admin,
-    /// Admin and producer keys. Whether the tenant is there is the emit's own question.
-    Emit,
-    /// Admin and tenant keys: what is the same for all tenants.
-    Catalogue,
-    /// Admin keys, and tenant keys for their own tenant. The tenant must be there.
-    Own,
-}
-
-impl Rule {
-    const fn admits(self, role: KeyRole) -> bool {
-        match role {
-            KeyRole::Admin => !matches!(self, Self::SignedIn),
-            KeyRole::Producer => matches!(self, Self::Open | Self::Emit),
-            KeyRole::Tenant => matches!(self, Self::Open | Self::Catalogue | Self::Own),
-        }
-    }
-}
 
 /// Who did it, as the audit log names them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,18 +92,8 @@ async fn admit(gate: &Gate, request: &mut Request) -> Result<(), Response> {
         .map_err(|_| Problem::not_found("path").into_response())?;
     match gate.rule {
         Rule::Open => Ok(()),
-        Rule::SignedIn => {
-            let session = Session::of(&gate.app.pool, request.headers())
-                .await
-                .map_err(IntoResponse::into_response)?
-                .ok_or_else(|| Redirect::to("/sign-in").into_response())?;
-            request
-                .extensions_mut()
-                .insert(Actor(format!("person:{}", session.login)));
-            request.extensions_mut().insert(session);
-            Ok(())
-        }
-        Rule::Admin | Rule::Emit | Rule::Catalogue | Rule::Own => {
+        rule if rule.is_for_sessions() => admit_session(gate, request).await,
+        _ => {
             let slug = params
                 .iter()
                 .find_map(|(name, value)| (name == "tenant").then(|| value.to_owned()));
@@ -132,6 +104,27 @@ async fn admit(gate: &Gate, request: &mut Request) -> Result<(), Response> {
     }
 }
 
+async fn admit_session(gate: &Gate, request: &mut Request) -> Result<(), Response> {
+    let page = |problem: Problem| PageProblem::from(problem).into_response();
+    let session = Session::of(&gate.app.pool, request.headers())
+        .await
+        .map_err(page)?
+        .ok_or_else(|| Redirect::to("/sign-in").into_response())?;
+    if !gate
+        .rule
+        .admits_request(session.role, !request.method().is_safe())
+    {
+        return Err(page(match session.role {
+            // What the team's pages are is not for customers to know.
+            Role::Customer => Problem::not_found("page"),
+            _ => Problem::new(Kind::Forbidden, "Your role does not include this. Ask an admin."),
+        }));
+    }
+    request.extensions_mut().insert(session.actor());
+    request.extensions_mut().insert(session);
+    Ok(())
+}
+
 async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> Result<(), Problem> {
     let key = find_key(&gate.app, request.headers()).await?.ok_or_else(|| {
         Problem::new(
@@ -139,7 +132,8 @@ async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> 
             "Send `Authorization: Bearer KEY` with a key that is in force.",
         )
     })?;
-    if !gate.rule.admits(key.role) {
+    gate.app.request_rates.take(&key.actor.0, key.role)?;
+    if !gate.rule.admits_key(key.role) {
         let detail = format!("A key of role {} can't do this.", key.role);
         return Err(Problem::new(Kind::Forbidden, detail));
     }
@@ -165,7 +159,8 @@ pub(crate) async fn admit_producer(app: &Shared, headers: &HeaderMap) -> Result<
             "Send `authorization: Bearer KEY` with a key that is in force.",
         )
     })?;
-    if Rule::Emit.admits(key.role) {
+    app.request_rates.take(&key.actor.0, key.role)?;
+    if Rule::Emit.admits_key(key.role) {
         return Ok(());
     }
     let detail = format!("A key of role {} can't do this.", key.role);
@@ -229,6 +224,7 @@ pub(crate) mod tests {
             defaults: Default::default(),
             public_url: "http://127.0.0.1".to_owned(),
             admin_api_key: "right".to_owned(),
+            request_rates: Default::default(),
             metrics: String::new,
             stop: Default::default(),
             streams: crate::streams(),
@@ -250,21 +246,5 @@ pub(crate) mod tests {
                 "{none}"
             );
         }
-    }
-
-    #[test]
-    fn each_role_reaches_its_own_rules_only() {
-        let rules = [
-            Rule::Open,
-            Rule::SignedIn,
-            Rule::Admin,
-            Rule::Emit,
-            Rule::Catalogue,
-            Rule::Own,
-        ];
-        let reach = |role: KeyRole| rules.map(|rule| rule.admits(role));
-        assert_eq!(reach(KeyRole::Admin), [true, false, true, true, true, true]);
-        assert_eq!(reach(KeyRole::Producer), [true, false, false, true, false, false]);
-        assert_eq!(reach(KeyRole::Tenant), [true, false, false, false, true, true]);
     }
 }

@@ -11,6 +11,9 @@ static HASHES: Semaphore = Semaphore::const_new(2);
 
 const PASSWORD_BYTES_MAX: usize = 1024;
 
+/// The person that the settings make: always there, always an admin.
+pub(crate) const ADMIN_LOGIN: &str = "admin";
+
 #[derive(Debug, thiserror::Error)]
 pub enum PasswordError {
     #[error("a password is 1 to {PASSWORD_BYTES_MAX} bytes")]
@@ -24,17 +27,17 @@ pub enum PasswordError {
 /// Makes the person `admin`, or gives them this password.
 pub async fn set_admin_password(pool: &PgPool, password: &str) -> Result<(), PasswordError> {
     // The same password at every start must not end the sessions and write a row each time.
-    if let Some(person) = people::find(pool, "admin").await?
+    if let Some(person) = people::find(pool, ADMIN_LOGIN).await?
         && verify(Some(&person.password_hash), password).await?
     {
         return Ok(());
     }
     let hash = hash(password).await?;
-    people::put(pool, "admin", &hash).await?;
+    people::put_admin(pool, ADMIN_LOGIN, &hash).await?;
     Ok(())
 }
 
-async fn hash(password: &str) -> Result<String, PasswordError> {
+pub(crate) async fn hash(password: &str) -> Result<String, PasswordError> {
     if password.is_empty() || password.len() > PASSWORD_BYTES_MAX {
         return Err(PasswordError::Length);
     }

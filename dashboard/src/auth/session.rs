@@ -1,32 +1,42 @@
-//! Sessions of people: a random token in a cookie, its hash in the database, and a CSRF token for every form.
-//! Invariant: a form that changes something is read only through `Confirmed`.
+//! Sessions: a random token in a cookie, its hash in the database, and a CSRF token for every form.
+//! Invariant: a form that changes something is read only through `Confirmed` or `Submitted`.
 
 use axum::{
     Form,
-    extract::{DefaultBodyLimit, FromRequest, Request},
+    body::Body,
+    extract::{FromRequest, Request},
     http::{HeaderMap, header},
 };
 use data_encoding::BASE64URL_NOPAD;
-use serde::Deserialize;
-use sqlx::PgPool;
+use postrider_proto::TenantId;
+use serde::{Deserialize, de::DeserializeOwned};
+use sqlx::{PgConnection, PgPool};
 use subtle::ConstantTimeEq;
 
-use super::fingerprint;
+use super::{Actor, Role, Tenant, fingerprint};
 use crate::{
+    input::read_body,
+    pages::PageProblem,
     problem::{Kind, Problem},
-    tables::sessions,
+    tables::sessions::{self, Holder, SessionRow},
 };
 
 const SESSION_COOKIE: &str = "postrider_session";
 const SESSION_HOURS: i32 = 24;
-const FORM_BYTES_MAX: usize = 16 * 1024;
+/// An endpoint's settings with all that may be in them fit in.
+const FORM_BYTES_MAX: usize = 64 * 1024;
 
-/// Of the person who is signed in.
+/// Of the person of the team, or the customer, who looks at a page.
 #[derive(Debug, Clone)]
 pub(crate) struct Session {
+    /// What stands at the top of the page: the person's login, or the tenant's id.
     pub(crate) login: String,
     /// Goes into every form as `csrf`.
     pub(crate) csrf: String,
+    pub(crate) role: Role,
+    /// A customer's own. Pages show nothing of any other.
+    pub(crate) tenant: Option<Tenant>,
+    holder: Holder,
     token_hash: [u8; 32],
 }
 
@@ -37,25 +47,86 @@ impl Session {
         };
         let token_hash = fingerprint(token);
         let found = sessions::find(pool, &token_hash).await?;
-        Ok(found.map(|row| Self {
-            login: row.login,
-            csrf: BASE64URL_NOPAD.encode(&row.csrf),
-            token_hash,
-        }))
+        Ok(found.and_then(|row| Self::read(row, token_hash)))
+    }
+
+    fn read(row: SessionRow, token_hash: [u8; 32]) -> Option<Self> {
+        let csrf = BASE64URL_NOPAD.encode(&row.csrf);
+        match row {
+            SessionRow {
+                person_id: Some(id),
+                login: Some(login),
+                role: Some(role),
+                ..
+            } => Some(Self {
+                login,
+                csrf,
+                role: role.into(),
+                tenant: None,
+                holder: Holder::Person(id),
+                token_hash,
+            }),
+            SessionRow {
+                tenant_id: Some(id),
+                slug: Some(slug),
+                ..
+            } => Some(Self {
+                login: slug.clone(),
+                csrf,
+                role: Role::Customer,
+                tenant: Some(Tenant { id, slug }),
+                holder: Holder::Tenant(id),
+                token_hash,
+            }),
+            _ => None,
+        }
+    }
+
+    /// What the pages are narrowed to: one tenant, or none for the whole system.
+    pub(crate) fn scope(&self) -> Option<TenantId> {
+        self.tenant.as_ref().map(|tenant| tenant.id)
+    }
+
+    pub(crate) fn actor(&self) -> Actor {
+        Actor(match &self.tenant {
+            None => format!("person:{}", self.login),
+            Some(tenant) => format!("portal:{}", tenant.slug),
+        })
     }
 
     /// Makes a session and answers the token that the cookie carries.
-    pub(crate) async fn begin(pool: &PgPool, person_id: i32) -> Result<String, Problem> {
+    pub(crate) async fn begin_for_person(connection: &mut PgConnection, id: i32) -> Result<String, Problem> {
+        Self::begin(connection, Holder::Person(id)).await
+    }
+
+    pub(crate) async fn begin_for_tenant(
+        connection: &mut PgConnection,
+        id: TenantId,
+    ) -> Result<String, Problem> {
+        Self::begin(connection, Holder::Tenant(id)).await
+    }
+
+    async fn begin(connection: &mut PgConnection, holder: Holder) -> Result<String, Problem> {
         let token = BASE64URL_NOPAD.encode(&rand::random::<[u8; 32]>());
         let csrf: [u8; 32] = rand::random();
-        sessions::delete_expired(pool).await?;
-        sessions::insert(pool, &fingerprint(&token), person_id, &csrf, SESSION_HOURS).await?;
+        sessions::delete_expired(&mut *connection).await?;
+        sessions::insert(connection, &fingerprint(&token), holder, &csrf, SESSION_HOURS).await?;
         Ok(token)
     }
 
     pub(crate) async fn end(&self, pool: &PgPool) -> Result<(), Problem> {
         sessions::delete(pool, &self.token_hash).await?;
         Ok(())
+    }
+
+    /// This session, and every other of the same person or of the same tenant's customers.
+    pub(crate) async fn end_everywhere(&self, connection: &mut PgConnection) -> Result<(), Problem> {
+        sessions::delete_all(connection, self.holder).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn count_open(&self, pool: &PgPool) -> Result<i64, Problem> {
+        Ok(sessions::count(pool, self.holder).await?)
     }
 }
 
@@ -105,7 +176,44 @@ pub(crate) fn tokens_match(given: &str, expected: &str) -> bool {
     !expected.is_empty() && bool::from(given.as_bytes().ct_eq(expected.as_bytes()))
 }
 
-/// A form of the person who is signed in, sent from one of our own pages.
+/// A form that was sent from one of this session's own pages.
+pub(crate) struct Submitted<T>(pub(crate) T);
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Token {
+    csrf: String,
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Submitted<T> {
+    type Rejection = PageProblem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, PageProblem> {
+        let (parts, body) = request.into_parts();
+        let body = read_body(body, FORM_BYTES_MAX).await?;
+        let again = || Request::from_parts(parts.clone(), Body::from(body.clone()));
+        let expected = parts
+            .extensions
+            .get::<Session>()
+            .map(|session| session.csrf.as_str())
+            .unwrap_or_default();
+        let given = Form::<Token>::from_request(again(), state).await;
+        let given = given.map(|Form(token)| token).unwrap_or_default();
+        if !tokens_match(&given.csrf, expected) {
+            return Err(Problem::new(
+                Kind::Forbidden,
+                "The form did not come from a page of this session. Go back, reload it and try again.",
+            )
+            .into());
+        }
+        match Form::<T>::from_request(again(), state).await {
+            Ok(Form(form)) => Ok(Self(form)),
+            Err(rejection) => Err(Problem::bad_request(rejection.body_text()).into()),
+        }
+    }
+}
+
+/// One that says nothing but that it was sent, or what was on the page then.
 pub(crate) struct Confirmed {
     /// The number of the latest attempt on the page, where the form is about a delivery.
     pub(crate) seen: Option<i16>,
@@ -114,32 +222,15 @@ pub(crate) struct Confirmed {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ConfirmedForm {
-    csrf: String,
     seen: Option<i16>,
 }
 
 impl<S: Send + Sync> FromRequest<S> for Confirmed {
-    type Rejection = Problem;
+    type Rejection = PageProblem;
 
-    async fn from_request(mut request: Request, state: &S) -> Result<Self, Problem> {
-        let expected = request
-            .extensions()
-            .get::<Session>()
-            .map(|session| session.csrf.clone())
-            .unwrap_or_default();
-        DefaultBodyLimit::max(FORM_BYTES_MAX).apply(&mut request);
-        let given = Form::<ConfirmedForm>::from_request(request, state)
-            .await
-            .map(|Form(form)| form)
-            .unwrap_or_default();
-        if tokens_match(&given.csrf, &expected) {
-            Ok(Self { seen: given.seen })
-        } else {
-            Err(Problem::new(
-                Kind::Forbidden,
-                "The form did not come from a page of this session. Go back, reload it and try again.",
-            ))
-        }
+    async fn from_request(request: Request, state: &S) -> Result<Self, PageProblem> {
+        let Submitted(form) = Submitted::<ConfirmedForm>::from_request(request, state).await?;
+        Ok(Self { seen: form.seen })
     }
 }
 

@@ -6,21 +6,25 @@ use serde_json::{Value, json};
 use super::{operation::Operation, shapes};
 use crate::{
     api::{
+        alerts::AlertForm,
         api_keys::{KeyForm, KeyView},
         audit::AuditView,
         batch::{BatchForm, BatchView},
         deliveries::{DeliveryView, DeliveryWithAttempts},
         endpoint_form::EndpointForm,
         endpoints::EndpointView,
+        erasures::ErasureView,
         event_types::{TypeForm, TypeView},
         events::{EmitForm, EventView},
         listeners::{ListenerForm, ListenerView},
+        portal_links::{LinkForm, LinkView},
+        replays::{DryRun, ReplayForm, ReplayView},
         secrets::{RotateForm, Secrets},
         tenants::{TenantForm, TenantView},
         trials::{ProbeReport, TestAttempt, TrialForm},
     },
     auth::Rule::{Admin, Catalogue, Emit, Open, Own},
-    tables::rotations::RotationRow,
+    tables::{alerts::AlertRow, dead_letters::Group, rotations::RotationRow},
 };
 
 const TENANTS: &str = "/v1/tenants";
@@ -33,6 +37,9 @@ const ENDPOINTS: &str = "/v1/tenants/{tenant}/endpoints";
 const ENDPOINT: &str = "/v1/tenants/{tenant}/endpoints/{endpoint}";
 const DELIVERIES: &str = "/v1/tenants/{tenant}/deliveries";
 const DELIVERY: &str = "/v1/tenants/{tenant}/deliveries/{delivery}";
+const REPLAYS: &str = "/v1/tenants/{tenant}/replays";
+const REPLAY: &str = "/v1/tenants/{tenant}/replays/{replay}";
+const ALERT: &str = "/v1/tenants/{tenant}/endpoints/{endpoint}/alert";
 const KEYS: &str = "/v1/api-keys";
 
 pub(super) fn all() -> impl Iterator<Item = Operation> {
@@ -57,6 +64,15 @@ fn tenants() -> Vec<Operation> {
             .answers::<TenantView>(201, "Made.")
             .answers::<TenantView>(200, "Changed."),
         Operation::get(Own, TENANT, "getTenant", "Read a tenant").answers::<TenantView>(200, "The tenant."),
+        Operation::post(
+            Own,
+            "/v1/tenants/{tenant}/portal-links",
+            "createPortalLink",
+            "Make a link to the tenant's own pages",
+        )
+        .tells("It works once, for a quarter of an hour.")
+        .may_take::<LinkForm>()
+        .answers::<LinkView>(201, "Made. The link is in this answer only."),
         Operation::delete(Admin, TENANT, "deleteTenant", "Delete a tenant")
             .tells("Its endpoints go with it and its keys no longer work. Answers when nothing more is sent for it.")
             .answers_nothing("Deleted."),
@@ -210,6 +226,11 @@ fn endpoints() -> Vec<Operation> {
             "End a listener",
         )
         .answers_nothing("Ended."),
+        Operation::put(Own, ALERT, "putAlert", "Be told of an endpoint's dead letters")
+            .takes::<AlertForm>()
+            .answers::<AlertRow>(200, "An operational event tells when there are as many."),
+        Operation::get(Own, ALERT, "getAlert", "Read an endpoint's alert").answers::<AlertRow>(200, "The alert."),
+        Operation::delete(Own, ALERT, "deleteAlert", "Be told no longer").answers_nothing("Deleted."),
         Operation::get(Own, "/v1/tenants/{tenant}/rotations", "listRotations", "List how far rotations are")
             .answers_page::<RotationRow>("One for each endpoint."),
     ]
@@ -236,7 +257,14 @@ fn deliveries() -> Vec<Operation> {
             )
             .query("since", time(), "Of events from then on.")
             .query("until", time(), "Of events before then.")
-            .answers_page::<DeliveryView>("The newest first."),
+            .query(
+                "format",
+                json!({"type": "string", "enum": ["json", "ndjson", "csv"], "default": "json"}),
+                "`ndjson` and `csv` answer all of them in one stream; so does `Accept`.",
+            )
+            .answers_page::<DeliveryView>("The newest first.")
+            .or_in("application/x-ndjson", json!({"type": "string"}))
+            .or_in("text/csv", json!({"type": "string"})),
         Operation::get(Own, DELIVERY, "getDelivery", "Read a delivery with its attempts")
             .answers::<DeliveryWithAttempts>(200, "The delivery."),
         Operation::post(
@@ -246,6 +274,20 @@ fn deliveries() -> Vec<Operation> {
             "Send a delivery again",
         )
         .answers::<DeliveryWithAttempts>(202, "It is pending again, due now."),
+        Operation::get(Own, "/v1/tenants/{tenant}/dead-letters", "countDeadLetters", "Count dead letters")
+            .answers_list::<Group>("By endpoint, type and reason, the largest first."),
+        Operation::post(Own, REPLAYS, "createReplay", "Send many deliveries again")
+            .tells(
+                "A durable job, within a quarter of each endpoint's places and behind what is live. `missing` sends what \
+                 the endpoint never got. A dry run counts, and answers a sample.",
+            )
+            .may_take::<ReplayForm>()
+            .answers::<ReplayView>(202, "Begun.")
+            .answers::<DryRun>(200, "What a dry run found."),
+        Operation::get(Own, REPLAYS, "listReplays", "List replays").answers_page::<ReplayView>("The newest first."),
+        Operation::get(Own, REPLAY, "getReplay", "Read how far a replay is").answers::<ReplayView>(200, "The replay."),
+        Operation::delete(Own, REPLAY, "cancelReplay", "Cancel a replay")
+            .answers::<ReplayView>(200, "What was sent stays sent; the rest stays as it was."),
     ]
 }
 
@@ -258,6 +300,20 @@ fn administration() -> Vec<Operation> {
             .answers_page::<KeyView>("Without the keys themselves."),
         Operation::delete(Admin, "/v1/api-keys/{key}", "revokeApiKey", "Revoke an API key")
             .answers_nothing("Revoked."),
+        Operation::get(
+            Admin,
+            "/v1/erasures",
+            "listErasures",
+            "List what became of deleted tenants' data",
+        )
+        .answers_page::<ErasureView>("The newest first."),
+        Operation::get(
+            Admin,
+            "/v1/erasures/{erasure}",
+            "getErasure",
+            "Read how far an erasure is",
+        )
+        .answers::<ErasureView>(200, "The erasure."),
         Operation::get(Admin, "/v1/audit", "listAudit", "List who did what")
             .answers_page::<AuditView>("The newest first."),
     ]

@@ -112,6 +112,10 @@ fn introduction() -> String {
             limits::CUSTOM_HEADER_BYTES_MAX
         ),
         format!(
+            "certificates and keys of an endpoint: {} bytes each",
+            limits::TLS_PEM_BYTES_MAX
+        ),
+        format!(
             "a URL: {} bytes; a description: {} bytes",
             limits::URL_BYTES_MAX,
             limits::DESCRIPTION_BYTES_MAX
@@ -129,6 +133,8 @@ fn introduction() -> String {
          not described is refused.\n\n\
          Every POST takes an `Idempotency-Key`: a request that is sent again with the same key and body is done once, \
          and answered again with `Idempotent-Replayed: true` for 72 hours. Refusals are not kept.\n\n\
+         A key may make 200 requests a second when it is a tenant's and 10,000 otherwise, unless the operator has set \
+         other limits; more are refused with 429 and `Retry-After`.\n\n\
          Limits: {}.",
         limits.join("; ")
     )
@@ -219,7 +225,7 @@ fn component_of(status: u16) -> String {
 fn follows_from(rule: Rule, operation: &Operation) -> Vec<u16> {
     let mut statuses = vec![500, 503];
     if rule != Rule::Open {
-        statuses.extend([401, 403]);
+        statuses.extend([401, 403, 429]);
     }
     if operation.path.contains('{') {
         // A path that is not UTF-8 is not found; `.` and `..` in it make clients ask for another one.

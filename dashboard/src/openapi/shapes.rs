@@ -3,13 +3,13 @@
 use postrider_proto::{
     DeadReason, EndpointState, OutcomeKind,
     limits::{
-        BATCH_EVENTS_MAX, CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX, DESCRIPTION_BYTES_MAX,
-        ENDPOINT_CONCURRENCY_MAX, EVENT_ID_CHARS_MAX, EVENT_TYPE_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX,
-        KEY_NAME_BYTES_MAX, ORDERING_KEY_BYTES_MAX, OVERLAP_SECONDS_MAX, RATE_PER_SECOND_MAX,
-        ROTATE_DAYS_MAX, ROTATE_DAYS_MIN, SCHEDULE_STEPS_MAX, SECRET_BYTES_MAX, TIMEOUT_MS_MAX,
-        TIMEOUT_MS_MIN, TYPES_PER_ENDPOINT_MAX, URL_BYTES_MAX,
+        ALERT_DEAD_LETTERS_MAX, BATCH_EVENTS_MAX, CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX,
+        DESCRIPTION_BYTES_MAX, ENDPOINT_CONCURRENCY_MAX, EVENT_ID_CHARS_MAX, EVENT_TYPE_BYTES_MAX,
+        IDEMPOTENCY_KEY_CHARS_MAX, KEY_NAME_BYTES_MAX, ORDERING_KEY_BYTES_MAX, OVERLAP_SECONDS_MAX,
+        RATE_PER_SECOND_MAX, ROTATE_DAYS_MAX, ROTATE_DAYS_MIN, SCHEDULE_STEPS_MAX, SECRET_BYTES_MAX,
+        TIMEOUT_MS_MAX, TIMEOUT_MS_MIN, TLS_PEM_BYTES_MAX, TYPES_PER_ENDPOINT_MAX, URL_BYTES_MAX,
     },
-    state::{KeyRole, SignatureFormat},
+    state::{KeyRole, ReplayKind, ReplayState, SignatureFormat},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -77,6 +77,8 @@ pub(super) fn path_parameter(name: &str) -> (Value, &'static str) {
         "event" => (value(event_id()), "The event's id."),
         "endpoint" => (json!({"type": "string"}), "The endpoint's id, `ep_…`."),
         "delivery" => (json!({"type": "string"}), "The delivery's id, `dlv_…`."),
+        "replay" => (json!({"type": "string"}), "The replay's id."),
+        "erasure" => (json!({"type": "string"}), "The erasure's id, `era_…`."),
         "listener" => (json!({"type": "string"}), "The listener's id, `lis_…`."),
         "key" => (json!({"type": "string"}), "The key's id, `key_…`."),
         _ => (json!({"type": "string"}), "Its id."),
@@ -217,6 +219,44 @@ pub(crate) fn headers_or_null() -> Object {
         .build()
 }
 
+pub(crate) fn tls_or_null() -> Object {
+    let pem = |words| {
+        text_or_null()
+            .max_length(Some(TLS_PEM_BYTES_MAX))
+            .description(Some(words))
+    };
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Object, Type::Null]))
+        .property(
+            "ca_certificates",
+            pem("PEM. The endpoint's certificate must be signed by one of these, and no other will do."),
+        )
+        .property(
+            "client_certificate",
+            pem("PEM. Shown to the endpoint, with the intermediate certificates behind it."),
+        )
+        .property(
+            "client_key",
+            pem("PEM. The private key of the client certificate; never shown again."),
+        )
+        .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)))
+        .description(Some(
+            "Certificates of its own. What is sent replaces what was there, as a whole.",
+        ))
+        .build()
+}
+
+pub(crate) fn tls_fingerprints_or_null() -> Object {
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Object, Type::Null]))
+        .property("ca_certificates", ArrayBuilder::new().items(text()).build())
+        .property("client_certificate", text_or_null())
+        .required("ca_certificates")
+        .required("client_certificate")
+        .description(Some("SHA-256 fingerprints of its own certificates."))
+        .build()
+}
+
 pub(crate) fn concurrency_or_null() -> Object {
     number_or_null(1, ENDPOINT_CONCURRENCY_MAX)
         .description(Some("Requests on the wire at once."))
@@ -303,6 +343,58 @@ pub(crate) fn secret_state() -> Object {
 
 pub(crate) fn dead_reason_or_null() -> Object {
     words_or_null(DeadReason::ALL.iter().map(|reason| reason.as_str()))
+}
+
+pub(crate) fn dead_reason() -> Object {
+    words(DeadReason::ALL.iter().map(|reason| reason.as_str()))
+}
+
+/// Of something that outlives its endpoint.
+pub(crate) fn any_endpoint_state() -> Object {
+    words(EndpointState::ALL.iter().map(|state| state.as_str()))
+}
+
+pub(crate) fn delivery_state_or_null() -> Object {
+    words_or_null(["dead", "delivered", "pending"])
+}
+
+pub(crate) fn replay_kind() -> Object {
+    words(ReplayKind::ALL.iter().map(|kind| kind.as_str()))
+}
+
+pub(crate) fn replay_kind_or_null() -> Object {
+    words_or_null(ReplayKind::ALL.iter().map(|kind| kind.as_str()))
+}
+
+pub(crate) fn replay_state() -> Object {
+    words(ReplayState::ALL.iter().map(|state| state.as_str()))
+}
+
+pub(crate) fn erasure_state() -> Object {
+    words(["running", "done"])
+}
+
+pub(crate) fn alert_threshold() -> Object {
+    ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)))
+        .minimum(Some(1))
+        .maximum(Some(ALERT_DEAD_LETTERS_MAX))
+        .description(Some("Told once when an endpoint has as many."))
+        .build()
+}
+
+pub(crate) fn time_or_null() -> Object {
+    text_or_null()
+        .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime)))
+        .build()
+}
+
+pub(crate) fn type_or_null_plain() -> Object {
+    text_or_null()
+        .pattern(Some(TYPE))
+        .max_length(Some(EVENT_TYPE_BYTES_MAX))
+        .build()
 }
 
 pub(crate) fn outcome() -> Object {

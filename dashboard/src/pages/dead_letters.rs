@@ -44,6 +44,7 @@ pub(crate) async fn show(
 ) -> Result<DeadLettersPage, PageProblem> {
     let after = query.cursor.as_deref().map(listing::decode).transpose()?;
     let filter = Filter {
+        tenant: session.scope(),
         state: Some(DeliveryState::Dead),
         ..Filter::default()
     };

@@ -56,7 +56,7 @@ pub(crate) async fn show(
         (Vec::new(), None)
     } else {
         let filter = Filter {
-            tenant: tenant.map(|row| row.id),
+            tenant: session.scope().or(tenant.map(|row| row.id)),
             state,
             ..Filter::default()
         };

@@ -9,17 +9,23 @@ use axum::{
 };
 use postrider_proto::DeliveryId;
 
-use super::{Frame, Line, Moment, PageProblem, dead_letters::in_words};
+use super::{DoneQuery, Frame, Line, Moment, PageProblem, dead_letters::in_words};
 use crate::{
     Shared,
     api::deliveries::attempts_of,
     auth::{Actor, Arrived, Confirmed, Session},
     deliveries,
+    input::Query,
     problem::Problem,
     replay::Asked,
     tables::{self, events},
     transcript::Attempt,
 };
+
+const DONE: [(&str, &str); 1] = [(
+    "replayed",
+    "It is back in line and goes out as soon as the endpoint has room.",
+)];
 
 #[derive(Template, WebTemplate)]
 #[template(path = "delivery.html")]
@@ -46,9 +52,10 @@ pub(crate) async fn show(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
     Path(id): Path<String>,
+    Query(query): Query<DoneQuery>,
 ) -> Result<DeliveryPage, PageProblem> {
     let id = parse_id(&id)?;
-    let delivery = deliveries::find(&app.pool, None, id)
+    let delivery = deliveries::find(&app.pool, session.scope(), id)
         .await?
         .ok_or_else(|| Problem::not_found("delivery"))?;
     let body = events::load(&app.pool, &[id.event])
@@ -57,7 +64,7 @@ pub(crate) async fn show(
         .map(|event| event.body)
         .unwrap_or_default();
     Ok(DeliveryPage {
-        frame: Frame::new(session, "deliveries"),
+        frame: Frame::new(session, "deliveries").with_done(&query.done, &DONE),
         line: Line::from(&delivery),
         reason: delivery.reason.map(in_words),
         next_attempt: Moment(delivery.due_at),
@@ -68,6 +75,7 @@ pub(crate) async fn show(
 
 pub(crate) async fn replay(
     State(app): State<Shared>,
+    Extension(session): Extension<Session>,
     Extension(actor): Extension<Actor>,
     Path(id): Path<String>,
     Extension(arrived): Extension<Arrived>,
@@ -75,8 +83,9 @@ pub(crate) async fn replay(
 ) -> Result<Redirect, PageProblem> {
     let id = parse_id(&id)?;
     let mut transaction = tables::begin(&app.pool).await?;
-    crate::replay::replay(&mut transaction, &actor, None, id, Asked { arrived, seen }).await?;
+    let asked = Asked { arrived, seen };
+    crate::replay::replay(&mut transaction, &actor, session.scope(), id, asked).await?;
     transaction.commit().await?;
     app.wake.now();
-    Ok(Redirect::to(&format!("/deliveries/{id}")))
+    Ok(Redirect::to(&format!("/deliveries/{id}?done=replayed")))
 }

@@ -1,32 +1,61 @@
 //! The pages, a file for each, rendered on the server and readable without JavaScript.
 //! Invariant: everything that came from outside is text: templates escape it, and no URL of a customer is a link.
 
+pub(crate) mod account;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod delivery;
 pub(crate) mod docs;
+mod menu;
+pub(crate) mod people;
+pub(crate) mod portal;
 pub(crate) mod sign_in;
 
-use askama::Template;
+use std::fmt;
+
+use askama::{Template, filters::HtmlSafe};
 use askama_web::WebTemplate;
 use axum::{
     http::header,
     response::{IntoResponse, Redirect, Response},
 };
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 
-use crate::{auth::Session, deliveries::Delivery, problem::Problem, transcript::outcome_word};
+use serde::Deserialize;
+
+use crate::{
+    auth::{Role, Rule, Session},
+    deliveries::Delivery,
+    problem::{Kind, Problem},
+    transcript::outcome_word,
+};
 
 pub(crate) async fn home() -> Redirect {
     Redirect::to("/deliveries")
 }
 
 pub(crate) async fn stylesheet() -> Response {
+    asset("text/css; charset=utf-8", include_str!("../../assets/style.css"))
+}
+
+pub(crate) async fn script() -> Response {
+    asset(
+        "text/javascript; charset=utf-8",
+        include_str!("../../assets/app.js"),
+    )
+}
+
+pub(crate) async fn mark() -> Response {
+    asset("image/svg+xml", include_str!("../../assets/mark.svg"))
+}
+
+/// Served by the program itself. Looked for again after a while, so that a new version is seen soon.
+fn asset(kind: &'static str, text: &'static str) -> Response {
     let headers = [
-        (header::CONTENT_TYPE, "text/css; charset=utf-8"),
+        (header::CONTENT_TYPE, kind),
         (header::CACHE_CONTROL, "public, max-age=300"),
     ];
-    (headers, include_str!("../../assets/style.css")).into_response()
+    (headers, text).into_response()
 }
 
 /// What stands around every page of a person who is signed in.
@@ -36,6 +65,9 @@ struct Frame {
     csrf: String,
     /// Which entry of the menu is marked.
     here: &'static str,
+    /// What was just done: a sentence that goes away by itself.
+    said: Option<&'static str>,
+    role: Role,
 }
 
 impl Frame {
@@ -44,8 +76,54 @@ impl Frame {
             login: session.login,
             csrf: session.csrf,
             here,
+            said: None,
+            role: session.role,
         }
     }
+
+    /// Whether to show the forms and buttons that lead to routes of this rule.
+    fn may_operate(&self) -> bool {
+        Rule::Operate.admits(self.role)
+    }
+
+    fn is_team(&self) -> bool {
+        self.role != Role::Customer
+    }
+
+    fn role_word(&self) -> &'static str {
+        match self.role {
+            Role::Admin => "admin",
+            Role::Operator => "operator",
+            Role::ReadOnly => "read-only",
+            Role::Customer => "customer",
+        }
+    }
+
+    /// With the sentence for `?done=…`, which a form's handler put there. An unknown word says nothing: what stands in an
+    /// address was perhaps written by somebody else.
+    fn with_done(mut self, done: &str, sentences: &[(&str, &'static str)]) -> Self {
+        self.said = sentences
+            .iter()
+            .find_map(|(word, sentence)| (*word == done).then_some(*sentence));
+        self
+    }
+
+    fn menu(&self) -> impl Iterator<Item = &'static menu::Group> {
+        let team = if self.is_team() { menu::TEAM } else { &[] };
+        let admin = if self.role == Role::Admin {
+            menu::ADMIN
+        } else {
+            &[]
+        };
+        menu::MENU.iter().chain(team).chain(admin)
+    }
+}
+
+/// The query of a page that a form leads back to.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct DoneQuery {
+    done: String,
 }
 
 /// A delivery as a line of a list.
@@ -88,9 +166,27 @@ fn said(delivery: &Delivery) -> String {
     }
 }
 
-/// A time for people, with the exact one for programs.
+/// A time for people, with the exact one for programs. In a template `{{ moment }}` is a `<time>`, which the script turns
+/// into the reader's zone.
 #[derive(Debug, Clone, Copy)]
 struct Moment(Option<DateTime<Utc>>);
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => Ok(()),
+            Some(_) => write!(
+                f,
+                "<time datetime=\"{exact}\" title=\"{exact}\">{}</time>",
+                self.words(),
+                exact = self.exact()
+            ),
+        }
+    }
+}
+
+/// Nothing in it comes from outside.
+impl HtmlSafe for Moment {}
 
 impl Moment {
     fn words(&self) -> String {
@@ -100,7 +196,9 @@ impl Moment {
     }
 
     fn exact(&self) -> String {
-        self.0.map(|time| time.to_rfc3339()).unwrap_or_default()
+        self.0
+            .map(|time| time.to_rfc3339_opts(SecondsFormat::Millis, true))
+            .unwrap_or_default()
     }
 }
 
@@ -126,8 +224,12 @@ impl IntoResponse for PageProblem {
         let status = self.0.status();
         let page = ProblemPage {
             status: status.as_u16(),
-            title: self.0.title(),
-            detail: self.0.detail,
+            // The API's own title speaks of keys.
+            title: match self.0.kind {
+                Kind::Forbidden => "That is not for you to do",
+                _ => self.0.title(),
+            },
+            detail: self.0.in_words(),
         };
         (status, page).into_response()
     }

@@ -1,10 +1,12 @@
-//! Signing in and out. The way people sign in is here and in `auth`, nowhere else.
+//! The forms for signing in and out. Who somebody is, `auth` says.
+
+use std::net::SocketAddr;
 
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::{
     Extension, Form,
-    extract::State,
+    extract::{ConnectInfo, State},
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Redirect, Response},
 };
@@ -14,23 +16,23 @@ use serde::Deserialize;
 use super::PageProblem;
 use crate::{
     Shared,
+    audit::{self, Action, Entry},
     auth::{
-        Confirmed, Session, cookie, expired_cookie, session_cookie, sign_in_cookie, tokens_match,
-        verify_password,
+        Actor, Confirmed, Session, SignIn, cookie, expired_cookie, session_cookie, sign_in, sign_in_cookie,
+        tokens_match,
     },
-    problem::{Kind, Problem},
-    tables::people,
+    problem::Problem,
+    tables,
 };
 
 /// Ties the form to the browser that asked for it: there is no session yet.
 const FORM_COOKIE: &str = "postrider_sign_in";
-const LOGIN_BYTES_MAX: usize = 256;
 
 #[derive(Template, WebTemplate)]
 #[template(path = "sign_in.html")]
 struct SignInPage {
     csrf: String,
-    failed: bool,
+    notice: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -42,43 +44,47 @@ pub(crate) struct SignInForm {
 }
 
 pub(crate) async fn show(State(app): State<Shared>) -> Response {
-    form_page(&app, StatusCode::OK, false)
+    form_page(&app, StatusCode::OK, None)
 }
 
-fn form_page(app: &Shared, status: StatusCode, failed: bool) -> Response {
+fn form_page(app: &Shared, status: StatusCode, notice: Option<String>) -> Response {
     let csrf = BASE64URL_NOPAD.encode(&rand::random::<[u8; 24]>());
     let set = sign_in_cookie(FORM_COOKIE, &csrf, &app.public_url);
-    (status, set_cookie(&set), SignInPage { csrf, failed }).into_response()
+    (status, set_cookie(&set), SignInPage { csrf, notice }).into_response()
 }
 
 pub(crate) async fn submit(
     State(app): State<Shared>,
+    peer: Option<Extension<ConnectInfo<SocketAddr>>>,
     headers: HeaderMap,
     form: Result<Form<SignInForm>, axum::extract::rejection::FormRejection>,
 ) -> Result<Response, PageProblem> {
     let Form(form) = form.map_err(|_| Problem::bad_request("The form can't be read."))?;
     let expected = cookie(&headers, FORM_COOKIE).unwrap_or_default();
     if !tokens_match(&form.csrf, expected) {
-        return Ok(form_page(&app, StatusCode::FORBIDDEN, false));
+        let notice = "The form was too old. Try again.".to_owned();
+        return Ok(form_page(&app, StatusCode::FORBIDDEN, Some(notice)));
     }
-    let is_possible = form.login.len() <= LOGIN_BYTES_MAX && !form.login.contains('\0');
-    let person = match is_possible {
-        true => people::find(&app.pool, &form.login).await?,
-        false => None,
-    };
-    let hash = person.as_ref().map(|person| person.password_hash.as_str());
-    let is_right = verify_password(hash, &form.password).await.map_err(|error| {
-        tracing::error!(%error, "a password could not be checked");
-        Problem::new(Kind::Internal, "It has been logged.")
-    })?;
-    match person {
-        Some(person) if is_right => {
-            let token = Session::begin(&app.pool, person.id).await?;
+    let address = peer.map(|Extension(ConnectInfo(address))| address.ip());
+    Ok(match sign_in(&app, address, &form.login, &form.password).await? {
+        SignIn::Done(token) => {
             let set = session_cookie(&token, &app.public_url);
-            Ok((set_cookie(&set), Redirect::to("/deliveries")).into_response())
+            (set_cookie(&set), Redirect::to("/")).into_response()
         }
-        _ => Ok(form_page(&app, StatusCode::UNAUTHORIZED, true)),
-    }
+        SignIn::Wrong => {
+            let notice = "The login or the password is not right.".to_owned();
+            form_page(&app, StatusCode::UNAUTHORIZED, Some(notice))
+        }
+        SignIn::TooOften(wait) => {
+            let seconds = wait.as_secs() + 1;
+            let notice = format!("Too many attempts. Try again in {seconds} s.");
+            let mut response = form_page(&app, StatusCode::TOO_MANY_REQUESTS, Some(notice));
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            response
+        }
+    })
 }
 
 pub(crate) async fn leave(
@@ -91,7 +97,29 @@ pub(crate) async fn leave(
     Ok((set_cookie(&set), Redirect::to("/sign-in")).into_response())
 }
 
-fn set_cookie(value: &str) -> [(header::HeaderName, HeaderValue); 1] {
+/// Every session of the person, on every machine; of a customer, every one of their tenant.
+pub(crate) async fn leave_everywhere(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Extension(actor): Extension<Actor>,
+    _: Confirmed,
+) -> Result<Response, PageProblem> {
+    let mut transaction = tables::begin(&app.pool).await?;
+    session.end_everywhere(&mut transaction).await?;
+    let entry = Entry {
+        actor: &actor,
+        action: Action::SignedOutEverywhere,
+        tenant: session.scope(),
+        subject: &session.login,
+        detail: None,
+    };
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
+    let set = expired_cookie(&app.public_url);
+    Ok((set_cookie(&set), Redirect::to("/sign-in")).into_response())
+}
+
+pub(super) fn set_cookie(value: &str) -> [(header::HeaderName, HeaderValue); 1] {
     let value = HeaderValue::from_str(value).unwrap_or(HeaderValue::from_static(""));
     [(header::SET_COOKIE, value)]
 }

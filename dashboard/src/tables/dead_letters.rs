@@ -1,9 +1,14 @@
 //! `dead_letters`: read here by endpoint or tenant; the recorder adds them and a replay removes them.
 
-use postrider_proto::{EndpointId, TenantId};
-use sqlx::PgExecutor;
+use postrider_proto::{DeadReason, EndpointId, EndpointState, TenantId};
+use serde::Serialize;
+use sqlx::{FromRow, PgExecutor};
+use utoipa::ToSchema;
 
-use crate::deliveries::{Place, Span};
+use crate::{
+    deliveries::{Place, Span},
+    openapi::shapes,
+};
 
 pub(crate) async fn list_of_endpoint(
     db: impl PgExecutor<'_>,
@@ -55,6 +60,47 @@ pub(crate) async fn tenants_with_any(
     sqlx::query_scalar(
         "select distinct tenant_id from postrider.dead_letter_counts where count > 0 order by tenant_id limit $1",
     )
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+/// Dead letters of one endpoint, type and reason.
+#[derive(Debug, Clone, Serialize, FromRow, ToSchema)]
+#[schema(as = DeadLetterGroup)]
+pub(crate) struct Group {
+    #[serde(skip)]
+    pub(crate) tenant: String,
+    pub(crate) endpoint: String,
+    pub(crate) url: String,
+    #[serde(rename = "type")]
+    pub(crate) event_type: String,
+    #[schema(schema_with = shapes::dead_reason)]
+    pub(crate) reason: DeadReason,
+    pub(crate) count: i64,
+    #[schema(schema_with = shapes::any_endpoint_state)]
+    pub(crate) endpoint_state: EndpointState,
+}
+
+/// The largest first, without a look at the dead letters themselves.
+pub(crate) async fn groups(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+    endpoint: Option<EndpointId>,
+    limit: i64,
+) -> Result<Vec<Group>, sqlx::Error> {
+    sqlx::query_as(
+        "select t.slug as tenant, e.public_id as endpoint, e.url, y.name as event_type, c.reason, c.count,
+            e.state as endpoint_state
+         from postrider.dead_letter_counts c
+         join postrider.endpoints e on e.id = c.endpoint_id
+         join postrider.tenants t on t.id = c.tenant_id and t.deleted_at is null
+         join postrider.event_types y on y.id = c.type_id
+         where c.count > 0 and ($1::int is null or c.tenant_id = $1) and ($2::int is null or c.endpoint_id = $2)
+         order by c.count desc, c.endpoint_id, c.type_id, c.reason limit $3",
+    )
+    .bind(tenant)
+    .bind(endpoint)
     .bind(limit)
     .fetch_all(db)
     .await

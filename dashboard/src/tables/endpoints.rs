@@ -42,6 +42,8 @@ pub(crate) struct EndpointRow {
     pub(crate) settings: EndpointSettings,
     /// Sealed.
     pub(crate) headers: Option<Vec<u8>>,
+    /// Sealed.
+    pub(crate) tls: Option<Vec<u8>>,
     /// Of the current key pair, when it signs with one.
     pub(crate) public_key: Option<String>,
     pub(crate) created_at: DateTime<Utc>,
@@ -60,7 +62,7 @@ impl EndpointRow {
 macro_rules! columns {
     () => {
         "id, tenant_id, public_id, shard, url, description, types, versions, filter, concurrency, rate_per_second, \
-         ordered, retry_schedule, timeout_ms, signature, rotate_every_days, state, state_reason, headers, \
+         ordered, retry_schedule, timeout_ms, signature, rotate_every_days, state, state_reason, headers, tls, \
          created_at, updated_at, \
          (select s.public_key from postrider.secrets s \
           where s.endpoint_id = endpoints.id and s.retires_at is null) as public_key"
@@ -252,12 +254,28 @@ pub(crate) async fn update(
     .await
 }
 
-/// Whoever sets an endpoint going again gives it time anew: its old failures no longer count.
-pub(crate) async fn forget_failures(db: impl PgExecutor<'_>, id: EndpointId) -> Result<(), sqlx::Error> {
-    sqlx::query("delete from postrider.endpoint_health where endpoint_id = $1")
+/// Its own certificates, sealed.
+pub(crate) async fn set_tls(
+    db: impl PgExecutor<'_>,
+    id: EndpointId,
+    sealed: Option<&[u8]>,
+) -> Result<(), sqlx::Error> {
+    sqlx::query("update postrider.endpoints set tls = $2 where id = $1")
         .bind(id)
+        .bind(sealed)
         .execute(db)
         .await?;
+    Ok(())
+}
+
+/// Whoever sets an endpoint going again gives it time anew: its old failures no longer count.
+pub(crate) async fn forget_failures(db: impl PgExecutor<'_>, id: EndpointId) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "update postrider.endpoint_health set failing_since = clock_timestamp() where endpoint_id = $1",
+    )
+    .bind(id)
+    .execute(db)
+    .await?;
     Ok(())
 }
 

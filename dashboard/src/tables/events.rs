@@ -34,7 +34,8 @@ pub(crate) async fn find_number(
     sqlx::query_scalar(
         "select coalesce(
             (select event_id from postrider.event_ids where tenant_id = $1 and id = $2),
-            (select id from postrider.events where id = $3 and tenant_id = $1 and chosen_id is null))",
+            (select id from postrider.events where id = $3 and tenant_id = $1 and chosen_id is null),
+            (select id from postrider.events_held where id = $3 and tenant_id = $1 and chosen_id is null))",
     )
     .bind(tenant)
     .bind(id)
@@ -49,7 +50,14 @@ pub(crate) async fn load(db: impl PgExecutor<'_>, ids: &[EventId]) -> Result<Vec
     sqlx::query_as(
         "select e.id, y.name as type_name, s.version, e.chosen_id, e.ordering_key, e.sequence, e.body, e.full_data
          from unnest($1::uuid[]) as u (id)
-         join postrider.events e on e.id = u.id
+         cross join lateral (
+            select v.id, v.type_id, v.schema_id, v.chosen_id, v.ordering_key, v.sequence, v.body, v.full_data
+            from postrider.events v where v.id = u.id
+            union all
+            select v.id, v.type_id, v.schema_id, v.chosen_id, v.ordering_key, v.sequence, v.body, v.full_data
+            from postrider.events_held v where v.id = u.id
+            limit 1
+         ) e
          join postrider.event_types y on y.id = e.type_id
          join postrider.schemas s on s.id = e.schema_id
          order by e.id desc",

@@ -1,6 +1,7 @@
 //! The SQL, a file for each table, a function for each statement. Only that file writes its table; what moves a
 //! delivery from one table to another in one statement is in `replay`.
 
+pub(crate) mod alerts;
 pub(crate) mod api_keys;
 pub(crate) mod attempts;
 pub(crate) mod audit;
@@ -11,6 +12,7 @@ pub(crate) mod events;
 pub(crate) mod idempotency;
 pub(crate) mod listeners;
 pub(crate) mod people;
+pub(crate) mod portal_links;
 pub(crate) mod queue;
 pub(crate) mod retries;
 pub(crate) mod rotations;

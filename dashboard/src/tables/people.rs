@@ -1,30 +1,81 @@
-//! `people` who may sign in.
+//! `people` of the team who may sign in, each with a role.
 
+use chrono::{DateTime, Utc};
+use postrider_proto::PersonRole;
 use sqlx::{FromRow, PgExecutor};
 
 #[derive(Debug, FromRow)]
 pub(crate) struct PersonRow {
     pub(crate) id: i32,
+    pub(crate) login: String,
     pub(crate) password_hash: String,
+    pub(crate) role: PersonRole,
+    pub(crate) created_at: DateTime<Utc>,
+    /// Of the sessions that are open now.
+    pub(crate) sessions: i64,
+}
+
+macro_rules! person {
+    ($rest:literal) => {
+        concat!(
+            "select p.id, p.login, p.password_hash, p.role, p.created_at,
+                (select count(*) from postrider.sessions s
+                 where s.person_id = p.id and s.expires_at > clock_timestamp()) as sessions
+             from postrider.people p ",
+            $rest
+        )
+    };
 }
 
 pub(crate) async fn find(db: impl PgExecutor<'_>, login: &str) -> Result<Option<PersonRow>, sqlx::Error> {
-    sqlx::query_as("select id, password_hash from postrider.people where login = $1")
+    sqlx::query_as(person!("where p.login = $1"))
         .bind(login)
         .fetch_optional(db)
         .await
 }
 
-/// A new password ends the person's sessions.
-pub(crate) async fn put(
+pub(crate) async fn list(
+    db: impl PgExecutor<'_>,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<PersonRow>, sqlx::Error> {
+    sqlx::query_as(person!("where p.login > $1 order by p.login limit $2"))
+        .bind(after)
+        .bind(limit)
+        .fetch_all(db)
+        .await
+}
+
+/// False when the login is taken.
+pub(crate) async fn insert(
+    db: impl PgExecutor<'_>,
+    login: &str,
+    password_hash: &str,
+    role: PersonRole,
+) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query(
+        "insert into postrider.people (login, password_hash, role) values ($1, $2, $3::postrider.person_role)
+         on conflict (login) do nothing",
+    )
+    .bind(login)
+    .bind(password_hash)
+    .bind(role)
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// Makes an admin of this login and password, or gives them to the one who is there. A new password ends the person's
+/// sessions.
+pub(crate) async fn put_admin(
     db: impl PgExecutor<'_>,
     login: &str,
     password_hash: &str,
 ) -> Result<(), sqlx::Error> {
     sqlx::query(
         "with person as (
-            insert into postrider.people (login, password_hash) values ($1, $2)
-            on conflict (login) do update set password_hash = excluded.password_hash
+            insert into postrider.people (login, password_hash, role) values ($1, $2, 'admin')
+            on conflict (login) do update set password_hash = excluded.password_hash, role = 'admin'
             returning id)
          delete from postrider.sessions s using person p where s.person_id = p.id",
     )
@@ -32,5 +83,41 @@ pub(crate) async fn put(
     .bind(password_hash)
     .execute(db)
     .await?;
+    Ok(())
+}
+
+/// Answers the person's number; their sessions are for the caller to end.
+pub(crate) async fn set_password(
+    db: impl PgExecutor<'_>,
+    login: &str,
+    password_hash: &str,
+) -> Result<Option<i32>, sqlx::Error> {
+    sqlx::query_scalar("update postrider.people set password_hash = $2 where login = $1 returning id")
+        .bind(login)
+        .bind(password_hash)
+        .fetch_optional(db)
+        .await
+}
+
+/// It counts from the person's next request.
+pub(crate) async fn set_role(
+    db: impl PgExecutor<'_>,
+    login: &str,
+    role: PersonRole,
+) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query("update postrider.people set role = $2::postrider.person_role where login = $1")
+        .bind(login)
+        .bind(role)
+        .execute(db)
+        .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// Their sessions must be gone first.
+pub(crate) async fn delete(db: impl PgExecutor<'_>, id: i32) -> Result<(), sqlx::Error> {
+    sqlx::query("delete from postrider.people where id = $1")
+        .bind(id)
+        .execute(db)
+        .await?;
     Ok(())
 }

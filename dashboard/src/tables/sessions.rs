@@ -1,20 +1,46 @@
-//! `sessions` of people. Only the hash of a token is kept.
+//! `sessions` of people and of customers. Only the hash of a token is kept.
 
+use postrider_proto::{PersonRole, TenantId};
 use sqlx::{FromRow, PgExecutor};
 
+/// Of a person, or of a tenant: the others are none.
 #[derive(Debug, FromRow)]
 pub(crate) struct SessionRow {
-    pub(crate) login: String,
     pub(crate) csrf: Vec<u8>,
+    pub(crate) person_id: Option<i32>,
+    pub(crate) login: Option<String>,
+    pub(crate) role: Option<PersonRole>,
+    pub(crate) tenant_id: Option<TenantId>,
+    pub(crate) slug: Option<String>,
 }
 
+/// Whose session it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holder {
+    Person(i32),
+    Tenant(TenantId),
+}
+
+impl Holder {
+    fn columns(self) -> (Option<i32>, Option<TenantId>) {
+        match self {
+            Self::Person(id) => (Some(id), None),
+            Self::Tenant(id) => (None, Some(id)),
+        }
+    }
+}
+
+/// A deleted tenant's sessions are over.
 pub(crate) async fn find(
     db: impl PgExecutor<'_>,
     token_hash: &[u8; 32],
 ) -> Result<Option<SessionRow>, sqlx::Error> {
     sqlx::query_as(
-        "select p.login, s.csrf from postrider.sessions s join postrider.people p on p.id = s.person_id
-         where s.token_hash = $1 and s.expires_at > clock_timestamp()",
+        "select s.csrf, p.id as person_id, p.login, p.role, t.id as tenant_id, t.slug
+         from postrider.sessions s
+         left join postrider.people p on p.id = s.person_id
+         left join postrider.tenants t on t.id = s.tenant_id and t.deleted_at is null
+         where s.token_hash = $1 and s.expires_at > clock_timestamp() and (p.id is not null or t.id is not null)",
     )
     .bind(token_hash.as_slice())
     .fetch_optional(db)
@@ -24,16 +50,18 @@ pub(crate) async fn find(
 pub(crate) async fn insert(
     db: impl PgExecutor<'_>,
     token_hash: &[u8; 32],
-    person_id: i32,
+    holder: Holder,
     csrf: &[u8; 32],
     hours: i32,
 ) -> Result<(), sqlx::Error> {
+    let (person, tenant) = holder.columns();
     sqlx::query(
-        "insert into postrider.sessions (token_hash, person_id, csrf, expires_at)
-         values ($1, $2, $3, clock_timestamp() + make_interval(hours => $4))",
+        "insert into postrider.sessions (token_hash, person_id, tenant_id, csrf, expires_at)
+         values ($1, $2, $3, $4, clock_timestamp() + make_interval(hours => $5))",
     )
     .bind(token_hash.as_slice())
-    .bind(person_id)
+    .bind(person)
+    .bind(tenant)
     .bind(csrf.as_slice())
     .bind(hours)
     .execute(db)
@@ -47,6 +75,29 @@ pub(crate) async fn delete(db: impl PgExecutor<'_>, token_hash: &[u8; 32]) -> Re
         .execute(db)
         .await?;
     Ok(())
+}
+
+/// All of one person, or all that came by links of one tenant.
+pub(crate) async fn delete_all(db: impl PgExecutor<'_>, holder: Holder) -> Result<u64, sqlx::Error> {
+    let (person, tenant) = holder.columns();
+    let done = sqlx::query("delete from postrider.sessions where person_id = $1 or tenant_id = $2")
+        .bind(person)
+        .bind(tenant)
+        .execute(db)
+        .await?;
+    Ok(done.rows_affected())
+}
+
+pub(crate) async fn count(db: impl PgExecutor<'_>, holder: Holder) -> Result<i64, sqlx::Error> {
+    let (person, tenant) = holder.columns();
+    sqlx::query_scalar(
+        "select count(*) from postrider.sessions
+         where (person_id = $1 or tenant_id = $2) and expires_at > clock_timestamp()",
+    )
+    .bind(person)
+    .bind(tenant)
+    .fetch_one(db)
+    .await
 }
 
 pub(crate) async fn delete_expired(db: impl PgExecutor<'_>) -> Result<(), sqlx::Error> {

@@ -10,6 +10,10 @@ pub(crate) struct TenantRow {
     pub(crate) slug: String,
     pub(crate) name: Option<String>,
     pub(crate) rotate_every_days: Option<i16>,
+    /// None is the platform's own.
+    pub(crate) retention_days: Option<i16>,
+    /// It gets what Postrider has to say of every tenant, not only of itself.
+    pub(crate) all_operational_events: bool,
     pub(crate) created_at: DateTime<Utc>,
 }
 
@@ -18,7 +22,7 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> Result<Option<T
         return Ok(None);
     }
     sqlx::query_as(
-        "select id, slug, name, rotate_every_days, created_at from postrider.tenants where slug = $1 and deleted_at is null",
+        "select id, slug, name, rotate_every_days, retention_days, all_operational_events, created_at from postrider.tenants where slug = $1 and deleted_at is null",
     )
     .bind(slug)
     .fetch_optional(db)
@@ -31,6 +35,8 @@ pub(crate) async fn put(
     slug: &str,
     name: Option<&str>,
     rotate_every_days: Option<i16>,
+    retention_days: Option<i16>,
+    all_operational_events: bool,
 ) -> Result<(TenantRow, bool), sqlx::Error> {
     #[derive(FromRow)]
     struct Put {
@@ -39,14 +45,18 @@ pub(crate) async fn put(
         is_new: bool,
     }
     let put: Put = sqlx::query_as(
-        "insert into postrider.tenants (slug, name, rotate_every_days) values ($1, $2, $3)
+        "insert into postrider.tenants (slug, name, rotate_every_days, retention_days, all_operational_events)
+         values ($1, $2, $3, $4, $5)
          on conflict (slug) where deleted_at is null
-         do update set name = excluded.name, rotate_every_days = excluded.rotate_every_days
-         returning id, slug, name, rotate_every_days, created_at, xmax = 0 as is_new",
+         do update set name = excluded.name, rotate_every_days = excluded.rotate_every_days,
+            retention_days = excluded.retention_days, all_operational_events = excluded.all_operational_events
+         returning id, slug, name, rotate_every_days, retention_days, all_operational_events, created_at, xmax = 0 as is_new",
     )
     .bind(slug)
     .bind(name)
     .bind(rotate_every_days)
+    .bind(retention_days)
+    .bind(all_operational_events)
     .fetch_one(db)
     .await?;
     Ok((put.row, put.is_new))
@@ -58,7 +68,7 @@ pub(crate) async fn list(
     limit: i64,
 ) -> Result<Vec<TenantRow>, sqlx::Error> {
     sqlx::query_as(
-        "select id, slug, name, rotate_every_days, created_at from postrider.tenants
+        "select id, slug, name, rotate_every_days, retention_days, all_operational_events, created_at from postrider.tenants
          where deleted_at is null and slug > $1 order by slug limit $2",
     )
     .bind(after)

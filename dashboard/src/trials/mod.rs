@@ -22,6 +22,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::{
     guard::Guard,
     send::{Request, Sender, webhook_headers},
+    tls::TlsSettings,
     vault::{Purpose, Vault},
 };
 use postrider_proto::{
@@ -34,7 +35,7 @@ use url::Url;
 
 use crate::{
     App, Shared,
-    api::secrets::open_in_force,
+    api::{endpoint_certificates::open_tls, secrets::open_in_force},
     problem::{Kind, Problem},
     tables::{
         endpoints::EndpointRow,
@@ -68,7 +69,7 @@ impl Trials {
     /// The guard is the dispatchers' own.
     pub fn new(guard: Guard) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         Ok(Self {
-            sender: Sender::that_sees_certificates(guard)?,
+            sender: Sender::new(guard)?,
             places: Arc::new(Semaphore::new(AT_ONCE_MAX)),
         })
     }
@@ -111,6 +112,8 @@ pub(crate) struct Target {
     pub(crate) secrets: Vec<Secret>,
     pub(crate) timeout: Duration,
     custom: HeaderMap,
+    /// Its own certificates.
+    tls: Option<TlsSettings>,
     /// Which instant of the database's clock it was read at: signatures follow that clock.
     read: (Instant, DateTime<Utc>),
 }
@@ -150,6 +153,7 @@ impl Target {
             secrets: opened.into_iter().map(|one| one.secret).collect(),
             timeout,
             custom: custom_headers(&app.vault, endpoint)?,
+            tls: open_tls(&app.vault, endpoint),
             read: (began, now),
         })
     }
@@ -187,6 +191,7 @@ impl Target {
             headers,
             body,
             timeout,
+            tls: self.tls.as_ref(),
         };
         let (outcome, certificate) = sender.send_and_see(request).await;
         Sent {

@@ -1,17 +1,25 @@
 //! What has to be done every hour, whoever does it.
 
+use std::time::Duration;
+
 use apalis::prelude::{BoxDynError, Data};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 
-use crate::{partitions, planned_rotation, vault::Vault};
+use crate::{partitions, planned_rotation, retention, rollup, vault::Vault};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Duty {
     MakePartitions,
     RotateSecrets,
     ForgetAnswers,
+    RollUpStatistics,
+    DropOld,
 }
+
+/// How long events are kept.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Retention(pub(super) Duration);
 
 /// Answers to repeated requests removed by one statement.
 const ANSWERS_FORGOTTEN_MAX: i64 = 5_000;
@@ -19,13 +27,25 @@ const ANSWERS_FORGOTTEN_MAX: i64 = 5_000;
 const FORGETTING_STEPS_MAX: usize = 1_000;
 
 impl Duty {
-    pub(super) const ALL: [Self; 3] = [Self::MakePartitions, Self::RotateSecrets, Self::ForgetAnswers];
+    pub(super) const ALL: [Self; 5] = [
+        Self::MakePartitions,
+        Self::RotateSecrets,
+        Self::ForgetAnswers,
+        Self::RollUpStatistics,
+        Self::DropOld,
+    ];
 }
 
 /// Each duty can be done twice without harm.
-pub(super) async fn perform(duty: Duty, pool: Data<PgPool>, vault: Data<Vault>) -> Result<(), BoxDynError> {
+pub(super) async fn perform(
+    duty: Duty,
+    pool: Data<PgPool>,
+    vault: Data<Vault>,
+    kept: Data<Retention>,
+) -> Result<(), BoxDynError> {
+    let Data(Retention(kept)) = kept;
     match duty {
-        Duty::MakePartitions => partitions::make_ahead(&pool).await?,
+        Duty::MakePartitions => partitions::make_ahead(&pool, kept).await?,
         Duty::RotateSecrets => {
             let done = planned_rotation::run(&pool, &vault).await?;
             if done != planned_rotation::Done::default() {
@@ -37,6 +57,12 @@ pub(super) async fn perform(duty: Duty, pool: Data<PgPool>, vault: Data<Vault>) 
             }
         }
         Duty::ForgetAnswers => forget_answers(&pool).await?,
+        Duty::RollUpStatistics => rollup::run(&pool).await?,
+        Duty::DropOld => match retention::run(&pool, kept).await {
+            Ok(done) => tracing::debug!(?done, "retention"),
+            // An open transaction was in the way, most often. The next run goes on from here.
+            Err(error) => tracing::warn!(%error, "what is past its retention could not be dropped yet"),
+        },
     }
     tracing::debug!(?duty, "done");
     Ok(())

@@ -1,10 +1,12 @@
 //! Durable background work, carried by apalis. Off the hot path: deliveries never pass through here.
 //!
-//! A cron tick on every node pushes the hour's duties under a key made of the hour, so that one node does them. An
+//! A cron tick on every node pushes the hour's duties under a key made of the hour, so that one node does them. (Where
+//! little is kept the ticks come faster: see `tick_seconds`.) An
 //! apalis job that fails is retried at once and an SQL error ends its worker: each job keeps to its own schedule, and
 //! the workers are started again with a pause.
 
 mod duties;
+mod works;
 
 use std::time::{Duration, SystemTime};
 
@@ -14,11 +16,13 @@ use apalis_postgres::{Config, PostgresStorage};
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
-use crate::vault::Vault;
-use duties::Duty;
+use crate::{notices::Teller, replays::run::Runner, vault::Vault};
+use duties::{Duty, Retention};
+pub(crate) use works::{Work, push};
 
 const QUEUE: &str = "postrider.duties";
 const HOUR_SECONDS: u64 = 3_600;
+const TICK_SECONDS_MIN: u64 = 5;
 /// Duties are in no hurry, and an idle system stays idle.
 const POLL_EVERY: Duration = Duration::from_secs(10);
 const RESTART_WAIT: Duration = Duration::from_secs(5);
@@ -28,12 +32,20 @@ pub(crate) async fn migrate(pool: &PgPool) -> Result<(), apalis_postgres::Error>
     PostgresStorage::setup(pool).await
 }
 
-pub(crate) async fn run(pool: PgPool, vault: Vault, stop: CancellationToken) {
+pub(crate) async fn run(pool: PgPool, vault: Vault, runner: Runner, teller: Teller, stop: CancellationToken) {
+    let every = Every(tick_seconds(runner.retention));
     tokio::join!(
-        keep_running("ticks", &stop, || push_ticks(pool.clone(), stop.clone())),
+        keep_running("ticks", &stop, || push_ticks(pool.clone(), every, stop.clone())),
         keep_running("duties", &stop, || do_duties(
             pool.clone(),
             vault.clone(),
+            Retention(runner.retention),
+            stop.clone()
+        )),
+        teller.run(&stop),
+        keep_running("works", &stop, || works::do_works(
+            pool.clone(),
+            runner.clone(),
             stop.clone()
         )),
     );
@@ -57,39 +69,47 @@ where
     }
 }
 
-/// The start of each hour.
-struct Hourly;
+/// An hour, or a tenth of a retention that is shorter than ten hours.
+fn tick_seconds(retention: Duration) -> u64 {
+    (retention.as_secs() / 10).clamp(TICK_SECONDS_MIN, HOUR_SECONDS)
+}
 
-impl Schedule<Utc> for Hourly {
+/// The start of each so many seconds.
+#[derive(Clone, Copy)]
+struct Every(u64);
+
+impl Schedule<Utc> for Every {
     fn next_tick(&mut self, _: &Utc) -> Option<Tick<Utc>> {
-        Some(Tick::new((hours_since_epoch()? + 1) * HOUR_SECONDS))
+        Some(Tick::new((self.ticks_since_epoch()? + 1) * self.0))
     }
 }
 
-fn hours_since_epoch() -> Option<u64> {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    Some(now.as_secs() / HOUR_SECONDS)
+impl Every {
+    fn ticks_since_epoch(self) -> Option<u64> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        Some(now.as_secs() / self.0)
+    }
+
+    fn this_tick(self) -> String {
+        Tick::<Utc>::new(self.ticks_since_epoch().unwrap_or_default() * self.0)
+            .get_timestamp()
+            .to_string()
+    }
 }
 
-fn this_hour() -> String {
-    Tick::<Utc>::new(hours_since_epoch().unwrap_or_default() * HOUR_SECONDS)
-        .get_timestamp()
-        .to_string()
-}
-
-async fn push_ticks(pool: PgPool, stop: CancellationToken) -> Result<(), WorkerError> {
+async fn push_ticks(pool: PgPool, every: Every, stop: CancellationToken) -> Result<(), WorkerError> {
     // This hour's too, unless somebody has: a program that is restarted often must not miss them all.
-    if let Err(error) = push_hour(this_hour(), &pool).await {
+    if let Err(error) = push_hour(every.this_tick(), &pool).await {
         tracing::warn!(%error, "the duties of this hour could not be pushed");
     }
     let worker = WorkerBuilder::new(worker_name("ticks"))
-        .backend(CronScheduler::new(Hourly))
+        .backend(CronScheduler::new(every))
         .data(pool)
-        .build(push);
+        .build(push_tick);
     worker.run_until(stopped(stop)).await
 }
 
-async fn push(tick: Tick<Utc>, pool: Data<PgPool>) -> Result<(), BoxDynError> {
+async fn push_tick(tick: Tick<Utc>, pool: Data<PgPool>) -> Result<(), BoxDynError> {
     push_hour(tick.get_timestamp().to_string(), &pool).await
 }
 
@@ -107,12 +127,19 @@ async fn push_hour(hour: String, pool: &PgPool) -> Result<(), BoxDynError> {
     Ok(())
 }
 
-async fn do_duties(pool: PgPool, vault: Vault, stop: CancellationToken) -> Result<(), WorkerError> {
-    let storage = duties_storage(&pool).poll_with_strategy(Strategy::new().interval(POLL_EVERY));
+async fn do_duties(
+    pool: PgPool,
+    vault: Vault,
+    kept: Retention,
+    stop: CancellationToken,
+) -> Result<(), WorkerError> {
+    let poll_every = POLL_EVERY.min(kept.0 / 60);
+    let storage = duties_storage(&pool).poll_with_strategy(Strategy::new().interval(poll_every));
     let worker = WorkerBuilder::new(worker_name("duties"))
         .backend(storage)
         .data(pool)
         .data(vault)
+        .data(kept)
         .build(duties::perform);
     worker.run_until(stopped(stop)).await
 }

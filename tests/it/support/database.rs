@@ -2,6 +2,7 @@
 //! Durability is as Postgres ships it, so that what is proven here holds elsewhere.
 
 use std::{
+    path::{Path, PathBuf},
     process::{Child, Stdio},
     sync::{
         Arc, OnceLock,
@@ -41,8 +42,13 @@ impl Database {
 
     /// On a server of its own, for a test that does something to the server.
     pub(crate) async fn on_private_server() -> Self {
-        let server = tokio::task::spawn_blocking(start).await.expect("a server");
-        Self::copy_of(Arc::new(server), TEMPLATE).await
+        Self::on_private_server_in(std::env::temp_dir(), "").await
+    }
+
+    /// The same, below this folder and with these lines of configuration.
+    pub(crate) async fn on_private_server_in(folder: PathBuf, settings: &'static str) -> Self {
+        let server = tokio::task::spawn_blocking(move || start(&folder, settings)).await;
+        Self::copy_of(Arc::new(server.expect("a server")), TEMPLATE).await
     }
 
     /// Without our schema.
@@ -65,6 +71,26 @@ impl Database {
         restart.stdout(Stdio::null()).stderr(Stdio::null());
         let ended = tokio::task::spawn_blocking(move || restart.status()).await;
         assert!(ended.expect("waited for").expect("pg_ctl starts").success());
+    }
+
+    /// Starts a server that went down by itself; one that runs is left alone.
+    pub(crate) async fn start_server(&self) -> bool {
+        let mut start = self.server.cluster.command("pg_ctl");
+        start.args(["start", "-w", "-s", "-l"]);
+        start.arg(self.server.cluster.home().log());
+        start.stdout(Stdio::null()).stderr(Stdio::null());
+        let ended = tokio::task::spawn_blocking(move || start.status()).await;
+        ended.expect("waited for").expect("pg_ctl starts").success()
+    }
+
+    /// The socket that the server listens on.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.server.cluster.home().sockets().join(".s.PGSQL.5432")
+    }
+
+    /// A program of the server's, such as `pg_dump`, to be given arguments.
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.server.cluster
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -154,13 +180,16 @@ async fn run(cluster: &Cluster, statement: &str) {
 
 fn shared() -> Arc<Shared> {
     // On a thread of its own: a test's own runtime is busy waiting for this.
-    let start = || Arc::new(std::thread::spawn(start).join().expect("the test cluster starts"));
+    let start = || {
+        let started = std::thread::spawn(|| start(&std::env::temp_dir(), ""));
+        Arc::new(started.join().expect("the test cluster starts"))
+    };
     SHARED.get_or_init(start).clone()
 }
 
-fn start() -> Shared {
+fn start(below: &Path, settings: &str) -> Shared {
     let account = Account::for_server().expect("an account for the server");
-    let folder = std::env::temp_dir().join(format!("postrider-it-{}", uuid::Uuid::new_v4().simple()));
+    let folder = below.join(format!("postrider-it-{}", uuid::Uuid::new_v4().simple()));
     let home = Home::at(folder.clone(), account).expect("a home for the cluster");
     // A test binary has no end of its own to hook into, so a watcher outlives it: it reads until the pipe closes.
     let mut watcher = account.command("/bin/sh".as_ref(), &folder);
@@ -175,7 +204,7 @@ fn start() -> Shared {
         .stderr(Stdio::null());
     let watcher = watcher.spawn().expect("sh starts");
 
-    let cluster = Cluster::start(home, SETTINGS).expect("the test cluster starts");
+    let cluster = Cluster::start(home, &format!("{SETTINGS}{settings}")).expect("the test cluster starts");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
         cluster.make_database().await.expect("the owner is made");
@@ -184,7 +213,10 @@ fn start() -> Shared {
             .await
             .expect("connected");
         schema::migrate(&pool).await.expect("migrated");
-        partitions::make_ahead(&pool).await.expect("partitions made");
+        let retention = postrider_dispatcher::Settings::default().retention;
+        partitions::make_ahead(&pool, retention)
+            .await
+            .expect("partitions made");
         // A template can be copied only while nobody is connected to it.
         pool.close().await;
     });

@@ -3,8 +3,11 @@
 
 mod api;
 mod database;
+mod dns;
 mod fleet;
 mod judges;
+mod namespace;
+mod person;
 mod process;
 mod receiver;
 mod tool;
@@ -13,8 +16,11 @@ use std::{future::Future, time::Duration};
 
 pub(crate) use api::{Api, Endpoint};
 pub(crate) use database::Database;
+pub(crate) use dns::{NameServer, Reply};
 pub(crate) use fleet::{Fleet, repeated, times};
 pub(crate) use judges::{Case, judge, node, python};
+pub(crate) use namespace::{database_inside, run_inside};
+pub(crate) use person::{Form, Person};
 pub(crate) use process::{ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, Launch, MASTER_KEY, Postrider};
 pub(crate) use receiver::{Answer, Received, Receiver, most_at_once};
 pub(crate) use tool::{RunningTool, tool, tool_with};

@@ -68,6 +68,17 @@ impl Launch {
     }
 
     pub(crate) async fn start(self) -> Postrider {
+        let started = self.spawn().await.expect("the program told no address");
+        let api = started.api();
+        until("the program is ready", || async {
+            api.is_ready().await.then_some(())
+        })
+        .await;
+        started
+    }
+
+    /// Without waiting until it is ready; none when it ended instead of telling its address.
+    pub(crate) async fn spawn(self) -> Option<Postrider> {
         let mut child = self.command().spawn().expect("the program starts");
         let stderr = child.stderr.take().expect("piped");
         let stdout = child.stdout.take().expect("piped");
@@ -104,16 +115,9 @@ impl Launch {
             printed,
             _data: None,
         };
-        started.address = match tokio::task::spawn_blocking(move || address.recv_timeout(PATIENCE)).await {
-            Ok(Ok(address)) => address,
-            _ => panic!("the program told no address"),
-        };
-        let api = started.api();
-        until("the program is ready", || async {
-            api.is_ready().await.then_some(())
-        })
-        .await;
-        started
+        let told = tokio::task::spawn_blocking(move || address.recv_timeout(PATIENCE)).await;
+        started.address = told.ok()?.ok()?;
+        Some(started)
     }
 }
 

@@ -136,7 +136,11 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// Answers 204 to everything until told otherwise.
     pub(crate) async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        Self::start_at("127.0.0.1:0").await
+    }
+
+    pub(crate) async fn start_at(address: &str) -> Self {
+        let listener = TcpListener::bind(address).await.expect("a port");
         let address = listener.local_addr().expect("bound");
         let shared = Shared {
             book: Arc::default(),

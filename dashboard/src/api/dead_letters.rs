@@ -1,0 +1,26 @@
+//! Dead letters in numbers: by endpoint, type and reason, from counts that are kept beside them. The dead letters
+//! themselves are `GET …/deliveries?state=dead`.
+
+use axum::{Extension, Json, extract::State};
+
+use super::Answer;
+use crate::{
+    Shared,
+    auth::Tenant,
+    listing::Page,
+    tables::dead_letters::{self, Group},
+};
+
+/// An endpoint has few types and reasons: this is more than a tenant may have endpoints.
+const GROUPS_MAX: i64 = 10_000;
+
+pub(crate) async fn groups(
+    State(app): State<Shared>,
+    Extension(tenant): Extension<Tenant>,
+) -> Answer<Page<Group>> {
+    let data = dead_letters::groups(&app.pool, Some(tenant.id), None, GROUPS_MAX).await?;
+    Ok(Json(Page {
+        data,
+        next_cursor: None,
+    }))
+}

@@ -1,0 +1,68 @@
+//! Links that let a customer into the pages of their own tenant.
+//! Invariant: a link works once and for a quarter of an hour, and only its hash is kept.
+
+use chrono::{DateTime, Utc};
+use data_encoding::BASE64URL_NOPAD;
+use sqlx::PgConnection;
+
+use super::{Actor, Session, Tenant, fingerprint};
+use crate::{
+    App,
+    audit::{self, Action, Entry},
+    problem::Problem,
+    tables::{self, portal_links},
+};
+
+const LINK_MINUTES: i32 = 15;
+/// What a token of ours is long; others are not even looked for.
+const TOKEN_CHARS: usize = 43;
+
+pub(crate) struct Link {
+    pub(crate) url: String,
+    pub(crate) expires_at: DateTime<Utc>,
+}
+
+pub(crate) async fn make(
+    app: &App,
+    connection: &mut PgConnection,
+    actor: &Actor,
+    tenant: &Tenant,
+) -> Result<Link, Problem> {
+    let token = BASE64URL_NOPAD.encode(&rand::random::<[u8; 32]>());
+    portal_links::delete_expired(&mut *connection).await?;
+    let expires_at =
+        portal_links::insert(&mut *connection, &fingerprint(&token), tenant.id, LINK_MINUTES).await?;
+    let entry = Entry {
+        actor,
+        action: Action::PortalLinkCreated,
+        tenant: Some(tenant.id),
+        subject: &tenant.slug,
+        detail: None,
+    };
+    audit::write(connection, entry).await?;
+    // In the query: of an address only the path is logged.
+    let url = format!("{}/portal?token={token}", app.public_url.trim_end_matches('/'));
+    Ok(Link { url, expires_at })
+}
+
+/// Uses the link up and opens a session: the token for its cookie, or none when the link no longer works.
+pub(crate) async fn redeem(app: &App, token: &str) -> Result<Option<String>, Problem> {
+    if token.len() != TOKEN_CHARS {
+        return Ok(None);
+    }
+    let mut transaction = tables::begin(&app.pool).await?;
+    let Some(tenant) = portal_links::take(&mut *transaction, &fingerprint(token)).await? else {
+        return Ok(None);
+    };
+    let session = Session::begin_for_tenant(&mut transaction, tenant.id).await?;
+    let entry = Entry {
+        actor: &Actor(format!("portal:{}", tenant.slug)),
+        action: Action::PortalOpened,
+        tenant: Some(tenant.id),
+        subject: &tenant.slug,
+        detail: None,
+    };
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
+    Ok(Some(session))
+}

@@ -1,0 +1,68 @@
+//! How many requests a second each API key may make, so that one caller that runs wild does not take the others' share.
+//! Invariant: one entry for each key that was found good; keys that do not exist are not remembered.
+
+use std::num::NonZeroU32;
+
+use governor::{
+    DefaultKeyedRateLimiter, Quota, RateLimiter,
+    clock::{Clock, DefaultClock},
+};
+use postrider_proto::state::KeyRole;
+
+use crate::problem::Problem;
+
+/// Of an admin or producer key. The team's own programs emit with these.
+pub const REQUEST_RATE_DEFAULT: NonZeroU32 = NonZeroU32::new(10_000).expect("not zero");
+/// Of a tenant key, which is in a customer's hands.
+pub const TENANT_REQUEST_RATE_DEFAULT: NonZeroU32 = NonZeroU32::new(200).expect("not zero");
+
+/// Counted by each process for itself. A key may use a second's worth at once.
+pub struct RequestRates {
+    clock: DefaultClock,
+    ours: DefaultKeyedRateLimiter<String>,
+    tenants: DefaultKeyedRateLimiter<String>,
+}
+
+impl RequestRates {
+    pub fn new(ours: NonZeroU32, tenants: NonZeroU32) -> Self {
+        Self {
+            clock: DefaultClock::default(),
+            ours: RateLimiter::keyed(Quota::per_second(ours)),
+            tenants: RateLimiter::keyed(Quota::per_second(tenants)),
+        }
+    }
+
+    /// Takes one request of the key, or refuses it with the time to wait.
+    pub(super) fn take(&self, key: &str, role: KeyRole) -> Result<(), Problem> {
+        let rate = match role {
+            KeyRole::Admin | KeyRole::Producer => &self.ours,
+            KeyRole::Tenant => &self.tenants,
+        };
+        rate.check_key(&key.to_owned()).map_err(|early| {
+            let wait = early.wait_time_from(self.clock.now());
+            Problem::too_many("This key has made too many requests in the last second.", wait)
+        })
+    }
+}
+
+impl Default for RequestRates {
+    fn default() -> Self {
+        Self::new(REQUEST_RATE_DEFAULT, TENANT_REQUEST_RATE_DEFAULT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_runs_wild_has_to_wait_and_others_do_not() {
+        let rate = |n| NonZeroU32::new(n).expect("not zero");
+        let rates = RequestRates::new(rate(5), rate(2));
+        let taken = |key: &str, role| (0..20).filter(|_| rates.take(key, role).is_ok()).count();
+        assert_eq!(taken("key:1", KeyRole::Tenant), 2);
+        assert_eq!(taken("key:2", KeyRole::Tenant), 2);
+        assert_eq!(taken("key:3", KeyRole::Producer), 5);
+        assert_eq!(taken("key:admin", KeyRole::Admin), 5);
+    }
+}

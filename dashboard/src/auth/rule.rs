@@ -1,0 +1,148 @@
+//! Who may use a route: a table of rules and roles. Pure, and the whole of it: nothing else decides.
+
+use postrider_proto::{PersonRole, state::KeyRole};
+
+/// Who may use a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// Anybody.
+    Open,
+    /// Whoever has a session, about that session: signing out.
+    Session,
+    /// A person of the team about their own account, whatever their role.
+    Account,
+    /// A page that is narrowed to what the session may see: the team, and customers in their own tenant.
+    See,
+    /// Replays, pauses and tests: admins and operators, and customers in their own tenant.
+    Operate,
+    /// Endpoints and their secrets: admins, and customers in their own tenant.
+    Manage,
+    /// A page of the whole system: people of the team, whatever their role.
+    SignedIn,
+    /// People, keys, tenants: admins of the team.
+    Administer,
+    /// Admin keys.
+    Admin,
+    /// Admin and producer keys. Whether the tenant is there is the emit's own question.
+    Emit,
+    /// Admin and tenant keys: what is the same for all tenants.
+    Catalogue,
+    /// Admin keys, and tenant keys for their own tenant. The tenant must be there.
+    Own,
+}
+
+/// What whoever has a session may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Admin,
+    Operator,
+    /// Sees no secret and changes nothing.
+    ReadOnly,
+    /// Came by a portal link: everything, in one tenant.
+    Customer,
+}
+
+impl From<PersonRole> for Role {
+    fn from(role: PersonRole) -> Self {
+        match role {
+            PersonRole::Admin => Self::Admin,
+            PersonRole::Operator => Self::Operator,
+            PersonRole::ReadOnly => Self::ReadOnly,
+        }
+    }
+}
+
+impl Rule {
+    pub const ALL: [Self; 12] = [
+        Self::Open,
+        Self::Session,
+        Self::Account,
+        Self::See,
+        Self::Operate,
+        Self::Manage,
+        Self::SignedIn,
+        Self::Administer,
+        Self::Admin,
+        Self::Emit,
+        Self::Catalogue,
+        Self::Own,
+    ];
+
+    /// Whether it asks for a session; the others ask for a key, and `Open` for nothing.
+    pub const fn is_for_sessions(self) -> bool {
+        matches!(
+            self,
+            Self::Session
+                | Self::Account
+                | Self::See
+                | Self::Operate
+                | Self::Manage
+                | Self::SignedIn
+                | Self::Administer
+        )
+    }
+
+    pub const fn admits_key(self, role: KeyRole) -> bool {
+        match role {
+            KeyRole::Admin => !self.is_for_sessions(),
+            KeyRole::Producer => matches!(self, Self::Open | Self::Emit),
+            KeyRole::Tenant => matches!(self, Self::Open | Self::Catalogue | Self::Own),
+        }
+    }
+
+    pub const fn admits(self, role: Role) -> bool {
+        match self {
+            Self::Open | Self::Session | Self::See => true,
+            Self::Operate => matches!(role, Role::Admin | Role::Operator | Role::Customer),
+            Self::Manage => matches!(role, Role::Admin | Role::Customer),
+            Self::SignedIn | Self::Account => !matches!(role, Role::Customer),
+            Self::Administer => matches!(role, Role::Admin),
+            Self::Admin | Self::Emit | Self::Catalogue | Self::Own => false,
+        }
+    }
+
+    /// The same with the request's method: whatever a route's rule says, who may only look changes nothing.
+    pub const fn admits_request(self, role: Role, changes: bool) -> bool {
+        let is_look = !changes || matches!(self, Self::Open | Self::Session | Self::Account);
+        self.admits(role) && (is_look || !matches!(role, Role::ReadOnly))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_role_reaches_its_own_rules_only() {
+        use Rule::{
+            Account, Admin, Administer, Catalogue, Emit, Manage, Open, Operate, Own, See, Session, SignedIn,
+        };
+        let keys =
+            |role: KeyRole| -> Vec<Rule> { Rule::ALL.into_iter().filter(|r| r.admits_key(role)).collect() };
+        assert_eq!(keys(KeyRole::Admin), [Open, Admin, Emit, Catalogue, Own]);
+        assert_eq!(keys(KeyRole::Producer), [Open, Emit]);
+        assert_eq!(keys(KeyRole::Tenant), [Open, Catalogue, Own]);
+
+        let reach = |role: Role| -> Vec<Rule> { Rule::ALL.into_iter().filter(|r| r.admits(role)).collect() };
+        assert_eq!(
+            reach(Role::Admin),
+            [Open, Session, Account, See, Operate, Manage, SignedIn, Administer]
+        );
+        assert_eq!(
+            reach(Role::Operator),
+            [Open, Session, Account, See, Operate, SignedIn]
+        );
+        assert_eq!(reach(Role::ReadOnly), [Open, Session, Account, See, SignedIn]);
+        assert_eq!(reach(Role::Customer), [Open, Session, See, Operate, Manage]);
+    }
+
+    #[test]
+    fn whoever_only_looks_changes_nothing_but_their_own_account() {
+        let changes: Vec<Rule> = Rule::ALL
+            .into_iter()
+            .filter(|rule| rule.admits_request(Role::ReadOnly, true))
+            .collect();
+        assert_eq!(changes, [Rule::Open, Rule::Session, Rule::Account]);
+        assert!(Rule::See.admits_request(Role::ReadOnly, false));
+    }
+}

@@ -1,0 +1,190 @@
+//! Deliveries as a stream of any length: NDJSON for programs, CSV for tables.
+//! Invariant: a page is in memory at a time. The next is read when the reader has taken the one before, and no connection
+//! to the database is held meanwhile.
+
+use axum::{
+    body::{Body, Bytes},
+    http::{HeaderMap, HeaderValue, header},
+    response::{IntoResponse, Response},
+};
+use http_body_util::channel::Channel;
+use postrider_proto::DeliveryId;
+use sqlx::PgPool;
+
+use crate::{
+    api::deliveries::DeliveryView,
+    deliveries::{self, Filter},
+    problem::Problem,
+};
+
+const PAGE: i64 = 500;
+/// Pages on the way to the reader.
+const PAGES_AHEAD: usize = 1;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Ndjson,
+    Csv,
+}
+
+impl Format {
+    /// By `?format=`, or by what is accepted. None: a page of JSON as ever.
+    pub(crate) fn wanted(query: Option<&str>, headers: &HeaderMap) -> Result<Option<Self>, Problem> {
+        let accepts = |kind: &str| {
+            headers
+                .get_all(header::ACCEPT)
+                .iter()
+                .filter_map(|value| value.to_str().ok())
+                .flat_map(|value| value.split(','))
+                .any(|one| one.split(';').next().is_some_and(|one| one.trim() == kind))
+        };
+        match query {
+            Some("ndjson") => Ok(Some(Self::Ndjson)),
+            Some("csv") => Ok(Some(Self::Csv)),
+            Some("json") => Ok(None),
+            Some(_) => Err(Problem::bad_request("format is json, ndjson or csv.")),
+            None if accepts("application/x-ndjson") => Ok(Some(Self::Ndjson)),
+            None if accepts("text/csv") => Ok(Some(Self::Csv)),
+            None => Ok(None),
+        }
+    }
+
+    const fn content_type(self) -> HeaderValue {
+        match self {
+            Self::Ndjson => HeaderValue::from_static("application/x-ndjson"),
+            Self::Csv => HeaderValue::from_static("text/csv; charset=utf-8"),
+        }
+    }
+
+    const fn file_name(self) -> HeaderValue {
+        match self {
+            Self::Ndjson => HeaderValue::from_static("attachment; filename=\"deliveries.ndjson\""),
+            Self::Csv => HeaderValue::from_static("attachment; filename=\"deliveries.csv\""),
+        }
+    }
+
+    fn head(self) -> String {
+        match self {
+            Self::Ndjson => String::new(),
+            Self::Csv => format!("{}\r\n", DeliveryView::CSV_COLUMNS.join(",")),
+        }
+    }
+
+    fn write(self, view: &DeliveryView, out: &mut String) -> Result<(), serde_json::Error> {
+        match self {
+            Self::Ndjson => {
+                out.push_str(&serde_json::to_string(view)?);
+                out.push('\n');
+            }
+            Self::Csv => {
+                for (index, cell) in view.csv_cells().iter().enumerate() {
+                    if index > 0 {
+                        out.push(',');
+                    }
+                    write_cell(cell, out);
+                }
+                out.push_str("\r\n");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// RFC 4180. A cell that a spreadsheet would take for a formula gets an apostrophe before it: some of these words come
+/// from strangers.
+fn write_cell(cell: &str, out: &mut String) {
+    let formula = cell.starts_with(['=', '+', '-', '@', '\t', '\r']);
+    let quoted = cell.contains(['"', ',', '\n', '\r']);
+    if quoted {
+        out.push('"');
+    }
+    if formula {
+        out.push('\'');
+    }
+    out.push_str(&cell.replace('"', "\"\""));
+    if quoted {
+        out.push('"');
+    }
+}
+
+/// All that the filter admits, behind `after`. None admits nothing.
+pub(crate) fn stream(
+    pool: PgPool,
+    filter: Option<Filter>,
+    after: Option<DeliveryId>,
+    format: Format,
+) -> Response {
+    let (mut sender, body) = Channel::<Bytes, sqlx::Error>::new(PAGES_AHEAD);
+    tokio::spawn(async move {
+        let mut text = format.head();
+        let mut position = after;
+        loop {
+            let page = match &filter {
+                Some(filter) => deliveries::list(&pool, filter, position, PAGE).await,
+                None => Ok((Vec::new(), None)),
+            };
+            let (found, next) = match page {
+                Ok(page) => page,
+                Err(error) => {
+                    // The reader sees a transfer that broke off, and not a file that looks whole.
+                    tracing::warn!(%error, "an export could not be finished");
+                    return sender.abort(error);
+                }
+            };
+            for delivery in &found {
+                if let Err(error) = format.write(&DeliveryView::from(delivery), &mut text) {
+                    return sender.abort(sqlx::Error::Encode(Box::new(error)));
+                }
+            }
+            if !text.is_empty() && sender.send_data(std::mem::take(&mut text).into()).await.is_err() {
+                return;
+            }
+            match next {
+                Some(next) => position = Some(next),
+                None => return,
+            }
+        }
+    });
+    let headers = [
+        (header::CONTENT_TYPE, format.content_type()),
+        (header::CONTENT_DISPOSITION, format.file_name()),
+    ];
+    (headers, Body::new(body)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(text: &str) -> String {
+        let mut out = String::new();
+        write_cell(text, &mut out);
+        out
+    }
+
+    #[test]
+    fn cells_are_quoted_and_formulas_are_disarmed() {
+        assert_eq!(cell("plain"), "plain");
+        assert_eq!(cell("a,\"b\"\n"), "\"a,\"\"b\"\"\n\"");
+        for formula in ["=1+1", "+1", "-1", "@SUM(A1)", "\tx"] {
+            assert_eq!(cell(formula), format!("'{formula}"));
+        }
+        assert_eq!(cell("=HYPERLINK(\"x\",1)"), "\"'=HYPERLINK(\"\"x\"\",1)\"");
+    }
+
+    #[test]
+    fn the_format_is_asked_for_by_name_or_by_what_is_accepted() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(Format::wanted(None, &headers).ok(), Some(None));
+        headers.insert(
+            header::ACCEPT,
+            HeaderValue::from_static("text/html, text/csv;q=0.9"),
+        );
+        assert_eq!(Format::wanted(None, &headers).ok(), Some(Some(Format::Csv)));
+        assert_eq!(
+            Format::wanted(Some("ndjson"), &headers).ok(),
+            Some(Some(Format::Ndjson))
+        );
+        assert!(Format::wanted(Some("xml"), &headers).is_err());
+    }
+}

@@ -1,0 +1,131 @@
+//! People of the team and their roles. For admins.
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::{
+    Extension,
+    extract::{Path, State},
+    response::Redirect,
+};
+use postrider_proto::PersonRole;
+use serde::Deserialize;
+
+use super::{DoneQuery, Frame, Moment, PageProblem};
+use crate::{
+    Shared,
+    auth::{ADMIN_LOGIN, Actor, Confirmed, Session, Submitted},
+    input::Query,
+    people,
+    tables::people as table,
+};
+
+const PEOPLE_SHOWN_MAX: i64 = 500;
+const DONE: [(&str, &str); 2] = [
+    ("changed", "The role is changed, from their next click on."),
+    ("removed", "The person is removed and signed out everywhere."),
+];
+
+struct Person {
+    login: String,
+    role: PersonRole,
+    created: Moment,
+    sessions: i64,
+    /// The settings' own admin, and whoever is looking, are not changed here.
+    is_fixed: bool,
+}
+
+/// A password that is on this page and nowhere else.
+struct NewPassword {
+    login: String,
+    password: String,
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "people.html")]
+pub(crate) struct PeoplePage {
+    frame: Frame,
+    people: Vec<Person>,
+    new: Option<NewPassword>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct AddForm {
+    login: String,
+    role: PersonRole,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct RoleForm {
+    role: PersonRole,
+}
+
+pub(crate) async fn show(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Query(query): Query<DoneQuery>,
+) -> Result<PeoplePage, PageProblem> {
+    let mut page = load(&app, session, None).await?;
+    page.frame = page.frame.with_done(&query.done, &DONE);
+    Ok(page)
+}
+
+async fn load(app: &Shared, session: Session, new: Option<NewPassword>) -> Result<PeoplePage, PageProblem> {
+    let people = table::list(&app.pool, "", PEOPLE_SHOWN_MAX)
+        .await?
+        .into_iter()
+        .map(|row| Person {
+            is_fixed: row.login == ADMIN_LOGIN || row.login == session.login,
+            login: row.login,
+            role: row.role,
+            created: Moment(Some(row.created_at)),
+            sessions: row.sessions,
+        })
+        .collect();
+    Ok(PeoplePage {
+        frame: Frame::new(session, "people"),
+        people,
+        new,
+    })
+}
+
+pub(crate) async fn add(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Extension(actor): Extension<Actor>,
+    Submitted(form): Submitted<AddForm>,
+) -> Result<PeoplePage, PageProblem> {
+    let login = form.login.trim().to_owned();
+    let password = people::add(&app, &actor, &login, form.role).await?;
+    load(&app, session, Some(NewPassword { login, password })).await
+}
+
+pub(crate) async fn set_role(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Path(login): Path<String>,
+    Submitted(form): Submitted<RoleForm>,
+) -> Result<Redirect, PageProblem> {
+    people::set_role(&app, &actor, &login, form.role).await?;
+    Ok(Redirect::to("/people?done=changed"))
+}
+
+pub(crate) async fn reset_password(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Extension(actor): Extension<Actor>,
+    Path(login): Path<String>,
+    _: Confirmed,
+) -> Result<PeoplePage, PageProblem> {
+    let password = people::reset_password(&app, &actor, &login).await?;
+    load(&app, session, Some(NewPassword { login, password })).await
+}
+
+pub(crate) async fn remove(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Path(login): Path<String>,
+    _: Confirmed,
+) -> Result<Redirect, PageProblem> {
+    people::remove(&app, &actor, &login).await?;
+    Ok(Redirect::to("/people?done=removed"))
+}

@@ -1,0 +1,58 @@
+//! `alerts`: asked for here; a dispatcher notes when one has gone off.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::EndpointId;
+use serde::Serialize;
+use sqlx::{FromRow, PgExecutor};
+use utoipa::ToSchema;
+
+#[derive(Debug, Clone, Serialize, FromRow, ToSchema)]
+#[schema(as = Alert)]
+pub(crate) struct AlertRow {
+    pub(crate) dead_letters: i64,
+    /// Since when there are as many. The next event comes only after they were fewer.
+    pub(crate) passed_at: Option<DateTime<Utc>>,
+    pub(crate) asked_by: String,
+    pub(crate) created_at: DateTime<Utc>,
+}
+
+/// A new threshold is armed.
+pub(crate) async fn put(
+    db: impl PgExecutor<'_>,
+    endpoint: EndpointId,
+    dead_letters: i64,
+    asked_by: &str,
+) -> Result<AlertRow, sqlx::Error> {
+    sqlx::query_as(
+        "insert into postrider.alerts as a (endpoint_id, dead_letters, asked_by) values ($1, $2, $3)
+         on conflict (endpoint_id) do update
+         set dead_letters = excluded.dead_letters, asked_by = excluded.asked_by,
+             passed_at = case when a.dead_letters = excluded.dead_letters then a.passed_at end
+         returning dead_letters, passed_at, asked_by, created_at",
+    )
+    .bind(endpoint)
+    .bind(dead_letters)
+    .bind(asked_by)
+    .fetch_one(db)
+    .await
+}
+
+pub(crate) async fn find(
+    db: impl PgExecutor<'_>,
+    endpoint: EndpointId,
+) -> Result<Option<AlertRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select dead_letters, passed_at, asked_by, created_at from postrider.alerts where endpoint_id = $1",
+    )
+    .bind(endpoint)
+    .fetch_optional(db)
+    .await
+}
+
+pub(crate) async fn delete(db: impl PgExecutor<'_>, endpoint: EndpointId) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query("delete from postrider.alerts where endpoint_id = $1")
+        .bind(endpoint)
+        .execute(db)
+        .await?;
+    Ok(done.rows_affected() > 0)
+}

@@ -1,0 +1,52 @@
+//! `portal_links`: hashes of links that were not used yet. Using one deletes its row.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::TenantId;
+use sqlx::{FromRow, PgExecutor};
+
+#[derive(Debug, FromRow)]
+pub(crate) struct LinkedTenant {
+    pub(crate) id: TenantId,
+    pub(crate) slug: String,
+}
+
+/// Answers until when it works.
+pub(crate) async fn insert(
+    db: impl PgExecutor<'_>,
+    token_hash: &[u8; 32],
+    tenant: TenantId,
+    minutes: i32,
+) -> Result<DateTime<Utc>, sqlx::Error> {
+    sqlx::query_scalar(
+        "insert into postrider.portal_links (token_hash, tenant_id, expires_at)
+         values ($1, $2, clock_timestamp() + make_interval(mins => $3)) returning expires_at",
+    )
+    .bind(token_hash.as_slice())
+    .bind(tenant)
+    .bind(minutes)
+    .fetch_one(db)
+    .await
+}
+
+/// The delete is the guard: of two who come with the same link, one gets in.
+pub(crate) async fn take(
+    db: impl PgExecutor<'_>,
+    token_hash: &[u8; 32],
+) -> Result<Option<LinkedTenant>, sqlx::Error> {
+    sqlx::query_as(
+        "delete from postrider.portal_links l using postrider.tenants t
+         where l.token_hash = $1 and l.expires_at > clock_timestamp()
+           and t.id = l.tenant_id and t.deleted_at is null
+         returning t.id, t.slug",
+    )
+    .bind(token_hash.as_slice())
+    .fetch_optional(db)
+    .await
+}
+
+pub(crate) async fn delete_expired(db: impl PgExecutor<'_>) -> Result<(), sqlx::Error> {
+    sqlx::query("delete from postrider.portal_links where expires_at <= clock_timestamp()")
+        .execute(db)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,224 @@
+//! Removing everything that is stored of a tenant that was deleted, as a durable job. Its endpoints no longer send and its
+//! keys no longer work when this begins. What stays is the tenant's row, its endpoints' numbers and the audit log.
+//! Invariant: it ends only after every transaction that could still emit for the tenant has ended.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EventId, TenantId};
+use sqlx::{FromRow, PgConnection, PgExecutor, PgPool};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{
+    jobs::{self, Work},
+    retention::delete_batch,
+};
+
+const WAIT: Duration = Duration::from_millis(500);
+const BATCH: i64 = 2_000;
+
+#[derive(Debug, Clone, FromRow)]
+pub struct Erasure {
+    pub id: i64,
+    pub public_id: String,
+    pub slug: String,
+    pub total: i64,
+    pub done: i64,
+    pub asked_by: String,
+    pub created_at: DateTime<Utc>,
+    pub ended_at: Option<DateTime<Utc>>,
+}
+
+/// The program stops, or the database is away: another one goes on with it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Interrupted {
+    #[error("stopped before the tenant was erased")]
+    Stopped,
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+}
+
+/// In the transaction that deletes the tenant.
+pub async fn begin(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    public_id: &str,
+    asked_by: &str,
+) -> Result<(), sqlx::Error> {
+    let id: i64 = sqlx::query_scalar(
+        "insert into postrider.erasures (public_id, tenant_id, slug, total, asked_by)
+         select $2, t.id, t.slug, (select count(*) from postrider.events e where e.tenant_id = t.id), $3
+         from postrider.tenants t where t.id = $1
+         returning id",
+    )
+    .bind(tenant)
+    .bind(public_id)
+    .bind(asked_by)
+    .fetch_one(&mut *connection)
+    .await?;
+    jobs::push(connection, &Work::Erase { id }).await
+}
+
+pub async fn find(db: impl PgExecutor<'_>, public_id: &str) -> Result<Option<Erasure>, sqlx::Error> {
+    sqlx::query_as(
+        "select id, public_id, slug, total, done, asked_by, created_at, ended_at
+         from postrider.erasures where public_id = $1",
+    )
+    .bind(public_id)
+    .fetch_optional(db)
+    .await
+}
+
+/// The newest first.
+pub async fn list(db: impl PgExecutor<'_>, before: i64, limit: i64) -> Result<Vec<Erasure>, sqlx::Error> {
+    sqlx::query_as(
+        "select id, public_id, slug, total, done, asked_by, created_at, ended_at
+         from postrider.erasures where id < $1 order by id desc limit $2",
+    )
+    .bind(before)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+pub(crate) async fn run(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<(), Interrupted> {
+    loop {
+        match pass(pool, id, stop).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(Interrupted::Stopped) => return Err(Interrupted::Stopped),
+            Err(Interrupted::Database(error)) => {
+                tracing::warn!(%error, erasure = id, "a tenant could not be erased yet; trying again");
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(WAIT) => {}
+            () = stop.cancelled() => return Err(Interrupted::Stopped),
+        }
+    }
+}
+
+/// Removes what there is. Tells whether nothing more can come.
+async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, Interrupted> {
+    let mut db = pool.acquire().await?;
+    // Asked before anything is removed: what is committed later than this is seen by the next pass.
+    let row: Option<(TenantId, bool)> = sqlx::query_as(
+        "select tenant_id, pg_snapshot_xmin(pg_current_snapshot()) > xid
+         from postrider.erasures where id = $1 and ended_at is null",
+    )
+    .bind(id)
+    .fetch_optional(&mut *db)
+    .await?;
+    let Some((tenant, settled)) = row else {
+        return Ok(true);
+    };
+    erase_by_endpoint(&mut db, tenant, stop).await?;
+    let (mut after, highest) = (EventId::LOWEST, EventId(Uuid::max()));
+    while let Some(batch) = delete_batch(&mut db, tenant, after, highest).await? {
+        after = batch.last;
+        sqlx::query("update postrider.erasures set done = done + $2 where id = $1")
+            .bind(id)
+            .bind(batch.deleted as i64)
+            .execute(&mut *db)
+            .await?;
+        if stop.is_cancelled() {
+            return Err(Interrupted::Stopped);
+        }
+    }
+    for statement in [
+        "delete from postrider.event_ids where ctid = any (array(
+            select ctid from postrider.event_ids where tenant_id = $1 limit $2))",
+        "delete from postrider.ordering_keys where ctid = any (array(
+            select ctid from postrider.ordering_keys where tenant_id = $1 limit $2))",
+        "delete from postrider.attempts_held where ctid = any (array(
+            select a.ctid from postrider.events_held h join postrider.attempts_held a on a.event_id = h.id
+            where h.tenant_id = $1 limit $2))",
+        "delete from postrider.events_held where ctid = any (array(
+            select ctid from postrider.events_held where tenant_id = $1 limit $2))",
+        "delete from postrider.replays where id = any (array(
+            select id from postrider.replays where tenant_id = $1 limit $2))",
+    ] {
+        until_none(&mut db, statement, tenant, stop).await?;
+    }
+    forget_settings(&mut db, tenant).await?;
+    if settled {
+        sqlx::query(
+            "update postrider.erasures set ended_at = clock_timestamp(), done = greatest(done, total),
+                total = greatest(done, total) where id = $1",
+        )
+        .bind(id)
+        .execute(&mut *db)
+        .await?;
+    }
+    Ok(settled)
+}
+
+/// Deliveries that wait or are dead. A producer that commits late may add to them.
+async fn erase_by_endpoint(
+    db: &mut PgConnection,
+    tenant: TenantId,
+    stop: &CancellationToken,
+) -> Result<(), Interrupted> {
+    for statement in [
+        "delete from postrider.queue where ctid = any (array(
+            select q.ctid from postrider.endpoints e join postrider.queue q on q.endpoint_id = e.id
+            where e.tenant_id = $1 limit $2))",
+        "delete from postrider.retries where ctid = any (array(
+            select q.ctid from postrider.endpoints e join postrider.retries q on q.endpoint_id = e.id
+            where e.tenant_id = $1 limit $2))",
+        "delete from postrider.dead_letters where ctid = any (array(
+            select ctid from postrider.dead_letters where tenant_id = $1 limit $2))",
+        "delete from postrider.dead_letter_counts where ctid = any (array(
+            select ctid from postrider.dead_letter_counts where tenant_id = $1 limit $2))",
+    ] {
+        until_none(db, statement, tenant, stop).await?;
+    }
+    Ok(())
+}
+
+async fn until_none(
+    db: &mut PgConnection,
+    statement: &'static str,
+    tenant: TenantId,
+    stop: &CancellationToken,
+) -> Result<(), Interrupted> {
+    loop {
+        let gone = sqlx::query(statement)
+            .bind(tenant)
+            .bind(BATCH)
+            .execute(&mut *db)
+            .await?;
+        if gone.rows_affected() == 0 {
+            return Ok(());
+        }
+        if stop.is_cancelled() {
+            return Err(Interrupted::Stopped);
+        }
+    }
+}
+
+/// The endpoints' numbers stay, so that no late row can be taken for another's; what was in them goes.
+async fn forget_settings(db: &mut PgConnection, tenant: TenantId) -> Result<(), sqlx::Error> {
+    for statement in [
+        "delete from postrider.planned_rotations where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.secrets where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.endpoint_health where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.trials where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.listeners where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.alerts where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "update postrider.endpoints set url = 'https://erased.invalid/', description = null, types = '{erased}',
+            versions = null, filter = null, headers = null
+         where tenant_id = $1 and url <> 'https://erased.invalid/'",
+        "update postrider.tenants set name = null where id = $1 and name is not null",
+    ] {
+        sqlx::query(statement).bind(tenant).execute(&mut *db).await?;
+    }
+    Ok(())
+}

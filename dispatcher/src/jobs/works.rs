@@ -1,0 +1,74 @@
+//! Work that somebody asked for: pushed in the transaction of the request, so that it is there if and only if the request
+//! was. It lasts as long as it takes; when its worker dies another one takes it up within seconds.
+
+use std::time::Duration;
+
+use apalis::prelude::*;
+use apalis_postgres::{Config, PostgresStorage};
+use postrider_proto::ReplayId;
+use serde::{Deserialize, Serialize};
+use sqlx::{PgConnection, PgPool};
+use tokio_util::sync::CancellationToken;
+
+use super::{stopped, worker_name};
+use crate::{erasure, replays::run::Runner};
+
+const QUEUE: &str = "postrider.works";
+const POLL_EVERY: Duration = Duration::from_millis(500);
+/// A worker that has not been heard of for four of these is dead. One that only slept does no harm when it wakes: every
+/// step makes sure that it is still wanted.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+const HEARTBEATS_MISSED_MAX: usize = 4;
+/// It is begun anew whenever its worker dies or stops.
+const ATTEMPTS_MAX: i32 = 1_000_000;
+/// Works that one process has under way.
+const AT_ONCE_MAX: usize = 16;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Work {
+    Replay { id: i64 },
+    Erase { id: i64 },
+}
+
+/// In the caller's transaction. The library's own way to push takes a pool: the row is written as it would write it.
+pub(crate) async fn push(connection: &mut PgConnection, work: &Work) -> Result<(), sqlx::Error> {
+    let args = serde_json::to_vec(work).map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
+    sqlx::query(
+        "insert into apalis.jobs (id, job_type, job, status, attempts, max_attempts, run_at, priority)
+         values (apalis.generate_ulid(), $1, $2, 'Pending', 0, $3, clock_timestamp(), 0)",
+    )
+    .bind(QUEUE)
+    .bind(args)
+    .bind(ATTEMPTS_MAX)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+pub(super) async fn do_works(
+    pool: PgPool,
+    runner: Runner,
+    stop: CancellationToken,
+) -> Result<(), WorkerError> {
+    let config = Config::default()
+        .queue(QUEUE)
+        .batch_size(AT_ONCE_MAX)
+        .heartbeat_interval(HEARTBEAT)
+        .missed_heartbeats(HEARTBEATS_MISSED_MAX);
+    let storage = PostgresStorage::new(&pool)
+        .with_config(config)
+        .poll_with_strategy(Strategy::new().interval(POLL_EVERY));
+    let worker = WorkerBuilder::new(worker_name("works"))
+        .backend(storage)
+        .data(runner)
+        .build(perform);
+    worker.run_until(stopped(stop)).await
+}
+
+async fn perform(work: Work, runner: Data<Runner>) -> Result<(), BoxDynError> {
+    match work {
+        Work::Replay { id } => runner.run(ReplayId(id)).await?,
+        Work::Erase { id } => erasure::run(&runner.pool, id, &runner.stop).await?,
+    }
+    Ok(())
+}

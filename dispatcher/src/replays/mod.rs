@@ -1,0 +1,229 @@
+//! Bulk replays: deliveries that are sent again, or events that an endpoint never got, as a durable job.
+//!
+//! Asked for here, in the caller's transaction; carried out by `run.rs` in small steps; what a step takes is in
+//! `chosen.rs`. Progress is derived from what waits where, so that recording an ordinary delivery costs nothing for it.
+//!
+//! Invariant: a step is one transaction that takes deliveries from where they were, puts them in line and moves the part's
+//! cursor past them. Whoever is killed in the middle, no delivery is put in line twice.
+
+mod chosen;
+pub(crate) mod run;
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{
+    DeadReason, DeliveryState, EndpointId, ReplayId, ReplayKind, ReplaySource, ReplayState, TenantId, TypeId,
+};
+use sqlx::{FromRow, PgConnection, PgExecutor};
+
+use crate::jobs::{self, Work};
+
+pub use chosen::{Sampled, count, sample};
+
+/// Deliveries of replays that one endpoint has in line, all its replays together.
+pub const IN_LINE_MAX: i64 = 500;
+/// To each endpoint, unless another pace is asked for.
+pub const RATE_DEFAULT: i32 = 1_000;
+pub const RATE_MAX: i32 = 100_000;
+
+/// What is asked for. Times are those of the events.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    pub tenant: TenantId,
+    pub kind: ReplayKind,
+    pub endpoint: Option<EndpointId>,
+    /// None: whatever has not arrived, be it dead or waiting for its next attempt.
+    pub state: Option<DeliveryState>,
+    pub type_id: Option<TypeId>,
+    pub reason: Option<DeadReason>,
+    pub since: Option<DateTime<Utc>>,
+    pub until: Option<DateTime<Utc>>,
+}
+
+impl Ask {
+    fn sources(&self) -> &'static [ReplaySource] {
+        match (self.kind, self.state) {
+            (ReplayKind::Missing, _) => &[ReplaySource::Missing],
+            (ReplayKind::Deliveries, None) if self.reason.is_none() => {
+                &[ReplaySource::Dead, ReplaySource::Waiting]
+            }
+            (ReplayKind::Deliveries, None | Some(DeliveryState::Dead)) => &[ReplaySource::Dead],
+            (ReplayKind::Deliveries, Some(DeliveryState::Delivered)) => &[ReplaySource::Delivered],
+            (ReplayKind::Deliveries, Some(DeliveryState::Pending)) => &[ReplaySource::Waiting],
+        }
+    }
+}
+
+/// What one endpoint would get from one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    pub endpoint: EndpointId,
+    pub source: ReplaySource,
+    pub total: i64,
+}
+
+/// A replay with its progress as it stands.
+#[derive(Debug, Clone, FromRow)]
+pub struct Replay {
+    pub id: ReplayId,
+    pub public_id: String,
+    pub tenant: String,
+    pub kind: ReplayKind,
+    pub endpoint: Option<String>,
+    pub url: Option<String>,
+    pub delivery_state: Option<String>,
+    pub event_type: Option<String>,
+    pub reason: Option<DeadReason>,
+    pub since: Option<DateTime<Utc>>,
+    pub until: Option<DateTime<Utc>>,
+    pub rate_per_second: i32,
+    pub state: ReplayState,
+    pub asked_by: String,
+    pub created_at: DateTime<Utc>,
+    pub ended_at: Option<DateTime<Utc>>,
+    measured_per_second: Option<f32>,
+    pub total: i64,
+    moved: i64,
+    /// Were no longer there when their turn came.
+    pub skipped: i64,
+    in_line: i64,
+    /// Failed again, and wait for their next attempt.
+    pub retrying: i64,
+    /// Died again.
+    pub dead: i64,
+}
+
+impl Replay {
+    /// Those that were tried, and those that were passed over.
+    pub fn done(&self) -> i64 {
+        (self.moved + self.skipped - self.in_line).max(0)
+    }
+
+    /// A second, lately.
+    pub fn rate(&self) -> Option<f32> {
+        self.measured_per_second
+            .filter(|_| self.state == ReplayState::Running)
+    }
+
+    pub fn seconds_left(&self) -> Option<i64> {
+        let rate = self.rate().filter(|rate| *rate > 0.01)?;
+        Some(((self.total - self.done()).max(0) as f32 / rate).ceil() as i64)
+    }
+}
+
+macro_rules! replay {
+    ($filter:literal) => {
+        concat!(
+            "select r.id, r.public_id, t.slug as tenant, r.kind, e.public_id as endpoint, e.url, r.delivery_state,
+                y.name as event_type, r.reason, r.since, r.until, r.rate_per_second, r.state, r.asked_by, r.created_at,
+                r.ended_at, r.measured_per_second, p.total, p.moved, p.skipped, p.in_line, p.retrying, p.dead
+             from postrider.replays r
+             join postrider.tenants t on t.id = r.tenant_id
+             left join postrider.endpoints e on e.id = r.endpoint_id
+             left join postrider.event_types y on y.id = r.type_id
+             cross join lateral (
+                select coalesce(sum(p.total), 0)::bigint as total, coalesce(sum(p.moved), 0)::bigint as moved,
+                    coalesce(sum(p.skipped), 0)::bigint as skipped, coalesce(sum(w.in_line), 0)::bigint as in_line,
+                    coalesce(sum(w.retrying), 0)::bigint as retrying, coalesce(sum(w.dead), 0)::bigint as dead
+                from (
+                    select endpoint_id, sum(total) as total, sum(moved) as moved, sum(skipped) as skipped
+                    from postrider.replay_parts where replay_id = r.id group by endpoint_id
+                ) p
+                cross join lateral (
+                    select (select count(*) from postrider.queue q
+                            where q.endpoint_id = p.endpoint_id and q.replay_id = r.public_id) as in_line,
+                           (select count(*) from postrider.retries q
+                            where q.endpoint_id = p.endpoint_id and q.replay_id = r.public_id) as retrying,
+                           (select count(*) from postrider.dead_letters q
+                            where q.endpoint_id = p.endpoint_id and q.replay_id = r.public_id) as dead
+                ) w
+             ) p ",
+            $filter
+        )
+    };
+}
+
+/// Writes down what is to be done, and pushes the job that does it, in the caller's transaction.
+pub async fn begin(
+    connection: &mut PgConnection,
+    public_id: &str,
+    ask: &Ask,
+    parts: &[Part],
+    rate_per_second: i32,
+    asked_by: &str,
+) -> Result<ReplayId, sqlx::Error> {
+    let id: ReplayId = sqlx::query_scalar(
+        "insert into postrider.replays (public_id, tenant_id, kind, endpoint_id, delivery_state, type_id, reason, since,
+            until, rate_per_second, asked_by)
+         values ($1, $2, $3::postrider.replay_kind, $4, $5, $6, $7::postrider.dead_reason, $8, $9, $10, $11)
+         returning id",
+    )
+    .bind(public_id)
+    .bind(ask.tenant)
+    .bind(ask.kind)
+    .bind(ask.endpoint)
+    .bind(ask.state.map(DeliveryState::as_str))
+    .bind(ask.type_id)
+    .bind(ask.reason)
+    .bind(ask.since)
+    .bind(ask.until)
+    .bind(rate_per_second)
+    .bind(asked_by)
+    .fetch_one(&mut *connection)
+    .await?;
+    sqlx::query(
+        "insert into postrider.replay_parts (replay_id, endpoint_id, source, total)
+         select $1, * from unnest($2::int[], $3::postrider.replay_source[], $4::bigint[])",
+    )
+    .bind(id)
+    .bind(parts.iter().map(|part| part.endpoint.0).collect::<Vec<_>>())
+    .bind(parts.iter().map(|part| part.source).collect::<Vec<_>>())
+    .bind(parts.iter().map(|part| part.total).collect::<Vec<_>>())
+    .execute(&mut *connection)
+    .await?;
+    jobs::push(connection, &Work::Replay { id: id.0 }).await?;
+    Ok(id)
+}
+
+/// Nothing more is put in line. What is in line already goes out: it may be on the wire. Tells whether it was running.
+pub async fn cancel(db: impl PgExecutor<'_>, id: ReplayId) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query(
+        "update postrider.replays set state = 'cancelled', ended_at = clock_timestamp()
+         where id = $1 and state = 'running'",
+    )
+    .bind(id)
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// Of one tenant, or of any.
+pub async fn find(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+    public_id: &str,
+) -> Result<Option<Replay>, sqlx::Error> {
+    sqlx::query_as(replay!(
+        "where r.public_id = $1 and ($2::int is null or r.tenant_id = $2)"
+    ))
+    .bind(public_id)
+    .bind(tenant)
+    .fetch_optional(db)
+    .await
+}
+
+/// The newest first.
+pub async fn list(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+    before: i64,
+    limit: i64,
+) -> Result<Vec<Replay>, sqlx::Error> {
+    sqlx::query_as(replay!(
+        "where r.id < $1 and ($2::int is null or r.tenant_id = $2) order by r.id desc limit $3"
+    ))
+    .bind(before)
+    .bind(tenant)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}

@@ -1,0 +1,79 @@
+//! Minutes become hours, and old ones go. Done every hour by a duty of `jobs`.
+//! Invariant: an hour is made from its minutes while they are all there, and made anew it comes out the same.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgPool;
+
+/// Minutes are read for charts of a day; a little longer gives a missed duty time.
+const MINUTES_KEPT_HOURS: i32 = 50;
+const HOURS_KEPT_DAYS: i32 = 90;
+/// The latest hour is made again: a dispatcher may have written its last minute late.
+const MADE_AGAIN_HOURS: i32 = 2;
+
+pub(crate) async fn run(pool: &PgPool) -> Result<(), sqlx::Error> {
+    for hour in hours_to_make(pool).await? {
+        make(pool, hour).await?;
+    }
+    for (statement, kept) in [
+        (
+            "delete from postrider.minute_statistics where minute < clock_timestamp() - make_interval(hours => $1)",
+            MINUTES_KEPT_HOURS,
+        ),
+        (
+            "delete from postrider.hour_statistics where hour < clock_timestamp() - make_interval(days => $1)",
+            HOURS_KEPT_DAYS,
+        ),
+    ] {
+        sqlx::query(statement).bind(kept).execute(pool).await?;
+    }
+    Ok(())
+}
+
+/// Hours that are over, from a little before the latest one made.
+async fn hours_to_make(pool: &PgPool) -> Result<Vec<DateTime<Utc>>, sqlx::Error> {
+    sqlx::query_scalar(
+        "select hour from generate_series(
+             greatest(
+                 (select max(hour) from postrider.hour_statistics where endpoint_id = 0) - make_interval(hours => $1),
+                 date_trunc('hour', clock_timestamp(), 'UTC') - make_interval(hours => $2)),
+             date_trunc('hour', clock_timestamp(), 'UTC') - interval '1 hour', interval '1 hour') as hour",
+    )
+    .bind(MADE_AGAIN_HOURS)
+    .bind(MINUTES_KEPT_HOURS - 1)
+    .fetch_all(pool)
+    .await
+}
+
+async fn make(pool: &PgPool, hour: DateTime<Utc>) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "with minute as materialized (
+             select * from postrider.minute_statistics where minute >= $1 and minute < $1 + interval '1 hour'
+         ),
+         total as (
+             select endpoint_id, sum(delivered) as delivered, sum(retried) as retried, sum(dead) as dead
+             from minute group by endpoint_id
+         ),
+         class as (
+             select endpoint_id, array_agg(sum order by place) as counts from (
+                 select m.endpoint_id, u.place, sum(u.count)::int from minute m,
+                     unnest(m.classes) with ordinality as u (count, place) group by m.endpoint_id, u.place) c
+             group by endpoint_id
+         ),
+         duration as (
+             select endpoint_id, array_agg(sum order by place) as counts from (
+                 select m.endpoint_id, u.place, sum(u.count)::int from minute m,
+                     unnest(m.durations) with ordinality as u (count, place) group by m.endpoint_id, u.place) d
+             group by endpoint_id
+         )
+         insert into postrider.hour_statistics (endpoint_id, hour, delivered, retried, dead, classes, durations)
+         select t.endpoint_id, $1, t.delivered, t.retried, t.dead, c.counts, d.counts
+         from total t join class c using (endpoint_id) join duration d using (endpoint_id)
+         on conflict (endpoint_id, hour) do update
+         set delivered = excluded.delivered, retried = excluded.retried, dead = excluded.dead,
+             classes = excluded.classes, durations = excluded.durations",
+    )
+    .bind(hour)
+    .execute(pool)
+    .await?;
+    Ok(())
+}

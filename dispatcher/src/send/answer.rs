@@ -1,0 +1,157 @@
+//! What an endpoint answered, as far as it is looked at and kept.
+//! Invariant: at most 64 KiB of an answer is read and 4 KiB kept, as the bytes that came: nothing is unpacked.
+
+use std::time::Duration;
+
+use http::{HeaderValue, Response, header};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use postrider_proto::{
+    Answer, Outcome, OutcomeKind,
+    limits::{ANSWER_KEPT_BYTES_MAX, ANSWER_READ_BYTES_MAX, RETRY_AFTER_SECONDS_MAX},
+};
+
+/// How far an exchange has come, kept outside of it so that a time limit does not lose it.
+#[derive(Default)]
+pub(super) struct Progress {
+    head: Option<Head>,
+    body: Vec<u8>,
+}
+
+struct Head {
+    status: u16,
+    retry_after: Option<Duration>,
+    text: String,
+}
+
+impl Head {
+    fn of(response: &Response<Incoming>) -> Self {
+        let mut text = format!("{:?} {}\n", response.version(), response.status());
+        for (name, value) in response.headers() {
+            if text.len() >= ANSWER_KEPT_BYTES_MAX {
+                break;
+            }
+            text.push_str(name.as_str());
+            text.push_str(": ");
+            text.push_str(&String::from_utf8_lossy(value.as_bytes()));
+            text.push('\n');
+        }
+        Self {
+            status: response.status().as_u16(),
+            retry_after: response.headers().get(header::RETRY_AFTER).and_then(retry_after),
+            text: kept_text(text),
+        }
+    }
+}
+
+impl Progress {
+    /// The status has decided already; the body is only for people to look at. It ends at the cap, at the time limit,
+    /// or where the connection breaks.
+    pub(super) async fn read(&mut self, mut response: Response<Incoming>) {
+        self.head = Some(Head::of(&response));
+        let mut read = 0;
+        while let Some(Ok(frame)) = response.frame().await {
+            let Some(chunk) = frame.data_ref() else { continue };
+            let room = ANSWER_KEPT_BYTES_MAX - self.body.len();
+            self.body.extend_from_slice(&chunk[..chunk.len().min(room)]);
+            read += chunk.len();
+            if read >= ANSWER_READ_BYTES_MAX {
+                break;
+            }
+        }
+    }
+
+    pub(super) fn outcome(self) -> Outcome {
+        let Some(head) = self.head else {
+            return Outcome::Unreachable {
+                kind: OutcomeKind::BrokenAnswer,
+                error: "no answer".to_owned(),
+            };
+        };
+        let answer = Answer {
+            head: head.text,
+            body: self.body,
+        };
+        match head.status {
+            200..=299 => Outcome::Accepted {
+                status: head.status,
+                answer,
+            },
+            status => Outcome::Refused {
+                status,
+                retry_after: head.retry_after,
+                answer,
+            },
+        }
+    }
+
+    /// What there is when the time is over. `connected` tells the person where to look.
+    pub(super) fn cut_off(self, limit: Duration, connected: bool) -> Outcome {
+        let waited_for = if connected { "no answer" } else { "no connection" };
+        match self.head {
+            Some(_) => self.outcome(),
+            None => Outcome::Unreachable {
+                kind: OutcomeKind::TimedOut,
+                error: format!("{waited_for} in {}", words_for(limit)),
+            },
+        }
+    }
+}
+
+fn words_for(limit: Duration) -> String {
+    match limit.as_millis() {
+        ms if ms % 1000 == 0 => format!("{} s", ms / 1000),
+        ms => format!("{ms} ms"),
+    }
+}
+
+/// Seconds, or an HTTP date. Both are only ever used to postpone, and never past the limit.
+pub fn retry_after(value: &HeaderValue) -> Option<Duration> {
+    let text = value.to_str().ok()?.trim();
+    let most = Duration::from_secs(RETRY_AFTER_SECONDS_MAX);
+    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
+        // More digits than a number can hold is still "very late".
+        return Some(text.parse().map_or(most, Duration::from_secs).min(most));
+    }
+    let at = httpdate::parse_http_date(text).ok()?;
+    Some(
+        at.duration_since(std::time::SystemTime::now())
+            .unwrap_or_default()
+            .min(most),
+    )
+}
+
+/// Postgres takes no NUL in a text.
+pub(super) fn kept_text(text: String) -> String {
+    let end = text.floor_char_boundary(ANSWER_KEPT_BYTES_MAX);
+    text[..end].replace('\0', "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(value: &str) -> Option<u64> {
+        retry_after(&HeaderValue::from_str(value).expect("a header value")).map(|d| d.as_secs())
+    }
+
+    #[test]
+    fn retry_after_is_read_as_seconds_or_a_date_and_clamped() {
+        assert_eq!(asked("120"), Some(120));
+        assert_eq!(asked("99999999999999999999999"), Some(RETRY_AFTER_SECONDS_MAX));
+        assert_eq!(
+            asked("Fri, 31 Dec 9999 23:59:59 GMT"),
+            Some(RETRY_AFTER_SECONDS_MAX)
+        );
+        assert_eq!(asked("Thu, 01 Jan 1970 00:00:00 GMT"), Some(0));
+        for bad in ["", "-5", "soon", "1.5", "12 34"] {
+            assert_eq!(asked(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn kept_text_is_cut_at_a_character_and_holds_no_nul() {
+        let text = kept_text(format!("a\0{}", "é".repeat(5_000)));
+        assert!(text.len() <= ANSWER_KEPT_BYTES_MAX + 2 && !text.contains('\0'));
+    }
+}

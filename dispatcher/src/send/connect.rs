@@ -1,0 +1,286 @@
+//! From a URL's host to a connection: resolve, check every address, connect to one that was checked, through the proxy
+//! where there is one, and shake hands by TLS.
+//! Invariant: no socket is opened to an address and port that `Guard::check` has not allowed a moment before.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::Uri;
+use hyper_util::{
+    client::legacy::connect::{Connected, Connection},
+    rt::TokioIo,
+};
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    task::JoinSet,
+};
+use tokio_rustls::TlsConnector;
+use tower_service::Service;
+use url::Host;
+
+use super::names::{NameError, Names};
+use crate::{
+    guard::{Guard, Refusal},
+    proxy::TunnelError,
+};
+
+/// Of a name's addresses, those that are tried.
+const ADDRESSES_TRIED_MAX: usize = 6;
+/// Before the next address is tried beside one that does not answer.
+const STAGGER: Duration = Duration::from_millis(250);
+/// Longer than any attempt may take: a connection that its attempt no longer waits for ends too.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error("{0}")]
+    Tcp(io::Error),
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
+    #[error("{0}")]
+    Tls(io::Error),
+    #[error("no connection in time")]
+    TooLong,
+}
+
+#[derive(Clone)]
+pub(super) struct Connector {
+    pub(super) guard: Arc<Guard>,
+    pub(super) names: Names,
+    pub(super) tls: Arc<ClientConfig>,
+}
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<Wire>;
+    type Error = ConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, target: Uri) -> Self::Future {
+        let connector = self.clone();
+        Box::pin(async move {
+            match tokio::time::timeout(CONNECT_TIME_MAX, connector.connect(&target)).await {
+                Ok(connected) => connected.map(TokioIo::new),
+                Err(_) => Err(ConnectError::TooLong),
+            }
+        })
+    }
+}
+
+impl Connector {
+    async fn connect(&self, target: &Uri) -> Result<Wire, ConnectError> {
+        let is_tls = target.scheme_str() == Some("https");
+        let port = target.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+        let host = target.host().unwrap_or_default();
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let addresses = self.checked_addresses(host, port).await?;
+        let stream = match &self.guard.egress_proxy {
+            None => first_to_answer(addresses).await.map_err(ConnectError::Tcp)?,
+            Some(_) => self.through_proxy(&addresses).await?,
+        };
+        if !is_tls {
+            return Ok(Wire {
+                stream: Box::new(stream),
+                certificate: None,
+            });
+        }
+        let not_a_name = |_| ConnectError::Refused(Refusal::HostName(host.to_owned()));
+        let name = host.strip_suffix('.').unwrap_or(host).to_owned();
+        let name = ServerName::try_from(name).map_err(not_a_name)?;
+        let stream = TlsConnector::from(self.tls.clone())
+            .connect(name, stream)
+            .await
+            .map_err(ConnectError::Tls)?;
+        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let certificate = shown.map(|der| PeerCertificate(Arc::from(der.as_ref())));
+        Ok(Wire {
+            stream: Box::new(stream),
+            certificate,
+        })
+    }
+
+    /// What may be connected to. When one address of a name may not be called, none is: an answer that mixes them is no
+    /// honest mistake.
+    async fn checked_addresses(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
+        let found = match host.parse::<IpAddr>() {
+            Ok(literal) => Arc::from([literal]),
+            Err(_) => self.names.addresses(host).await?,
+        };
+        for ip in found.iter() {
+            self.guard.check(*ip, port)?;
+            if self.guard.is_ours(*ip, port, is_this_machine) {
+                return Err(Refusal::Ourselves(SocketAddr::new(*ip, port).to_string()).into());
+            }
+        }
+        let addresses = interleaved(&found).take(ADDRESSES_TRIED_MAX);
+        Ok(addresses.map(|ip| SocketAddr::new(ip, port)).collect())
+    }
+
+    async fn through_proxy(&self, addresses: &[SocketAddr]) -> Result<TcpStream, ConnectError> {
+        let mut failed = None;
+        let Some(proxy) = &self.guard.egress_proxy else {
+            return Err(TunnelError::Proxy("is not set".to_owned()).into());
+        };
+        let unreachable = |why: String| TunnelError::Proxy(format!("can't be reached: {why}"));
+        // The operator has named it: it may be anywhere.
+        let found = match &proxy.host {
+            Host::Domain(name) => {
+                let found = self.names.addresses(name).await;
+                found.map_err(|error| unreachable(error.to_string()))?
+            }
+            Host::Ipv4(ip) => Arc::from([IpAddr::V4(*ip)]),
+            Host::Ipv6(ip) => Arc::from([IpAddr::V6(*ip)]),
+        };
+        let places: Vec<SocketAddr> = interleaved(&found)
+            .take(ADDRESSES_TRIED_MAX)
+            .map(|ip| SocketAddr::new(ip, proxy.port))
+            .collect();
+        for address in addresses {
+            let mut stream = first_to_answer(places.clone())
+                .await
+                .map_err(|error| unreachable(super::words::of_io(&error)))?;
+            match proxy.tunnel(&mut stream, *address).await {
+                Ok(()) => return Ok(stream),
+                Err(error @ TunnelError::Proxy(_)) => return Err(error.into()),
+                Err(error @ TunnelError::Endpoint(_)) => failed = Some(error),
+            }
+        }
+        Err(failed
+            .unwrap_or(TunnelError::Proxy("was not asked".to_owned()))
+            .into())
+    }
+}
+
+/// One of each family by turns, so that one that leads nowhere costs one try.
+fn interleaved(found: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '_ {
+    let mut sixes = found.iter().copied().filter(IpAddr::is_ipv6);
+    let mut fours = found.iter().copied().filter(IpAddr::is_ipv4);
+    (0..found.len() * 2).filter_map(move |turn| match turn % 2 {
+        0 => sixes.next(),
+        _ => fours.next(),
+    })
+}
+
+/// Connects to the first address that takes it; the next is tried when one fails, or is silent for a moment.
+async fn first_to_answer(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
+    let mut waiting = addresses.into_iter();
+    let mut tries = JoinSet::new();
+    let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    loop {
+        let more = waiting.len() > 0;
+        if tries.is_empty() && !more {
+            return Err(failed);
+        }
+        if let Some(address) = waiting.next() {
+            tries.spawn(async move {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                Ok(stream)
+            });
+        }
+        tokio::select! {
+            Some(ended) = tries.join_next() => match ended {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(error)) => failed = error,
+                Err(_) => {}
+            },
+            () = tokio::time::sleep(STAGGER), if waiting.len() > 0 => {}
+        }
+    }
+}
+
+/// Whether an address is one of this machine's own. Connecting a datagram socket sends nothing: the system only chooses
+/// where it would send from, and to itself it sends from the very address.
+fn is_this_machine(ip: IpAddr) -> bool {
+    if ip.is_loopback() || ip.is_unspecified() {
+        return true;
+    }
+    let any: SocketAddr = match ip {
+        IpAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+        IpAddr::V6(_) => ([0_u16; 8], 0).into(),
+    };
+    let source = || {
+        let socket = UdpSocket::bind(any)?;
+        socket.connect((ip, 9))?;
+        socket.local_addr()
+    };
+    source().is_ok_and(|source: SocketAddr| source.ip() == ip)
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// What the server showed of itself, in DER. Goes with each answer of its connection.
+#[derive(Clone)]
+pub(super) struct PeerCertificate(pub(super) Arc<[u8]>);
+
+/// A connection, plain or not.
+pub(super) struct Wire {
+    stream: Box<dyn Stream>,
+    certificate: Option<PeerCertificate>,
+}
+
+impl Connection for Wire {
+    fn connected(&self) -> Connected {
+        match &self.certificate {
+            Some(certificate) => Connected::new().extra(certificate.clone()),
+            None => Connected::new(),
+        }
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

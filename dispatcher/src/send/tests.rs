@@ -1,0 +1,104 @@
+//! Receivers that do what no honest one would, on loopback, and what an attempt makes of them.
+
+mod hostile;
+mod proxied;
+mod tls;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::Mutex,
+};
+
+use super::*;
+
+/// Each attempt's time in these tests.
+const LIMIT: Duration = Duration::from_millis(400);
+
+/// The real guard with loopback opened.
+fn guard() -> Guard {
+    Guard {
+        allow_networks: vec!["127.0.0.0/8".parse().expect("a network")],
+        allow_http: true,
+        ..Guard::default()
+    }
+}
+
+fn sender() -> Sender {
+    Sender::new(guard()).expect("a sender")
+}
+
+/// A listener that hands each connection to the script. What the script returns is kept: connections it holds stay open.
+async fn listen<F, T>(script: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
+where
+    F: Future<Output = T> + Send + 'static,
+    T: Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let held = Arc::new(Mutex::new(Vec::new()));
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (ended, held) = (script(stream), held.clone());
+            tokio::spawn(async move {
+                let kept = ended.await;
+                held.lock().await.push(kept);
+            });
+        }
+    });
+    address
+}
+
+/// Reads the request, to the end of its two-byte body.
+async fn read_request(stream: &mut (impl AsyncReadExt + Unpin)) -> String {
+    let mut text = Vec::new();
+    while !text.ends_with(b"\r\n\r\n{}") {
+        match stream.read_u8().await {
+            Ok(byte) => text.push(byte),
+            Err(_) => break,
+        }
+    }
+    String::from_utf8(text).expect("an ASCII request")
+}
+
+/// Reads the request and answers with these bytes as they stand; the connection stays open.
+async fn answering(bytes: impl AsRef<[u8]> + Clone + Send + Sync + 'static) -> SocketAddr {
+    listen(move |mut stream| {
+        let bytes = bytes.clone();
+        async move {
+            read_request(&mut stream).await;
+            let _ = stream.write_all(bytes.as_ref()).await;
+            stream
+        }
+    })
+    .await
+}
+
+async fn post(sender: &Sender, url: &str, tls: Option<&TlsSettings>) -> Outcome {
+    let url = Url::parse(url).expect("a URL");
+    let request = Request {
+        url: &url,
+        headers: webhook_headers("evt_1", 1_700_000_000, "t=1,v1=ab"),
+        body: Bytes::from_static(b"{}"),
+        timeout: LIMIT,
+        tls,
+    };
+    // The limit holds, whatever the receiver does; some room for a busy machine.
+    tokio::time::timeout(LIMIT * 10, sender.send(request))
+        .await
+        .expect("every attempt ends by its time limit")
+}
+
+async fn post_to(address: SocketAddr) -> Outcome {
+    post(&sender(), &format!("http://{address}/hook"), None).await
+}
+
+/// The class and the words of an attempt without an answer.
+fn failure(outcome: Outcome) -> (OutcomeKind, String) {
+    match outcome {
+        Outcome::Unreachable { kind, error } => (kind, error),
+        other => panic!("it was answered: {other:?}"),
+    }
+}

@@ -1,0 +1,262 @@
+//! How an endpoint is met by TLS: whom we trust, and who we are.
+//! Invariant: certificates are always verified; an endpoint's own CA certificates are the only ones it is verified with.
+
+use std::{fmt, sync::Arc};
+
+use postrider_proto::limits::{TLS_CERTIFICATES_MAX, TLS_PEM_BYTES_MAX};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// One provider of cryptography for everything in the process, chosen and not found by chance. Once, at the start.
+pub fn install_provider() {
+    // It fails only when one is installed already.
+    let _ = aws_lc_rs::default_provider().install_default();
+}
+
+/// What an endpoint may have of its own, each a text of PEM blocks.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TlsSettings {
+    /// Its certificate must be signed by one of these, and no other will do.
+    pub ca_certificates: Option<String>,
+    /// What we show it, with the intermediate certificates behind it.
+    pub client_certificate: Option<String>,
+    pub client_key: Option<String>,
+}
+
+/// Without the key.
+impl fmt::Debug for TlsSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsSettings")
+            .field("ca_certificates", &self.ca_certificates.is_some())
+            .field("client_certificate", &self.client_certificate.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is wrong with them: the field and the reason.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} {reason}")]
+pub struct TlsFault {
+    pub field: &'static str,
+    pub reason: String,
+}
+
+fn fault(field: &'static str, reason: impl Into<String>) -> TlsFault {
+    TlsFault {
+        field,
+        reason: reason.into(),
+    }
+}
+
+/// Certificates as they are shown again: by their SHA-256 fingerprints.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TlsFingerprints {
+    pub ca_certificates: Vec<String>,
+    pub client_certificate: Option<String>,
+}
+
+impl TlsSettings {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether connections could be made with them.
+    pub fn check(&self) -> Result<(), TlsFault> {
+        Trust::of_machine().config(self).map(|_| ())
+    }
+
+    pub fn fingerprints(&self) -> TlsFingerprints {
+        let of = |pem: &Option<String>| -> Vec<String> {
+            let found = pem.as_deref().map(|pem| certificates("", pem));
+            let found = found.and_then(Result::ok).unwrap_or_default();
+            found.iter().map(fingerprint).collect()
+        };
+        TlsFingerprints {
+            ca_certificates: of(&self.ca_certificates),
+            client_certificate: of(&self.client_certificate).into_iter().next(),
+        }
+    }
+
+    /// Endpoints with the same settings share their connections.
+    pub(crate) fn digest(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        for part in [&self.ca_certificates, &self.client_certificate, &self.client_key] {
+            let part = part.as_deref().unwrap_or_default();
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part.as_bytes());
+        }
+        hash.finalize().into()
+    }
+}
+
+fn fingerprint(certificate: &CertificateDer<'_>) -> String {
+    data_encoding::HEXLOWER.encode(&Sha256::digest(certificate))
+}
+
+fn certificates(field: &'static str, pem: &str) -> Result<Vec<CertificateDer<'static>>, TlsFault> {
+    if pem.len() > TLS_PEM_BYTES_MAX {
+        return Err(fault(field, format!("must be at most {TLS_PEM_BYTES_MAX} bytes")));
+    }
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
+        .take(TLS_CERTIFICATES_MAX + 1)
+        .collect::<Result<_, _>>()
+        .map_err(|_| fault(field, "is not PEM: -----BEGIN CERTIFICATE-----"))?;
+    match found.len() {
+        0 => Err(fault(
+            field,
+            "has no certificate in it: -----BEGIN CERTIFICATE-----",
+        )),
+        n if n > TLS_CERTIFICATES_MAX => Err(fault(
+            field,
+            format!("must be at most {TLS_CERTIFICATES_MAX} certificates"),
+        )),
+        _ => Ok(found),
+    }
+}
+
+/// Whom connections trust that have no CA certificates of their own.
+#[derive(Clone)]
+pub(crate) struct Trust {
+    provider: Arc<CryptoProvider>,
+    roots: Arc<RootCertStore>,
+}
+
+impl Trust {
+    /// Those of the machine; those that browsers ship where the machine has none.
+    pub(crate) fn of_machine() -> Self {
+        static ROOTS: std::sync::OnceLock<Arc<RootCertStore>> = std::sync::OnceLock::new();
+        let load = || {
+            let mut roots = RootCertStore::empty();
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            if roots.is_empty() {
+                tracing::warn!("this machine has no CA certificates: those that browsers ship are used");
+                roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+            }
+            Arc::new(roots)
+        };
+        Self {
+            provider: Arc::new(aws_lc_rs::default_provider()),
+            roots: ROOTS.get_or_init(load).clone(),
+        }
+    }
+
+    pub(crate) fn config(&self, own: &TlsSettings) -> Result<Arc<ClientConfig>, TlsFault> {
+        const CA: &str = "ca_certificates";
+        let roots = match &own.ca_certificates {
+            None => self.roots.clone(),
+            Some(pem) => {
+                let mut roots = RootCertStore::empty();
+                for certificate in certificates(CA, pem)? {
+                    roots
+                        .add(certificate)
+                        .map_err(|_| fault(CA, "has a certificate that can't be read"))?;
+                }
+                Arc::new(roots)
+            }
+        };
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots, self.provider.clone())
+            .build()
+            .map_err(|error| fault(CA, format!("can't be used: {error}")))?;
+        let builder = ClientConfig::builder_with_provider(self.provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| fault(CA, format!("can't be used: {error}")))?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Explaining(verifier)));
+        let mut config = match (&own.client_certificate, &own.client_key) {
+            (None, None) => builder.with_no_client_auth(),
+            (Some(_), None) => return Err(fault("client_key", "is needed beside client_certificate")),
+            (None, Some(_)) => return Err(fault("client_certificate", "is needed beside client_key")),
+            (Some(chain), Some(key)) => {
+                let chain = certificates("client_certificate", chain)?;
+                if key.len() > TLS_PEM_BYTES_MAX {
+                    let reason = format!("must be at most {TLS_PEM_BYTES_MAX} bytes");
+                    return Err(fault("client_key", reason));
+                }
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
+                    .map_err(|_| fault("client_key", "is not a private key in PEM, without a password"))?;
+                builder
+                    .with_client_auth_cert(chain, key)
+                    .map_err(|error| match error {
+                        Error::InconsistentKeys(_) => {
+                            fault("client_key", "is not the key of client_certificate")
+                        }
+                        _ => fault(
+                            "client_key",
+                            "can't be used: an RSA, ECDSA or Ed25519 key is needed",
+                        ),
+                    })?
+            }
+        };
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Arc::new(config))
+    }
+}
+
+/// The error of a certificate that nobody but itself vouches for.
+#[derive(Debug, thiserror::Error)]
+#[error("self-signed")]
+pub(crate) struct SelfSigned;
+
+/// Says more about what was refused; refuses neither more nor less.
+#[derive(Debug)]
+struct Explaining(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for Explaining {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let verified = self
+            .0
+            .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        match verified {
+            Err(Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::Other(_)))
+                if is_self_signed(end_entity) =>
+            {
+                let error = CertificateError::Other(OtherError(Arc::new(SelfSigned)));
+                Err(Error::InvalidCertificate(error))
+            }
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+fn is_self_signed(certificate: &CertificateDer<'_>) -> bool {
+    webpki::EndEntityCert::try_from(certificate).is_ok_and(|parsed| parsed.issuer() == parsed.subject())
+}

@@ -1,0 +1,495 @@
+//! A whole installation: a database on a disk of its own, dispatchers and APIs as processes, each behind a proxy,
+//! receivers and endpoints. Whatever dies is started again, as a supervisor would.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, RwLock},
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use sqlx::{PgConnection, Row, postgres::PgConnectOptions};
+use tempfile::TempDir;
+use tokio::sync::Mutex as AsyncMutex;
+
+use crate::{
+    history::{
+        EndpointLife, Harm, History, Moment, SecretLife, Spell, Stored, StoredAttempt, StoredDelivery,
+        Timeline,
+    },
+    machine::{SmallDisk, skewed_clock},
+    plan::{APIS, DISPATCHERS, Target},
+    producers::{Journal, TENANTS, TYPES},
+    proxy::Proxy,
+    receivers::Receivers,
+    support::{Database, Launch, Postrider, until},
+};
+
+/// Enough for every fault of a plan to end within it.
+const PATIENT: &[&str] = &[
+    "0s", "200ms", "400ms", "800ms", "1s", "1s", "1s", "1s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s",
+    "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s",
+    "2s", "2s", "2s", "2s", "2s", "2s", "2s",
+];
+const IMPATIENT: &[&str] = &["0s", "300ms", "500ms"];
+const TIMEOUT_MS: u64 = 2_000;
+/// The write-ahead log must fit a small disk.
+const SERVER: &str = "max_wal_size = '160MB'\nmin_wal_size = '64MB'\nwal_recycle = off\n";
+const SKEW_SECONDS: i64 = -420;
+/// What nobody should ever read in a log.
+const ALARMS: [&str; 3] = ["the tail had missed", "panicked at", "a result can't be recorded"];
+
+/// One process and the way it reaches the database.
+pub(crate) struct Slot {
+    launch: Launch,
+    pub(crate) proxy: Proxy,
+    /// None while it is down.
+    pub(crate) running: AsyncMutex<Option<Postrider>>,
+    alarms: Mutex<Vec<String>>,
+}
+
+impl Slot {
+    fn new(launch: Launch, proxy: Proxy) -> Self {
+        Self {
+            launch,
+            proxy,
+            running: AsyncMutex::new(None),
+            alarms: Mutex::default(),
+        }
+    }
+
+    /// Reads the log of one that is about to go.
+    fn listen_for_alarms(&self, process: &Postrider) {
+        let heard = process.log_lines().into_iter().filter(|line| {
+            // The number of an attempt that was recorded before, unheard, is taken: that is how it is found out.
+            let known = line.contains("duplicate key value");
+            !known && ALARMS.iter().any(|alarm| line.contains(alarm))
+        });
+        self.alarms.lock().expect("not poisoned").extend(heard);
+    }
+
+    pub(crate) fn ended(&self, process: Postrider) {
+        self.listen_for_alarms(&process);
+    }
+
+    /// Tries until it runs: a database that is away lets none start.
+    pub(crate) async fn start(&self, running: &mut Option<Postrider>) {
+        while running.is_none() {
+            *running = self.launch.clone().spawn().await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+pub(crate) struct Installation {
+    pub(crate) time: Timeline,
+    pub(crate) database: Database,
+    pub(crate) disk: Option<SmallDisk>,
+    pub(crate) dispatchers: Vec<Slot>,
+    pub(crate) apis: Vec<Slot>,
+    pub(crate) producers_proxy: Proxy,
+    pub(crate) addresses: Arc<RwLock<Vec<String>>>,
+    pub(crate) receivers: Receivers,
+    pub(crate) endpoints: Mutex<Vec<EndpointLife>>,
+    /// Endpoints whose settings are being changed: one change of each at a time.
+    pub(crate) changing: Mutex<HashSet<usize>>,
+    pub(crate) spells: Mutex<Vec<Spell>>,
+    /// One thing at a time is done to the database server.
+    pub(crate) server: AsyncMutex<()>,
+    pub(crate) journal: Arc<Journal>,
+    _folder: TempDir,
+}
+
+impl Installation {
+    pub(crate) async fn start(disk_megabytes: Option<u32>) -> Arc<Self> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let disk = disk_megabytes.and_then(SmallDisk::mount);
+        if disk_megabytes.is_some() && disk.is_none() {
+            eprintln!("SKIPPED: nothing may be mounted here, so that the disk is never full");
+        }
+        let below = disk
+            .as_ref()
+            .map_or_else(std::env::temp_dir, |disk| disk.folder().to_owned());
+        let database = Database::on_private_server_in(below, SERVER).await;
+        let clock = skewed_clock(folder.path());
+        if clock.is_none() {
+            eprintln!("SKIPPED: no C compiler, so that no dispatcher's clock is wrong");
+        }
+        let proxy = || Proxy::start(database.socket());
+        let mut dispatchers = Vec::new();
+        for number in 0..DISPATCHERS {
+            let proxy = proxy().await;
+            let mut launch = launch("dispatcher", &database, &proxy);
+            if let (0, Some(clock)) = (number, &clock) {
+                launch = launch
+                    .set("LD_PRELOAD", clock.display())
+                    .set("SKEW_SECONDS", SKEW_SECONDS);
+            }
+            dispatchers.push(Slot::new(launch, proxy));
+        }
+        let mut apis = Vec::new();
+        for _ in 0..APIS {
+            let proxy = proxy().await;
+            apis.push(Slot::new(launch("dashboard", &database, &proxy), proxy));
+        }
+        let time = Timeline::start();
+        let installation = Self {
+            time,
+            producers_proxy: proxy().await,
+            disk,
+            dispatchers,
+            apis,
+            addresses: Arc::new(RwLock::new(vec![String::new(); APIS])),
+            receivers: Receivers::start(time).await,
+            endpoints: Mutex::default(),
+            changing: Mutex::default(),
+            spells: Mutex::default(),
+            server: AsyncMutex::new(()),
+            journal: Arc::new(Journal::new(folder.path())),
+            _folder: folder,
+            database,
+        };
+        for number in 0..APIS {
+            installation.start_process(Target::Api(number)).await;
+        }
+        for number in 0..DISPATCHERS {
+            installation.start_process(Target::Dispatcher(number)).await;
+        }
+        installation.furnish().await;
+        Arc::new(installation)
+    }
+
+    pub(crate) fn slot(&self, target: Target) -> Option<&Slot> {
+        match target {
+            Target::Dispatcher(number) => Some(&self.dispatchers[number]),
+            Target::Api(number) => Some(&self.apis[number]),
+            Target::Producers => None,
+        }
+    }
+
+    pub(crate) fn proxy(&self, target: Target) -> &Proxy {
+        self.slot(target)
+            .map_or(&self.producers_proxy, |slot| &slot.proxy)
+    }
+
+    pub(crate) async fn start_process(&self, target: Target) {
+        if let Some(slot) = self.slot(target) {
+            let mut running = slot.running.lock().await;
+            self.start_in(target, slot, &mut running).await;
+        }
+    }
+
+    pub(crate) async fn start_in(&self, target: Target, slot: &Slot, running: &mut Option<Postrider>) {
+        slot.start(running).await;
+        if let (Target::Api(number), Some(process)) = (target, running) {
+            self.addresses.write().expect("not poisoned")[number] = process.url("");
+        }
+    }
+
+    pub(crate) fn producers_options(&self) -> PgConnectOptions {
+        PgConnectOptions::new_without_pgpass()
+            .host("127.0.0.1")
+            .port(self.producers_proxy.address().port())
+            .username("postrider")
+            .database(self.database.name())
+            .ssl_mode(sqlx::postgres::PgSslMode::Disable)
+    }
+
+    /// Tenants, types and the endpoints that are there from the start.
+    async fn furnish(&self) {
+        for tenant in TENANTS {
+            self.call("PUT", &format!("/tenants/{tenant}"), json!({})).await;
+        }
+        for name in TYPES {
+            let schemas = json!({ "schemas": { "2026-01-15": { "type": "object" } } });
+            self.call("PUT", &format!("/event-types/{name}"), schemas).await;
+        }
+        for (tenant, types, bulkhead, more) in [
+            ("acme", "*", 4, json!({ "retry_schedule": PATIENT })),
+            (
+                "acme",
+                "order.*",
+                4,
+                json!({ "retry_schedule": PATIENT, "ordered": true }),
+            ),
+            (
+                "acme",
+                "*",
+                2,
+                json!({ "retry_schedule": PATIENT, "signature": "standard" }),
+            ),
+            ("acme", "user.*", 3, json!({ "retry_schedule": IMPATIENT })),
+            ("beta", "*", 8, json!({ "retry_schedule": PATIENT })),
+            (
+                "beta",
+                "*",
+                2,
+                json!({ "retry_schedule": PATIENT, "ordered": true }),
+            ),
+        ] {
+            let (_, made) = self.endpoint(tenant, types, bulkhead, more).await;
+            assert!(made, "an endpoint is made before anything happens");
+        }
+    }
+
+    /// Its place, and whether it is certain that the endpoint was made.
+    pub(crate) async fn endpoint(
+        &self,
+        tenant: &'static str,
+        types: &'static str,
+        bulkhead: usize,
+        more: Value,
+    ) -> (usize, bool) {
+        let (place, url) = self.receivers.open();
+        // Our own: the answer may be lost, and it signs all the same.
+        let secret = new_secret();
+        let mut body = json!({ "url": url, "types": [types], "concurrency": bulkhead, "timeout_ms": TIMEOUT_MS,
+                               "secret": secret });
+        if let (Value::Object(body), Value::Object(more)) = (&mut body, more.clone()) {
+            body.extend(more);
+        }
+        let asked = self.time.now();
+        let made = self
+            .call("POST", &format!("/tenants/{tenant}/endpoints"), body)
+            .await;
+        let answered = self.time.now();
+        let known = made.is_some();
+        let id = made.unwrap_or_default()["id"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        let life = EndpointLife {
+            id,
+            tenant,
+            types,
+            ordered: more["ordered"] == true,
+            standard: more["signature"] == "standard",
+            bulkhead,
+            made: (asked, if known { answered } else { Moment::MAX }),
+            deleted: None,
+            pauses: Vec::new(),
+            secrets: vec![SecretLife {
+                secret,
+                asked,
+                in_effect: Some(answered),
+                retires_unix: None,
+            }],
+        };
+        let mut endpoints = self.endpoints.lock().expect("not poisoned");
+        // Two may be made at once, and their receivers' places are taken in another order.
+        if endpoints.len() <= place {
+            endpoints.resize(place + 1, life.clone());
+        }
+        endpoints[place] = life;
+        (place, known)
+    }
+
+    /// Endpoints whose making was never answered may be there all the same.
+    async fn find_unanswered(&self) {
+        let mut connection = self.database.connect().await;
+        let rows = sqlx::query("select public_id, url from postrider.endpoints")
+            .fetch_all(&mut connection)
+            .await
+            .expect("endpoints");
+        let mut endpoints = self.endpoints.lock().expect("not poisoned");
+        for row in rows {
+            let place = row
+                .get::<&str, _>(1)
+                .rsplit('/')
+                .next()
+                .and_then(|n| n.parse::<usize>().ok());
+            if let Some(life) = place.and_then(|place| endpoints.get_mut(place)) {
+                life.id = row.get(0);
+            }
+        }
+    }
+
+    /// The answer to a call that was obeyed. An API that is down or frozen, or a database that is away, answers nothing.
+    pub(crate) async fn call(&self, method: &str, path: &str, body: Value) -> Option<Value> {
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .timeout(Duration::from_secs(15));
+        let client = client.build().expect("a client");
+        let bases = self.addresses.read().expect("not poisoned").clone();
+        let base = &bases[(self.time.now().as_micros() % bases.len() as u128) as usize];
+        let method: reqwest::Method = method.parse().expect("a method");
+        let request = client
+            .request(method, format!("{base}/v1{path}"))
+            .bearer_auth(crate::support::ADMIN_API_KEY);
+        let request = request.header("content-type", "application/json");
+        let answer = request.body(body.to_string()).send().await.ok()?;
+        let obeyed = answer.status().is_success();
+        let text = answer.text().await.ok()?;
+        obeyed.then(|| serde_json::from_str(&text).unwrap_or_default())
+    }
+
+    pub(crate) fn note(&self, kind: &'static str, what: String, harm: Harm, from: Moment) {
+        let to = self.time.now();
+        let spell = Spell {
+            what,
+            kind,
+            harm,
+            from,
+            to,
+        };
+        self.spells.lock().expect("not poisoned").push(spell);
+    }
+
+    /// Everything runs, nothing is held up: as the plan leaves it, made sure of.
+    pub(crate) async fn heal(&self) {
+        if let Some(disk) = &self.disk {
+            disk.empty();
+        }
+        self.receivers.come_back().await;
+        let _ = self.database.start_server().await;
+        let targets = (0..DISPATCHERS).map(Target::Dispatcher);
+        for target in targets.chain((0..APIS).map(Target::Api)) {
+            if let Some(slot) = self.slot(target) {
+                let mut running = slot.running.lock().await;
+                if let Some(process) = running.as_mut() {
+                    if process.is_running() {
+                        process.signal(Signal::CONT);
+                    } else if let Some(ended) = running.take() {
+                        slot.ended(ended);
+                    }
+                }
+                self.start_in(target, slot, &mut running).await;
+            }
+        }
+        let count = self.endpoints.lock().expect("not poisoned").len();
+        for number in 0..count {
+            self.resume(number).await;
+        }
+    }
+
+    /// Until it is certain that the endpoint is not paused.
+    pub(crate) async fn resume(&self, number: usize) {
+        let (tenant, id, deleted) = {
+            let endpoints = self.endpoints.lock().expect("not poisoned");
+            let life = &endpoints[number];
+            (life.tenant, life.id.clone(), life.deleted.is_some())
+        };
+        if deleted || id.is_empty() {
+            return;
+        }
+        let path = format!("/tenants/{tenant}/endpoints/{id}");
+        until("the endpoint goes on", || async {
+            self.call("PATCH", &path, json!({ "enabled": true })).await
+        })
+        .await;
+    }
+
+    /// Waits until nothing waits; answers how long that took, or what is left.
+    pub(crate) async fn drained(&self, patience: Duration) -> Result<Duration, i64> {
+        let began = self.time.now();
+        loop {
+            let waiting = self
+                .database
+                .count("select (select count(*) from postrider.queue) + (select count(*) from postrider.retries)")
+                .await;
+            let took = self.time.now() - began;
+            if waiting == 0 {
+                return Ok(took);
+            }
+            if took > patience {
+                return Err(waiting);
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    pub(crate) async fn history(&self) -> History {
+        let mut alarms = Vec::new();
+        for slot in self.dispatchers.iter().chain(&self.apis) {
+            if let Some(process) = slot.running.lock().await.as_ref() {
+                slot.listen_for_alarms(process);
+            }
+            alarms.append(&mut slot.alarms.lock().expect("not poisoned"));
+        }
+        self.find_unanswered().await;
+        let endpoints = self.endpoints.lock().expect("not poisoned").clone();
+        let stored = stored(&mut self.database.connect().await, &endpoints).await;
+        History {
+            transactions: self.journal.read(),
+            requests: self.receivers.requests(),
+            spells: self.spells.lock().expect("not poisoned").clone(),
+            endpoints,
+            stored,
+            alarms,
+        }
+    }
+}
+
+pub(crate) fn new_secret() -> String {
+    let bytes: [u8; 32] = rand::random();
+    format!("whsec_{}", data_encoding::BASE64.encode(&bytes))
+}
+
+fn launch(role: &'static str, database: &Database, proxy: &Proxy) -> Launch {
+    let url = format!(
+        "postgresql://postrider@{}/{}?sslmode=disable",
+        proxy.address(),
+        database.name()
+    );
+    Postrider::on_database(role, database).set("POSTRIDER_DATABASE_URL", url)
+}
+
+async fn stored(connection: &mut PgConnection, endpoints: &[EndpointLife]) -> Stored {
+    let places: HashMap<&str, usize> = endpoints
+        .iter()
+        .enumerate()
+        .map(|(place, life)| (life.id.as_str(), place))
+        .collect();
+    let mut stored = Stored::default();
+    let mut marks: HashMap<uuid::Uuid, String> = HashMap::new();
+    let events = sqlx::query("select id, body from postrider.events")
+        .fetch_all(&mut *connection)
+        .await
+        .expect("events");
+    for row in events {
+        let body: Vec<u8> = row.get(1);
+        let event: Value = serde_json::from_slice(&body).expect("a stored body is JSON");
+        let mark = event["data"]["mark"].as_str().unwrap_or_default().to_owned();
+        marks.insert(row.get(0), mark.clone());
+        stored.bodies.insert(mark, body);
+    }
+    let rows = sqlx::query(
+        "select d.event_id, e.public_id, d.place, d.number, d.status, d.signature, d.final, d.replay
+         from (select event_id, endpoint_id, 'queue' as place, null::smallint as number, null::smallint as status,
+                      null as signature, null as final, replay_id is not null as replay from postrider.queue
+               union all select event_id, endpoint_id, 'retries', null, null, null, null, replay_id is not null from postrider.retries
+               union all select event_id, endpoint_id, 'dead', null, null, null, null, false from postrider.dead_letters
+               union all select event_id, endpoint_id, 'attempt', number, status, signature, final::text, replay_id is not null
+                         from postrider.attempts) d
+         join postrider.endpoints e on e.id = d.endpoint_id",
+    )
+    .fetch_all(connection)
+    .await
+    .expect("deliveries");
+    for row in rows {
+        let mark = marks
+            .get(&row.get::<uuid::Uuid, _>(0))
+            .cloned()
+            .unwrap_or_default();
+        let Some(place) = places.get(row.get::<&str, _>(1)) else {
+            continue;
+        };
+        let delivery: &mut StoredDelivery = stored.deliveries.entry((mark, *place)).or_default();
+        match row.get::<&str, _>(2) {
+            "queue" => delivery.queued = true,
+            "retries" => delivery.waiting = true,
+            "dead" => delivery.dead_letter = true,
+            _ => {
+                delivery.replays += usize::from(row.get::<bool, _>(7));
+                delivery.attempts.push(StoredAttempt {
+                    number: row.get(3),
+                    status: row.get::<Option<i16>, _>(4).map(|status| status as u16),
+                    signature: row.get(5),
+                    ended: row.get(6),
+                });
+            }
+        }
+    }
+    stored
+}

@@ -1,0 +1,24 @@
+//! The machine that tries to make Postrider lose an event: a whole installation, producers that never stop, faults from
+//! a seeded plan, and a checker that proves every promise from what the receivers saw.
+//!
+//! `POSTRIDER_CHAOS_SEED` and `POSTRIDER_CHAOS_SECONDS` choose the plan; `make chaos SEED=… MINUTES=…` sets them.
+
+#[path = "../it/support/mod.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "shared with the other test program, which uses the rest"
+)]
+mod support;
+
+mod checker;
+mod history;
+mod installation;
+mod machine;
+mod nemesis;
+mod plan;
+mod planted;
+mod producers;
+mod proxy;
+mod receivers;
+mod runs;

@@ -1,0 +1,88 @@
+//! The runs: one with faults, one without.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::{Mutex, MutexGuard};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    checker::judge, history::History, installation::Installation, nemesis, plan::Plan, producers::Producers,
+};
+
+/// What `make test` has time for.
+const SECONDS: u64 = 40;
+const SEED: u64 = 9;
+const ENDPOINTS: usize = 6;
+/// After the faults everything that waits must be gone by then: a lease, the longest wait of a schedule, a full disk.
+const DRAIN_MAX: Duration = Duration::from_secs(60);
+const DISK_MEGABYTES_LEAST: u32 = 700;
+
+static MACHINE: Mutex<()> = Mutex::const_new(());
+
+/// Each run wants the machine for itself.
+pub(crate) async fn alone() -> MutexGuard<'static, ()> {
+    MACHINE.lock().await
+}
+
+pub(crate) fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().expect(name))
+}
+
+pub(crate) fn producers(it: &Installation, pause: Duration) -> Producers {
+    Producers {
+        time: it.time,
+        journal: it.journal.clone(),
+        database: it.producers_options(),
+        apis: it.addresses.clone(),
+        pause,
+        stop: CancellationToken::new(),
+    }
+}
+
+/// Emits while the plan lasts, and at least for this long; heals, drains, and hands out what there is to judge.
+pub(crate) async fn run(it: &Arc<Installation>, plan: &Plan, least: Duration) -> History {
+    let producers = producers(it, Duration::from_millis(60));
+    let emitting = producers.start(plan.seed, 2, 2);
+    tokio::join!(nemesis::afflict(it, plan), tokio::time::sleep(least));
+    it.heal().await;
+    producers.stop.cancel();
+    emitting.join_all().await;
+    match it.drained(DRAIN_MAX).await {
+        Ok(took) => println!("drained {:.1} s after the last fault", took.as_secs_f64()),
+        Err(waiting) => println!("NOT DRAINED: {waiting} deliveries wait"),
+    }
+    // Nothing comes after the end.
+    let count = it.receivers.count();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(
+        it.receivers.count(),
+        count,
+        "requests come although nothing waits"
+    );
+    it.history().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_whatever_happens() {
+    let _alone = alone().await;
+    let seed = number("POSTRIDER_CHAOS_SEED", SEED);
+    let seconds = number("POSTRIDER_CHAOS_SECONDS", SECONDS);
+    let plan = Plan::make(seed, Duration::from_secs(seconds), ENDPOINTS);
+    print!("{plan}");
+    let disk = DISK_MEGABYTES_LEAST + seconds as u32 * 3;
+    let it = Installation::start(Some(disk)).await;
+    let history = run(&it, &plan, Duration::ZERO).await;
+    let judgement = judge(&history);
+    println!("seed {seed}, {seconds} s of faults\n{judgement}");
+    if !judgement.violations.is_empty() {
+        for spell in &history.spells {
+            println!(
+                "  {:8.3} – {:8.3} s  {}",
+                spell.from.as_secs_f64(),
+                spell.to.as_secs_f64(),
+                spell.what
+            );
+        }
+        panic!("seed {seed} breaks {:?}", judgement.broken());
+    }
+}
