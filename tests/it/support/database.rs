@@ -118,6 +118,14 @@ impl Database {
             .expect(query)
     }
 
+    pub(crate) async fn text(&self, query: &str) -> String {
+        let mut connection = self.connect().await;
+        sqlx::query_scalar(AssertSqlSafe(query))
+            .fetch_one(&mut connection)
+            .await
+            .expect(query)
+    }
+
     /// Waits until nothing waits to be sent or to be tried again.
     pub(crate) async fn drained(&self) {
         let waiting =

@@ -12,6 +12,7 @@ mod person;
 mod process;
 mod receiver;
 mod world;
+mod tool;
 
 use std::{future::Future, time::Duration};
 
@@ -26,6 +27,7 @@ pub(crate) use person::{Form, Person, text_of};
 pub(crate) use process::{ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, Launch, MASTER_KEY, Postrider};
 pub(crate) use receiver::{Answer, Received, Receiver, most_at_once};
 pub(crate) use world::World;
+pub(crate) use tool::{RunningTool, tool, tool_with};
 
 /// Long enough for a busy machine; a test that gets here has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
