@@ -105,10 +105,6 @@ impl Frame {
         Rule::Operate.admits(self.role)
     }
 
-    fn may_manage(&self) -> bool {
-        Rule::Manage.admits(self.role)
-    }
-
     fn may_administer(&self) -> bool {
         Rule::Administer.admits(self.role)
     }
