@@ -15,8 +15,8 @@ pub(crate) mod endpoint_settings;
 mod endpoint_trials;
 pub(crate) mod endpoints;
 pub(crate) mod event;
-mod markup;
 pub(crate) mod event_types;
+mod markup;
 mod menu;
 pub(crate) mod overview;
 pub(crate) mod people;
@@ -96,13 +96,13 @@ impl Frame {
         }
     }
 
-    fn may_manage(&self) -> bool {
-        Rule::Manage.admits(self.role)
-    }
-
     /// Whether to show the forms and buttons that lead to routes of this rule.
     fn may_operate(&self) -> bool {
         Rule::Operate.admits(self.role)
+    }
+
+    fn may_manage(&self) -> bool {
+        Rule::Manage.admits(self.role)
     }
 
     fn may_administer(&self) -> bool {
