@@ -16,7 +16,7 @@ use postrider_proto::{
 use url::{Host, Url};
 
 /// Nothing that was not signed verifies, and nothing makes the parser fall over.
-pub fn signature_headers(input: &[u8]) {
+pub(crate) fn signature_headers(input: &[u8]) {
     const NOW: i64 = 1_700_000_000;
     let text = String::from_utf8_lossy(input);
     let secrets = [Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")];
@@ -40,7 +40,7 @@ pub fn signature_headers(input: &[u8]) {
 }
 
 /// A URL that is taken is one that can be called: plain, whole, and to an address that is public or a name that may be.
-pub fn urls(input: &[u8]) {
+pub(crate) fn urls(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let guard = Guard {
         allow_http: true,
@@ -73,7 +73,7 @@ pub fn urls(input: &[u8]) {
 }
 
 /// No address is public in one spelling and private in another.
-pub fn addresses(input: &[u8]) {
+pub(crate) fn addresses(input: &[u8]) {
     let Some(bytes) = input.first_chunk::<16>() else {
         return;
     };
@@ -99,7 +99,7 @@ pub fn addresses(input: &[u8]) {
 }
 
 /// A filter is read or refused, and one that was read answers for any data.
-pub fn filters(input: &[u8]) {
+pub(crate) fn filters(input: &[u8]) {
     let Ok(value) = serde_json::from_slice::<serde_json::Value>(input) else {
         return;
     };
@@ -115,7 +115,7 @@ pub fn filters(input: &[u8]) {
 }
 
 /// Whatever an endpoint asks for, it is a day at most.
-pub fn retry_after(input: &[u8]) {
+pub(crate) fn retry_after(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let date = format!("Fri, 31 Dec {text} 23:59:59 GMT");
     for value in [HeaderValue::from_bytes(input), HeaderValue::from_str(&date)]
@@ -129,7 +129,7 @@ pub fn retry_after(input: &[u8]) {
 }
 
 /// An event that is taken has data that is a JSON object, within its limits, kept byte for byte.
-pub fn emit_bodies(input: &[u8]) {
+pub(crate) fn emit_bodies(input: &[u8]) {
     let whole = postrider_dashboard::read_emit_body(input);
     let text = String::from_utf8_lossy(input);
     let framed = format!(r#"{{"type":"a","data":{text}}}"#);

@@ -36,7 +36,7 @@ struct Routes {
 
 #[rustfmt::skip]
 pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
-    use Rule::{Account, Admin, Administer, Catalogue, Emit, Manage, Open, Operate, Own, See, Session};
+    use Rule::{Account, Admin, Administer, Ask, Catalogue, Emit, Manage, Open, Operate, Own, See, Session, SignedIn};
     let routes = Routes { app: app.clone(), router: Router::new(), list: Vec::new() }
         .get("/healthz", Open, api::health::healthz)
         .get("/readyz", Open, api::health::readyz)
@@ -117,8 +117,30 @@ pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
         .post("/endpoints/{endpoint}/secrets/reveal", Manage, pages::endpoint_secrets::reveal)
         .post("/endpoints/{endpoint}/secrets/rotate", Manage, pages::endpoint_secrets::rotate)
         .get("/dead-letters", See, pages::dead_letters::show)
+        .get("/dead-letters/preview", Operate, pages::replays::preview)
+        .get("/replays", See, pages::replays::list)
+        .post("/replays", Operate, pages::replays::start)
+        .get("/replays/{replay}", See, pages::replays::show)
+        .post("/replays/{replay}/cancel", Operate, pages::replays::cancel)
         .get("/account", Account, pages::account::show)
         .post("/account/password", Account, pages::account::change_password)
+        .get("/event-types", See, pages::event_types::list)
+        .get("/event-types/{type}", See, pages::event_types::show)
+        .get("/verify", See, pages::verify::show)
+        .get("/signatures", See, pages::signatures::show)
+        .post("/signatures", Ask, pages::signatures::check)
+        .get("/tenants", SignedIn, pages::tenants::list)
+        .post("/tenants", Administer, pages::tenants::make)
+        .get("/tenants/{slug}", SignedIn, pages::tenants::show)
+        .post("/tenants/{slug}", Administer, pages::tenants::change)
+        .post("/tenants/{slug}/delete", Administer, pages::tenants::delete)
+        .post("/tenants/{slug}/portal-link", Administer, pages::tenants::make_link)
+        .post("/tenants/{slug}/end-sessions", Administer, pages::tenants::end_sessions)
+        .get("/api-keys", Administer, pages::api_keys::show)
+        .post("/api-keys", Administer, pages::api_keys::create)
+        .post("/api-keys/{key}/revoke", Administer, pages::api_keys::revoke)
+        .get("/audit", SignedIn, pages::audit::show)
+        .get("/system", SignedIn, pages::system::show)
         .get("/people", Administer, pages::people::show)
         .post("/people", Administer, pages::people::add)
         .post("/people/{login}/role", Administer, pages::people::set_role)

@@ -20,6 +20,7 @@ mod lane;
 mod lease;
 pub mod notices;
 pub mod partitions;
+mod places;
 pub mod planned_rotation;
 pub mod proxy;
 mod rate;
@@ -112,7 +113,6 @@ impl Dispatcher {
         let leave = CancellationToken::new();
 
         let (events, heard) = mpsc::unbounded_channel();
-        let (picked, picked_out) = mpsc::unbounded_channel();
         let (finished, finished_out) = mpsc::unbounded_channel();
         let (cycles, cycles_out) = mpsc::channel(1);
         let (messages, messages_out) = mpsc::channel(READ_AHEAD);
@@ -144,6 +144,15 @@ impl Dispatcher {
             finished: finished.clone(),
             tasks: tasks.clone(),
         };
+        let loaders = TaskTracker::new();
+        let picked = lane::Pace::ALL.map(|pace| {
+            let (picked, picked_out) = mpsc::unbounded_channel();
+            loaders.spawn(attempts.clone().run(pace, picked_out));
+            picked
+        });
+        loaders.close();
+        // With it goes its sender of results: the recorder ends when the last one is gone.
+        drop(attempts);
         let hurry = Wake::default();
         let reader = read::Reader {
             wake: self.wake.clone(),
@@ -172,6 +181,7 @@ impl Dispatcher {
         let retention = self.settings.retention;
         let public_url = self.settings.public_url.clone();
         let engine = engine::Engine {
+            places: places::Places::new(self.settings.max_in_flight),
             settings: self.settings,
             vault: self.vault,
             clock,
@@ -189,7 +199,6 @@ impl Dispatcher {
         };
 
         let recorder = tokio::spawn(recorder.run(abandon.clone()));
-        let attempts = tokio::spawn(attempts.run(picked_out));
         let reader = tokio::spawn(reader.run(leave.clone()));
         let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
@@ -223,7 +232,7 @@ impl Dispatcher {
 
         // What is still on the wire has had its time: it is handed back, and another owner sends it.
         lease.end();
-        let _ = attempts.await;
+        loaders.wait().await;
         tasks.close();
         tasks.wait().await;
         let flushed = tokio::time::timeout(std::time::Duration::from_secs(5), recorder).await;

@@ -62,7 +62,7 @@ impl Decoy {
     }
 }
 
-/// Everything is as in production, and the environment has a proxy that nobody configured.
+/// Everything is as in production, and the environment has a proxy that nobody configured (A34).
 async fn start(data: &DataFolder) -> Postrider {
     let mut launch = Launch::new("up")
         .set("POSTRIDER_DATABASE_URL", database_inside())
@@ -119,9 +119,12 @@ async fn name_server() -> NameServer {
             "alias.example.com",
             Reply::Alias("target.example.net", vec![PUBLIC.parse().expect("an address")]),
         ),
+        // A28.
         ("169.254.169.254.nip.io", Reply::addresses(["169.254.169.254"])),
+        // A30.
         ("mixed.example.com", Reply::addresses([PUBLIC, "10.0.0.1"])),
         ("families.example.com", Reply::addresses([PUBLIC, "::1"])),
+        // A31, and what else an answer can hold.
         ("mapped.example.com", Reply::addresses(["::ffff:10.0.0.1"])),
         ("nat64.example.com", Reply::addresses(["64:ff9b::a00:1"])),
         ("nowhere.example.com", Reply::addresses(["0.0.0.0"])),
@@ -132,11 +135,12 @@ async fn name_server() -> NameServer {
         ("thousand.example.com", Reply::Addresses(thousand)),
         ("broken.example.com", Reply::Failure),
         ("silent.example.com", Reply::Silence),
-        // By the time of the second attempt the name points inside.
+        // A29: by the time of the second attempt the name points inside.
         (
             "rebound.example.com",
             Reply::Turns(vec![Reply::addresses([PUBLIC]), Reply::addresses(["127.0.0.1"])]),
         ),
+        // A32, A33.
         ("redirect.example.com", Reply::addresses([PUBLIC])),
     ])
     .await

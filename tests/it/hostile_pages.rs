@@ -62,6 +62,7 @@ async fn world() -> (Database, Postrider, Things) {
         delivery: dead[0]["id"].as_str().expect("an id").to_owned(),
         key: "key_0000000000000000".to_owned(),
         tenant_key: String::new(),
+        replay: "rpl_0000000000000000".to_owned(),
     };
     (database, program, things)
 }

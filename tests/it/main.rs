@@ -4,8 +4,10 @@
 mod support;
 
 mod access;
+mod admin_pages;
 mod at_rest;
 mod batch;
+mod browser;
 mod bulkhead;
 mod certificates;
 mod crash;
@@ -44,6 +46,7 @@ mod retry_rules;
 mod roles;
 mod rotation;
 mod schemas;
+mod screenshots;
 mod strangers;
 mod supply_chain;
 mod tail;

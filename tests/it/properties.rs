@@ -2,7 +2,7 @@
 //! for. `fuzz/` runs the same without end.
 
 #[path = "../../fuzz/properties.rs"]
-mod properties;
+mod any_bytes;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
@@ -105,30 +105,30 @@ fn hold(property: fn(&[u8])) {
 
 #[test]
 fn no_signature_header_verifies_that_was_not_signed() {
-    hold(properties::signature_headers);
+    hold(any_bytes::signature_headers);
 }
 
 #[test]
 fn a_url_that_is_taken_leads_outside() {
-    hold(properties::urls);
+    hold(any_bytes::urls);
 }
 
 #[test]
 fn an_address_is_judged_the_same_in_every_spelling() {
-    hold(properties::addresses);
+    hold(any_bytes::addresses);
 }
 
 #[test]
 fn a_filter_is_refused_or_answers() {
-    hold(properties::filters);
+    hold(any_bytes::filters);
 }
 
 #[test]
 fn retry_after_is_a_day_at_most() {
-    hold(properties::retry_after);
+    hold(any_bytes::retry_after);
 }
 
 #[test]
 fn an_emit_body_is_refused_or_kept_as_it_is() {
-    hold(properties::emit_bodies);
+    hold(any_bytes::emit_bodies);
 }

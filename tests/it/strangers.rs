@@ -31,7 +31,7 @@ async fn schemathesis_finds_no_server_error_and_no_status_that_is_not_described(
     );
     std::fs::write(folder.path().join("known.toml"), settings).expect("written");
     std::fs::write(folder.path().join("unknown.toml"), "").expect("written");
-    for names in ["known.toml", "unknown.toml"] {
+    for (names, phases) in [("known.toml", "coverage,fuzzing"), ("unknown.toml", "fuzzing")] {
         let mut tool = Command::new(python().with_file_name("st"));
         tool.current_dir(folder.path())
             .args(["--config-file", names, "run"]);
@@ -50,7 +50,7 @@ async fn schemathesis_finds_no_server_error_and_no_status_that_is_not_described(
             "1",
             "--no-color",
         ]);
-        tool.args(["--phases", "examples,coverage,fuzzing"]);
+        tool.args(["--phases", phases]);
         // It would take away what the others need.
         for id in ["deleteTenant", "deleteEndpoint", "deleteEventType"] {
             if names == "known.toml" {
@@ -68,5 +68,5 @@ async fn schemathesis_finds_no_server_error_and_no_status_that_is_not_described(
             String::from_utf8_lossy(&output.stderr)
         );
     }
-    assert_eq!(api.get("/tenants/acme").await["id"], "acme", "it still answers");
+    assert!(api.get("/tenants").await["data"].is_array(), "it still answers");
 }

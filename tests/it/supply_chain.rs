@@ -38,7 +38,7 @@ fn every_crate_comes_from_the_registry_with_its_checksum() {
 fn unsafe_code_is_forbidden_in_every_crate() {
     assert!(read("Cargo.toml").contains("unsafe_code = \"forbid\""));
     for name in CRATES {
-        let manifest = read(&format!("{name}/Cargo.toml").trim_start_matches('/').to_owned());
+        let manifest = read(format!("{name}/Cargo.toml").trim_start_matches('/'));
         assert!(manifest.contains("[lints]\nworkspace = true"), "{name}");
     }
 }

@@ -2,6 +2,8 @@
 //! Invariant: everything that came from outside is text: templates escape it, and no URL of a customer is a link.
 
 pub(crate) mod account;
+pub(crate) mod api_keys;
+pub(crate) mod audit;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod delivery;
@@ -14,11 +16,17 @@ mod endpoint_trials;
 pub(crate) mod endpoints;
 pub(crate) mod event;
 mod markup;
+pub(crate) mod event_types;
 mod menu;
 pub(crate) mod overview;
 pub(crate) mod people;
 pub(crate) mod portal;
+pub(crate) mod replays;
 pub(crate) mod sign_in;
+pub(crate) mod signatures;
+pub(crate) mod system;
+pub(crate) mod tenants;
+pub(crate) mod verify;
 
 use std::fmt;
 
@@ -95,6 +103,14 @@ impl Frame {
     /// Whether to show the forms and buttons that lead to routes of this rule.
     fn may_operate(&self) -> bool {
         Rule::Operate.admits(self.role)
+    }
+
+    fn may_manage(&self) -> bool {
+        Rule::Manage.admits(self.role)
+    }
+
+    fn may_administer(&self) -> bool {
+        Rule::Administer.admits(self.role)
     }
 
     fn is_team(&self) -> bool {

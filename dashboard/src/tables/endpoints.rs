@@ -267,6 +267,24 @@ pub(crate) async fn list(
     .await
 }
 
+/// Of one tenant or of any, the newest first.
+pub(crate) async fn newest(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+    limit: i64,
+) -> Result<Vec<EndpointRow>, sqlx::Error> {
+    sqlx::query_as(concat!(
+        "select ",
+        columns!(),
+        " from postrider.endpoints
+          where state <> 'deleted' and ($1::int is null or tenant_id = $1) order by id desc limit $2"
+    ))
+    .bind(tenant)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
 /// Those that can have deliveries waiting.
 pub(crate) async fn live_numbers(
     db: impl PgExecutor<'_>,

@@ -20,6 +20,7 @@ pub(crate) mod schemas;
 pub(crate) mod secrets;
 pub(crate) mod sessions;
 pub(crate) mod statistics;
+pub(crate) mod system;
 pub(crate) mod tenants;
 pub(crate) mod trials;
 

@@ -85,6 +85,56 @@ pub(crate) async fn list(
     .await
 }
 
+/// A tenant with what it has, for people.
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct TenantSummary {
+    #[sqlx(flatten)]
+    pub(crate) row: TenantRow,
+    pub(crate) endpoints: i64,
+    pub(crate) dead_letters: i64,
+}
+
+/// Those whose id or name contains the words, in the order of their ids.
+pub(crate) async fn search(
+    db: impl PgExecutor<'_>,
+    words: &str,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<TenantSummary>, sqlx::Error> {
+    sqlx::query_as(
+        "select t.id, t.slug, t.name, t.rotate_every_days, t.retention_days, t.all_operational_events,
+            t.created_at,
+            (select count(*) from postrider.endpoints e
+             where e.tenant_id = t.id and e.state <> 'deleted') as endpoints,
+            (select coalesce(sum(n.count), 0)::bigint from postrider.dead_letter_counts n
+             where n.tenant_id = t.id) as dead_letters
+         from postrider.tenants t
+         where t.deleted_at is null and t.slug > $2
+           and position(lower($1) in lower(concat(t.slug, ' ', t.name))) > 0
+         order by t.slug limit $3",
+    )
+    .bind(words)
+    .bind(after)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+pub(crate) async fn summary(db: impl PgExecutor<'_>, id: TenantId) -> Result<TenantSummary, sqlx::Error> {
+    sqlx::query_as(
+        "select t.id, t.slug, t.name, t.rotate_every_days, t.retention_days, t.all_operational_events,
+            t.created_at,
+            (select count(*) from postrider.endpoints e
+             where e.tenant_id = t.id and e.state <> 'deleted') as endpoints,
+            (select coalesce(sum(n.count), 0)::bigint from postrider.dead_letter_counts n
+             where n.tenant_id = t.id) as dead_letters
+         from postrider.tenants t where t.id = $1",
+    )
+    .bind(id)
+    .fetch_one(db)
+    .await
+}
+
 /// Holds off others who would add to the tenant or delete it. Emits go on: they lock no tenant.
 pub(crate) async fn lock(db: impl PgExecutor<'_>, id: TenantId) -> Result<bool, sqlx::Error> {
     let row: Option<(TenantId,)> = sqlx::query_as(

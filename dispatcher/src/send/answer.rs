@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn retry_after_is_read_as_seconds_or_a_date_and_clamped() {
+    fn b10_retry_after_is_read_as_seconds_or_a_date_and_clamped() {
         assert_eq!(asked("120"), Some(120));
         assert_eq!(asked("99999999999999999999999"), Some(RETRY_AFTER_SECONDS_MAX));
         assert_eq!(

@@ -295,6 +295,7 @@ mod tests {
         }
     }
 
+    /// F5.
     #[test]
     fn either_secret_verifies_while_one_retires() {
         for format in SignatureFormat::ALL {
@@ -305,6 +306,7 @@ mod tests {
         }
     }
 
+    /// F8.
     #[test]
     fn a_changed_body_id_or_time_does_not_verify() {
         for format in SignatureFormat::ALL {
@@ -330,6 +332,7 @@ mod tests {
         }
     }
 
+    /// F7.
     #[test]
     fn the_tolerance_is_five_minutes_on_both_sides() {
         for format in SignatureFormat::ALL {
@@ -345,6 +348,7 @@ mod tests {
         }
     }
 
+    /// F1, F2, F4, F6, and more than ten signatures (F5).
     #[test]
     fn malformed_t_v1_headers_are_refused() {
         let good = signed(&[secret(1)]);
@@ -422,6 +426,7 @@ mod tests {
         }
     }
 
+    /// F3.
     #[test]
     fn an_empty_secret_never_verifies() {
         let empty = Secret::new("");

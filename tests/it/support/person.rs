@@ -200,3 +200,23 @@ pub(crate) struct Visited {
     pub(crate) location: String,
     pub(crate) referrer_policy: String,
 }
+
+/// The text of the element with this id, as a reader would copy it.
+pub(crate) fn text_of(page: &str, id: &str) -> String {
+    let element = page
+        .split(&format!("id=\"{id}\""))
+        .nth(1)
+        .unwrap_or_else(|| panic!("no {id} in {page}"));
+    let (_, inner) = element.split_once('>').expect("the tag ends");
+    let inner = inner.split("</").next().unwrap_or_default();
+    let written = [
+        ("&#34;", "\""),
+        ("&#39;", "'"),
+        ("&#60;", "<"),
+        ("&#62;", ">"),
+        ("&#38;", "&"),
+    ];
+    written
+        .iter()
+        .fold(inner.to_owned(), |text, (from, to)| text.replace(from, to))
+}
