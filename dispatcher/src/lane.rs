@@ -199,7 +199,7 @@ impl Lane {
 
     /// What it has in hand, when that is anything.
     pub(crate) fn activity(&self) -> Option<Activity> {
-        let waiting = self.fresh.len() + self.due.len() + self.heads.len();
+        let waiting = self.fresh.len() + self.due.len() + self.heads.len() + self.replays.len();
         let circuit_open = self.breaker.is_open();
         if self.is_held() || (waiting == 0 && self.on_wire.is_empty() && !circuit_open) {
             return None;

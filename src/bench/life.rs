@@ -3,10 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use reqwest::Method;
-use serde_json::json;
-
 use super::{
     report::{Bound, Report},
     world::Ground,
@@ -28,13 +24,7 @@ pub(super) async fn run(ground: &mut Ground, report: &mut Report, length: Durati
     world.tenants(2).await?;
     world.endpoints(0, 1, "/fast/life", 16).await?;
     world.endpoints(1, 2, "/fast/paused", 16).await?;
-    let list = world
-        .call(Method::GET, "/tenants/t1/endpoints", json!(null))
-        .await?;
-    let endpoint = list["data"][0]["id"].as_str().context("no endpoint")?;
-    let path = format!("/tenants/t1/endpoints/{endpoint}");
-    let enable = async |on: bool| world.call(Method::PATCH, &path, json!({ "enabled": on })).await;
-    enable(false).await?;
+    world.set_state("t1", "paused").await?;
 
     let mut tick = tokio::time::interval(Duration::from_micros(1_000_000 / EMITS_PER_SECOND));
     let (began, mut emitted, mut waiting) = (Instant::now(), 0_u64, 0_u64);
@@ -55,7 +45,7 @@ pub(super) async fn run(ground: &mut Ground, report: &mut Report, length: Durati
     let left = world.partitions().await?;
     let gone = names.iter().filter(|name| !left.contains(name)).count();
     let grown = world.stored_bytes().await? as f64 / half.max(1) as f64;
-    enable(true).await?;
+    world.set_state("t1", "active").await?;
     world.wait_received("paused", waiting, DRAIN_WAIT).await?;
     world.wait_received("life", emitted, DRAIN_WAIT).await?;
     report.figure("(t) partitions dropped", gone as f64, Some(Bound::AtLeast(2.0)));
@@ -68,6 +58,50 @@ pub(super) async fn run(ground: &mut Ground, report: &mut Report, length: Durati
         "(t) stored at the end over two thirds of the way",
         grown,
         Some(Bound::AtMost(1.2)),
+    );
+    world.end().await
+}
+
+/// A day of so many attempts, long past: how long it takes to drop it, beside emits that go on.
+pub(super) async fn drop_a_day(
+    ground: &mut Ground,
+    report: &mut Report,
+    attempts: i64,
+) -> anyhow::Result<()> {
+    eprintln!("(t) dropping a day of {attempts} attempts …");
+    let world = ground.world().await?;
+    world.tenants(1).await?;
+    world.endpoints(0, 1, "/fast/dropped", 16).await?;
+    let day = (chrono::Utc::now() - chrono::TimeDelta::days(40)).date_naive();
+    world.pile_up_day(day, attempts).await?;
+    let retention = postrider_dispatcher::Settings::default().retention;
+    let began = Instant::now();
+    let dropping = postrider_dispatcher::retention::run(&world.pool, retention);
+    let emitting = async {
+        let mut longest = Duration::ZERO;
+        for _ in 0..50 {
+            let emit = Instant::now();
+            world.emit(0).await?;
+            longest = longest.max(emit.elapsed());
+        }
+        anyhow::Ok(longest)
+    };
+    let (done, longest) = tokio::join!(async { (dropping.await, began.elapsed()) }, emitting);
+    let (done, took) = done;
+    report.figure(
+        "(t) partitions of that day dropped",
+        done?.partitions_dropped as f64,
+        Some(Bound::AtLeast(2.0)),
+    );
+    report.figure(
+        "(t) seconds to drop the day",
+        took.as_secs_f64(),
+        Some(Bound::AtMost(1.0)),
+    );
+    report.figure(
+        "(t) longest emit meanwhile, ms",
+        longest?.as_secs_f64() * 1000.0,
+        Some(Bound::AtMost(250.0)),
     );
     world.end().await
 }

@@ -31,6 +31,7 @@ pub(super) struct Size {
     dead_letters: i64,
     replay_rate: i32,
     life_seconds: u64,
+    day_attempts: i64,
     backlogs: [i64; 3],
 }
 
@@ -44,6 +45,7 @@ pub(super) const FULL: Size = Size {
     dead_letters: 100_000,
     replay_rate: 1_000,
     life_seconds: 180,
+    day_attempts: 1_000_000,
     backlogs: [10_000, 100_000, 1_000_000],
 };
 
@@ -57,6 +59,7 @@ pub(super) const QUICK: Size = Size {
     dead_letters: 4_000,
     replay_rate: 300,
     life_seconds: 60,
+    day_attempts: 50_000,
     backlogs: [1_000, 5_000, 20_000],
 };
 
@@ -138,6 +141,7 @@ pub(super) async fn run(ground: Ground, size: Size, only: Option<&str>) -> anyho
     if wanted('t') {
         let length = Duration::from_secs(size.life_seconds);
         life::run(&mut bench.ground, &mut bench.report, length).await?;
+        life::drop_a_day(&mut bench.ground, &mut bench.report, size.day_attempts).await?;
     }
     Ok(bench.report)
 }

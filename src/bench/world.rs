@@ -402,6 +402,45 @@ impl World {
         Ok(())
     }
 
+    /// Of a tenant's endpoints.
+    pub(super) async fn set_state(&self, tenant: &str, state: &str) -> anyhow::Result<()> {
+        sqlx::query(
+            "update postrider.endpoints e set state = $2::postrider.endpoint_state
+             from postrider.tenants t where t.id = e.tenant_id and t.slug = $1",
+        )
+        .bind(tenant)
+        .bind(state)
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// A past day with its partitions, and attempts in them as deliveries would have left them.
+    pub(super) async fn pile_up_day(&self, day: chrono::NaiveDate, attempts: i64) -> anyhow::Result<()> {
+        let (name, next) = (day.format("%Y%m%d"), day.succ_opt().context("no next day")?);
+        for table in ["events", "attempts"] {
+            let make = format!(
+                "create table postrider.{table}_{name} (like postrider.{table} including all);
+                 do $$ begin execute format(
+                    'alter table postrider.{table} attach partition postrider.{table}_{name} for values from (%L) to (%L)',
+                    postrider.uuid_floor('{day}T00:00:00Z'), postrider.uuid_floor('{next}T00:00:00Z')); end $$"
+            );
+            sqlx::raw_sql(AssertSqlSafe(make)).execute(&self.pool).await?;
+        }
+        sqlx::query(
+            "insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
+                                             outcome, status, final)
+             select postrider.uuid_at($1::timestamptz + n * interval '10 milliseconds'), e.id, 1, e.tenant_id, y.id,
+                    $1, 10, 1, 200, 'delivered'
+             from postrider.endpoints e, postrider.event_types y, generate_series(1, $2) n where y.name = 'bench.ran'",
+        )
+        .bind(day.and_time(chrono::NaiveTime::MIN).and_utc())
+        .bind(attempts)
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
     /// Dead letters that a replay has delivered.
     pub(super) async fn delivered_replays(&self) -> anyhow::Result<i64> {
         Ok(sqlx::query_scalar(

@@ -1,6 +1,7 @@
 //! End-to-end tests: the real program as processes, a real Postgres, receivers that record what reached them.
 //! One binary, so that one database server serves them all. A file for each behaviour.
 
+#[allow(dead_code, reason = "shared with the other test program, which uses the rest")]
 mod support;
 
 mod access;
@@ -15,7 +16,6 @@ mod delivery;
 mod delivery_pages;
 mod description;
 mod egress;
-mod emit;
 mod emit;
 mod endpoint_pages;
 mod erasure;

@@ -7,6 +7,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::json;
+use utoipa::ToSchema;
 
 use super::{Answer, endpoint_rules::Faults};
 use crate::{
@@ -14,6 +15,7 @@ use crate::{
     audit::{self, Action, Entry},
     auth::{Actor, Tenant},
     input::Body,
+    openapi::shapes,
     problem::Problem,
     tables::{
         self,
@@ -24,9 +26,11 @@ use crate::{
 
 const THRESHOLD_MAX: i64 = 1_000_000_000;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = AlertSettings)]
 pub(crate) struct AlertForm {
+    #[schema(schema_with = shapes::threshold)]
     dead_letters: i64,
 }
 

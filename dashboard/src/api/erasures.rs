@@ -7,20 +7,24 @@ use axum::{
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::erasure::{self, Erasure};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::Answer;
 use crate::{
     Shared,
     input::Query,
     listing::{Page, PageQuery},
+    openapi::shapes,
     problem::Problem,
     tables::is_public_id,
 };
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Erasure)]
 pub(crate) struct ErasureView {
     id: String,
     tenant: String,
+    #[schema(schema_with = shapes::erasure_state)]
     state: &'static str,
     /// Events, with all that belongs to them.
     total: i64,

@@ -15,6 +15,7 @@ use postrider_proto::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgConnection;
+use utoipa::ToSchema;
 
 use super::{Answer, deliveries::parse_time, endpoint_rules::Faults};
 use crate::{
@@ -24,6 +25,7 @@ use crate::{
     idempotency::{Claim, Work},
     input::{OptionalBody, Query},
     listing::{Page, PageQuery},
+    openapi::shapes,
     problem::{Kind, Problem},
     tables::{self, endpoints, event_types, is_public_id, random_public_id},
 };
@@ -31,29 +33,43 @@ use crate::{
 /// Of a dry run.
 const SAMPLE: i64 = 10;
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(as = NewReplay)]
 pub(crate) struct ReplayForm {
+    #[schema(schema_with = shapes::replay_kind_or_null)]
     pub(crate) kind: Option<String>,
+    /// Null is all of the tenant's. What was never got is asked for by one.
     pub(crate) endpoint: Option<String>,
+    /// Null is whatever has not arrived: dead letters, and those that wait for their next attempt.
+    #[schema(schema_with = shapes::delivery_state_or_null)]
     pub(crate) state: Option<String>,
     pub(crate) r#type: Option<String>,
+    #[schema(schema_with = shapes::dead_reason_or_null)]
     pub(crate) reason: Option<String>,
+    /// Of events from then on.
     pub(crate) since: Option<String>,
+    /// Of events before then.
     pub(crate) until: Option<String>,
+    #[schema(schema_with = shapes::replay_rate_or_null)]
     pub(crate) rate_per_second: Option<i64>,
+    /// Only counts, and shows a few.
     pub(crate) dry_run: bool,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Replay)]
 pub(crate) struct ReplayView {
     id: String,
+    #[schema(schema_with = shapes::replay_kind)]
     kind: ReplayKind,
+    #[schema(schema_with = shapes::replay_state)]
     state: ReplayState,
     /// The filter, as it was asked for.
     endpoint: Option<String>,
     delivery_state: Option<String>,
     r#type: Option<String>,
+    #[schema(schema_with = shapes::dead_reason_or_null)]
     reason: Option<DeadReason>,
     since: Option<DateTime<Utc>>,
     until: Option<DateTime<Utc>>,
@@ -100,7 +116,8 @@ impl From<Replay> for ReplayView {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = ReplaySample)]
 pub(crate) struct SampleView {
     /// The delivery that would be sent; of an event that the endpoint never got, the one that would come to be.
     delivery: String,
@@ -126,7 +143,8 @@ impl From<Sampled> for SampleView {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = ReplayPreview)]
 pub(crate) struct DryRun {
     dry_run: bool,
     pub(crate) total: i64,

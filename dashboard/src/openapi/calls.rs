@@ -6,21 +6,25 @@ use serde_json::{Value, json};
 use super::{operation::Operation, shapes};
 use crate::{
     api::{
+        alerts::AlertForm,
         api_keys::{KeyForm, KeyView},
         audit::AuditView,
         batch::{BatchForm, BatchView},
+        dead_letters::Groups,
         deliveries::{DeliveryView, DeliveryWithAttempts},
         endpoint_form::EndpointForm,
         endpoints::EndpointView,
+        erasures::ErasureView,
         event_types::{TypeForm, TypeView},
         events::{EmitForm, EventView},
         portal_links::{LinkForm, LinkView},
+        replays::{DryRun, ReplayForm, ReplayView},
         secrets::{RotateForm, Secrets},
         tenants::{TenantForm, TenantView},
         trials::{ProbeReport, TestAttempt, TrialForm},
     },
     auth::Rule::{Admin, Catalogue, Emit, Open, Own},
-    tables::rotations::RotationRow,
+    tables::{alerts::AlertRow, rotations::RotationRow},
 };
 
 const TENANTS: &str = "/v1/tenants";
@@ -33,6 +37,9 @@ const ENDPOINTS: &str = "/v1/tenants/{tenant}/endpoints";
 const ENDPOINT: &str = "/v1/tenants/{tenant}/endpoints/{endpoint}";
 const DELIVERIES: &str = "/v1/tenants/{tenant}/deliveries";
 const DELIVERY: &str = "/v1/tenants/{tenant}/deliveries/{delivery}";
+const REPLAYS: &str = "/v1/tenants/{tenant}/replays";
+const REPLAY: &str = "/v1/tenants/{tenant}/replays/{replay}";
+const ALERT: &str = "/v1/tenants/{tenant}/endpoints/{endpoint}/alert";
 const KEYS: &str = "/v1/api-keys";
 
 pub(super) fn all() -> impl Iterator<Item = Operation> {
@@ -67,8 +74,15 @@ fn tenants() -> Vec<Operation> {
         .may_take::<LinkForm>()
         .answers::<LinkView>(201, "Made. The link is in this answer only."),
         Operation::delete(Admin, TENANT, "deleteTenant", "Delete a tenant")
-            .tells("Its endpoints go with it and its keys no longer work. Answers when nothing more is sent for it.")
+            .tells(
+                "Its endpoints go with it and its keys no longer work. Answers when nothing more is sent for it. What is \
+                 stored of it is removed by a job: `Location` leads to its progress.",
+            )
             .answers_nothing("Deleted."),
+        Operation::get(Admin, "/v1/erasures", "listErasures", "List what became of deleted tenants' data")
+            .answers_page::<ErasureView>("The newest first."),
+        Operation::get(Admin, "/v1/erasures/{erasure}", "getErasure", "Read how far an erasure is")
+            .answers::<ErasureView>(200, "The erasure."),
     ]
 }
 
@@ -194,6 +208,16 @@ fn endpoints() -> Vec<Operation> {
         .refuses(&[429]),
         Operation::get(Own, "/v1/tenants/{tenant}/rotations", "listRotations", "List how far rotations are")
             .answers_page::<RotationRow>("One for each endpoint."),
+        Operation::put(Own, ALERT, "putAlert", "Ask for an alert")
+            .tells(
+                "One event `postrider.alert.dead_letters` when the endpoint's dead letters are as many, and the next only \
+                 after they were fewer.",
+            )
+            .takes::<AlertForm>()
+            .answers::<AlertRow>(200, "The alert."),
+        Operation::get(Own, ALERT, "getAlert", "Read an endpoint's alert")
+            .answers::<AlertRow>(200, "The alert."),
+        Operation::delete(Own, ALERT, "deleteAlert", "Take an alert back").answers_nothing("Taken back."),
     ]
 }
 
@@ -218,6 +242,11 @@ fn deliveries() -> Vec<Operation> {
             )
             .query("since", time(), "Of events from then on.")
             .query("until", time(), "Of events before then.")
+            .query(
+                "format",
+                json!({"type": "string", "enum": ["json", "ndjson", "csv"]}),
+                "`ndjson` and `csv` are streams of all that match, of any length; `Accept` asks for them too.",
+            )
             .answers_page::<DeliveryView>("The newest first."),
         Operation::get(Own, DELIVERY, "getDelivery", "Read a delivery with its attempts")
             .answers::<DeliveryWithAttempts>(200, "The delivery."),
@@ -228,6 +257,29 @@ fn deliveries() -> Vec<Operation> {
             "Send a delivery again",
         )
         .answers::<DeliveryWithAttempts>(202, "It is pending again, due now."),
+        Operation::get(
+            Own,
+            "/v1/tenants/{tenant}/dead-letters",
+            "countDeadLetters",
+            "Count dead letters by endpoint, type and reason",
+        )
+        .answers::<Groups>(200, "The counts. The dead letters themselves are deliveries in state `dead`."),
+        Operation::post(Own, REPLAYS, "startReplay", "Send many deliveries again")
+            .tells(
+                "A job that survives restarts. Live deliveries go first; replays hold at most a quarter of an endpoint's \
+                 places. `kind: missing` sends what an endpoint never got.",
+            )
+            .may_take::<ReplayForm>()
+            .answers::<ReplayView>(202, "It has begun.")
+            .answers::<DryRun>(200, "What a dry run counted.")
+            .refuses(&[409]),
+        Operation::get(Own, REPLAYS, "listReplays", "List replays")
+            .answers_page::<ReplayView>("The newest first."),
+        Operation::get(Own, REPLAY, "getReplay", "Read how far a replay is")
+            .answers::<ReplayView>(200, "The replay."),
+        Operation::delete(Own, REPLAY, "cancelReplay", "Cancel a replay")
+            .tells("Nothing more is put in line. What is in line already, at most 500 for each endpoint, goes out.")
+            .answers::<ReplayView>(200, "The replay as it is now."),
     ]
 }
 

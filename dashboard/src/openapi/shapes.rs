@@ -1,7 +1,8 @@
 //! The form of single fields, with the limits that `postrider_proto::limits` names.
 
+use postrider_dispatcher::replays::RATE_MAX;
 use postrider_proto::{
-    DeadReason, EndpointState, OutcomeKind,
+    DeadReason, EndpointState, OutcomeKind, ReplayKind, ReplayState,
     limits::{
         BATCH_EVENTS_MAX, CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX, DESCRIPTION_BYTES_MAX,
         ENDPOINT_CONCURRENCY_MAX, EVENT_ID_CHARS_MAX, EVENT_TYPE_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX,
@@ -78,6 +79,8 @@ pub(super) fn path_parameter(name: &str) -> (Value, &'static str) {
         "endpoint" => (json!({"type": "string"}), "The endpoint's id, `ep_…`."),
         "delivery" => (json!({"type": "string"}), "The delivery's id, `dlv_…`."),
         "key" => (json!({"type": "string"}), "The key's id, `key_…`."),
+        "replay" => (json!({"type": "string"}), "The replay's id, `rpl_…`."),
+        "erasure" => (json!({"type": "string"}), "The erasure's id, `era_…`."),
         _ => (json!({"type": "string"}), "Its id."),
     }
 }
@@ -340,6 +343,46 @@ pub(crate) fn secret_state() -> Object {
 
 pub(crate) fn dead_reason_or_null() -> Object {
     words_or_null(DeadReason::ALL.iter().map(|reason| reason.as_str()))
+}
+
+pub(crate) fn dead_reason() -> Object {
+    words(DeadReason::ALL.iter().map(|reason| reason.as_str()))
+}
+
+pub(crate) fn delivery_state_or_null() -> Object {
+    words_or_null(["dead", "delivered", "pending"])
+}
+
+pub(crate) fn replay_kind() -> Object {
+    words(ReplayKind::ALL.iter().map(|kind| kind.as_str()))
+}
+
+pub(crate) fn replay_kind_or_null() -> Object {
+    words_or_null(ReplayKind::ALL.iter().map(|kind| kind.as_str()))
+}
+
+pub(crate) fn replay_state() -> Object {
+    words(ReplayState::ALL.iter().map(|state| state.as_str()))
+}
+
+pub(crate) fn replay_rate_or_null() -> Object {
+    number_or_null(1, RATE_MAX.into())
+        .description(Some(
+            "At most so many a second to each endpoint; 1,000 when it is not said.",
+        ))
+        .build()
+}
+
+pub(crate) fn erasure_state() -> Object {
+    words(["running", "done"])
+}
+
+pub(crate) fn threshold() -> Object {
+    ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .minimum(Some(1))
+        .maximum(Some(1_000_000_000))
+        .build()
 }
 
 pub(crate) fn outcome() -> Object {

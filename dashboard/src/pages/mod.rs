@@ -15,8 +15,8 @@ pub(crate) mod endpoint_settings;
 mod endpoint_trials;
 pub(crate) mod endpoints;
 pub(crate) mod event;
-mod markup;
 pub(crate) mod event_types;
+mod markup;
 mod menu;
 pub(crate) mod overview;
 pub(crate) mod people;
@@ -94,10 +94,6 @@ impl Frame {
             said: None,
             role: session.role,
         }
-    }
-
-    fn may_manage(&self) -> bool {
-        Rule::Manage.admits(self.role)
     }
 
     /// Whether to show the forms and buttons that lead to routes of this rule.

@@ -9,6 +9,7 @@ use axum::{
     http::HeaderName,
     response::{IntoResponse, Redirect, Response},
 };
+use data_encoding::BASE64URL_NOPAD;
 use postrider_dispatcher::replays::{self, RATE_DEFAULT, RATE_MAX, Replay};
 use postrider_proto::{ReplayKind, ReplayState, TenantId};
 use serde::Deserialize;
@@ -41,6 +42,8 @@ struct Shown {
     replay: Replay,
     created: Moment,
     ended: Moment,
+    since: Moment,
+    until: Moment,
 }
 
 impl From<Replay> for Shown {
@@ -48,6 +51,8 @@ impl From<Replay> for Shown {
         Self {
             created: Moment(Some(replay.created_at)),
             ended: Moment(replay.ended_at),
+            since: Moment(replay.since),
+            until: Moment(replay.until),
             replay,
         }
     }
@@ -206,7 +211,7 @@ pub(crate) async fn preview(
     }
     let good = previews.iter().filter(|preview| preview.found.is_ok());
     let asks: Vec<&ReplayForm> = good.map(|preview| &preview.form).collect();
-    let asks = serde_json::to_string(&asks).unwrap_or_default();
+    let asks = BASE64URL_NOPAD.encode(&serde_json::to_vec(&asks).unwrap_or_default());
     let total = previews.iter().filter_map(|one| one.found.as_ref().ok());
     let total = total.map(|found| found.total).sum();
     Ok(PreviewPage {
@@ -300,8 +305,9 @@ pub(crate) async fn start(
     Extension(actor): Extension<Actor>,
     Submitted(form): Submitted<StartForm>,
 ) -> Result<Redirect, PageProblem> {
-    let asks: Vec<ReplayForm> = serde_json::from_str(&form.asks)
-        .map_err(|_| Problem::bad_request("The form can't be read. Go back and try again."))?;
+    let read = || serde_json::from_slice(&BASE64URL_NOPAD.decode(form.asks.as_bytes()).ok()?).ok();
+    let asks: Vec<ReplayForm> =
+        read().ok_or_else(|| Problem::bad_request("The form can't be read. Go back and try again."))?;
     if asks.is_empty() || asks.len() > ASKS_MAX {
         return Err(Problem::bad_request("There is nothing to replay.").into());
     }

@@ -4,8 +4,10 @@ use chrono::{DateTime, Utc};
 use postrider_proto::EndpointId;
 use serde::Serialize;
 use sqlx::{FromRow, PgExecutor};
+use utoipa::ToSchema;
 
-#[derive(Debug, Clone, Serialize, FromRow)]
+#[derive(Debug, Clone, Serialize, FromRow, ToSchema)]
+#[schema(as = Alert)]
 pub(crate) struct AlertRow {
     pub(crate) dead_letters: i64,
     /// Since when there are as many. The next event comes only after they were fewer.

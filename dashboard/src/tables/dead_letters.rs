@@ -3,8 +3,12 @@
 use postrider_proto::{DeadReason, EndpointId, EndpointState, TenantId};
 use serde::Serialize;
 use sqlx::{FromRow, PgExecutor};
+use utoipa::ToSchema;
 
-use crate::deliveries::{Place, Span};
+use crate::{
+    deliveries::{Place, Span},
+    openapi::shapes,
+};
 
 pub(crate) async fn list_of_endpoint(
     db: impl PgExecutor<'_>,
@@ -64,7 +68,8 @@ pub(crate) async fn tenants_with_any(
 }
 
 /// Dead letters of one endpoint, type and reason.
-#[derive(Debug, Clone, Serialize, FromRow)]
+#[derive(Debug, Clone, Serialize, FromRow, ToSchema)]
+#[schema(as = DeadLetterGroup)]
 pub(crate) struct Group {
     #[serde(skip)]
     pub(crate) tenant: String,
@@ -72,8 +77,10 @@ pub(crate) struct Group {
     pub(crate) url: String,
     #[serde(rename = "type")]
     pub(crate) event_type: String,
+    #[schema(schema_with = shapes::dead_reason)]
     pub(crate) reason: DeadReason,
     pub(crate) count: i64,
+    #[schema(schema_with = shapes::endpoint_state)]
     pub(crate) endpoint_state: EndpointState,
 }
 

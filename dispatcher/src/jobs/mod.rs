@@ -118,6 +118,10 @@ async fn push_hour(hour: String, pool: &PgPool) -> Result<(), BoxDynError> {
     let mut storage = duties_storage(pool);
     for duty in Duty::ALL {
         let key = format!("{duty:?}-{hour}");
+        // Most often another one was first. When two are at it at this very moment, one of them is refused.
+        if is_pushed(pool, &key).await? {
+            continue;
+        }
         let task = TaskBuilder::new(duty)
             .idempotency_key(key)
             .max_attempts(3)
@@ -125,6 +129,14 @@ async fn push_hour(hour: String, pool: &PgPool) -> Result<(), BoxDynError> {
         storage.push_task(task).await?;
     }
     Ok(())
+}
+
+async fn is_pushed(pool: &PgPool, key: &str) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar("select exists (select from apalis.jobs where job_type = $1 and idempotency_key = $2)")
+        .bind(QUEUE)
+        .bind(key)
+        .fetch_one(pool)
+        .await
 }
 
 async fn do_duties(
