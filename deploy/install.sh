@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what a development machine lacks, with the system's own package manager.
-# usage: install.sh [postgres] [python] [curl] [namespaces]
+# usage: install.sh [postgres] [python] [curl] [namespaces] [browser]
 # Does nothing, and needs no network, when everything is there. Starts no service and makes no system cluster.
 set -eu
 
@@ -31,6 +31,7 @@ has() {
     curl) command -v curl >/dev/null ;;
     # Some tests make a network of their own. Only Linux has that.
     namespaces) [ "$(uname)" != Linux ] || { command -v ip && command -v unshare; } >/dev/null ;;
+    browser) command -v chromium >/dev/null && command -v chromedriver >/dev/null ;;
     *) echo "install.sh: it is not known how to install $1" >&2 && exit 2 ;;
     esac
 }
@@ -56,6 +57,10 @@ packages() {
     pacman-postgres) echo postgresql ;;
     pacman-python) echo python ;;
     brew-postgres) echo postgresql@17 ;;
+    apt-browser) echo chromium chromium-driver ;;
+    apk-browser) echo chromium chromium-chromedriver ;;
+    pacman-browser) echo chromium ;;
+    *-browser) echo chromium chromedriver ;;
     *-python) echo python3 ;;
     *-curl) echo curl ;;
     dnf-namespaces) echo iproute util-linux ;;
@@ -114,6 +119,7 @@ brew) brew install $names ;;
         case $thing in
         postgres) echo "  PostgreSQL $postgres_major_min or newer: the server with its contrib modules" >&2 ;;
         python) echo "  Python 3 with venv" >&2 ;;
+        browser) echo "  Chromium with its chromedriver" >&2 ;;
         *) echo "  $thing" >&2 ;;
         esac
     done

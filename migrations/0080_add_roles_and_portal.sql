@@ -19,4 +19,5 @@ create table postrider.portal_links (
     created_at timestamptz not null default clock_timestamp(),
     expires_at timestamptz not null
 );
+create index audit_actor on postrider.audit (actor, id);
 create index portal_links_expires on postrider.portal_links (expires_at);

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use anyhow::ensure;
-use postrider_dispatcher::statistics::BOUNDS_MS;
+use postrider_dispatcher::{rollup, statistics::BOUNDS_MS};
 use sqlx::{AssertSqlSafe, PgPool};
 use uuid::Uuid;
 
@@ -39,6 +39,7 @@ pub(crate) async fn run(settings: Settings, attempts: i64) -> anyhow::Result<()>
         );
     }
     make_statistics(&pool).await?;
+    rollup::run(&pool).await?;
     for table in [
         "events",
         "attempts",

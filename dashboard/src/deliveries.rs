@@ -2,6 +2,8 @@
 //! ended it. A list merges those by (event, endpoint), the newest first; the cursor is that pair.
 //! Invariant: a page walks over at most `WALK_MAX` deliveries, however few of them match.
 
+use std::cmp::Reverse;
+
 use chrono::{DateTime, Utc};
 use postrider_proto::{
     DeadReason, DeliveryId, DeliveryState, EndpointId, EventId, FinalState, TenantId, limits::LIST_PAGE_MAX,
@@ -9,28 +11,43 @@ use postrider_proto::{
 use sqlx::{FromRow, PgExecutor, PgPool};
 use uuid::Uuid;
 
-use crate::tables::{attempts, dead_letters, endpoints, queue, retries};
+use crate::tables::{attempts, dead_letters, endpoints, event_types, queue, retries};
 
 /// Looked at for one page before it is answered as it is, with a cursor to go on from.
-const WALK_MAX: usize = 5_000;
-const WALK_STEP_MAX: i64 = 500;
+const WALK_MAX: usize = 10_000;
+const WALK_STEP_MAX: i64 = 2_500;
+/// The first step of a walk in which few may match.
+const WALK_STEP_NARROW: i64 = 1_000;
 /// Endpoints asked for what waits, when the list is of all tenants.
 const ENDPOINTS_WALKED_MAX: i64 = 20_000;
 const TENANTS_WALKED_MAX: i64 = 20_000;
+/// Looked up in one statement, where more than that are there.
+const DESCRIBED_LEAST: usize = 100;
 
-/// Where a list begins and ends, and how much is asked for at once.
+/// Where a list begins and ends, how much is asked for at once, and what a row itself can tell of whether it matches.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Span {
+pub(crate) struct Span<'a> {
     /// Not itself in the list.
     pub(crate) before: DeliveryId,
     pub(crate) lowest: EventId,
     pub(crate) limit: i64,
+    /// Numbers of the type asked for; a name may have had several.
+    pub(crate) types: Option<&'a [i32]>,
+    pub(crate) status: Option<i16>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, FromRow)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
 pub(crate) struct Place {
     pub(crate) event_id: EventId,
     pub(crate) endpoint_id: EndpointId,
+    /// Those that can't are walked over without being looked up.
+    pub(crate) may_match: bool,
+}
+
+impl Place {
+    fn key(&self) -> (EventId, EndpointId) {
+        (self.event_id, self.endpoint_id)
+    }
 }
 
 #[derive(Debug, Clone, FromRow)]
@@ -102,7 +119,7 @@ impl Filter {
                 .is_none_or(|name| *name == delivery.event_type)
     }
 
-    fn span(&self, after: Option<DeliveryId>, limit: i64) -> Span {
+    fn span<'a>(&self, after: Option<DeliveryId>, limit: i64, types: Option<&'a [i32]>) -> Span<'a> {
         let at = |time: DateTime<Utc>| first_id_of(time);
         let top = DeliveryId {
             event: EventId(Uuid::max()),
@@ -125,6 +142,8 @@ impl Filter {
             before,
             lowest,
             limit,
+            types,
+            status: self.status_code,
         }
     }
 }
@@ -141,13 +160,24 @@ pub(crate) async fn list(
     limit: i64,
 ) -> Result<(Vec<Delivery>, Option<DeliveryId>), sqlx::Error> {
     let limit = limit.clamp(1, LIST_PAGE_MAX);
+    let types = match &filter.event_type {
+        None => None,
+        Some(name) => Some(event_types::numbers(pool, name).await?),
+    };
+    let is_narrow = types.is_some() || filter.status_code.is_some();
+    let step = if is_narrow {
+        WALK_STEP_NARROW.max(limit + 1)
+    } else {
+        limit + 1
+    };
     let scope = Scope::of(pool, filter).await?;
-    let mut span = filter.span(after, limit + 1);
+    let mut span = filter.span(after, step, types.as_deref());
     let mut found: Vec<Delivery> = Vec::new();
     let mut walked = 0;
     loop {
         let places = scope.places(pool, filter, span).await?;
-        for delivery in describe(pool, &places).await? {
+        let matching: Vec<Place> = places.iter().filter(|place| place.may_match).copied().collect();
+        for delivery in describe_in_parts(pool, &matching, limit as usize - found.len() + 1, filter).await? {
             if !filter.admits(&delivery) {
                 continue;
             }
@@ -165,7 +195,7 @@ pub(crate) async fn list(
                     endpoint: last.endpoint_id,
                 };
                 // Where few match, the steps grow.
-                span.limit = (span.limit * 2).min(WALK_STEP_MAX.max(limit + 1));
+                span.limit = (span.limit * 2).min(WALK_STEP_MAX.max(step));
             }
             _ => return Ok((found, None)),
         }
@@ -184,6 +214,7 @@ pub(crate) async fn find(
     let place = Place {
         event_id: id.event,
         endpoint_id: id.endpoint,
+        may_match: true,
     };
     let found = describe(db, &[place]).await?.into_iter().next();
     Ok(found.filter(|delivery| tenant.is_none_or(|tenant| tenant == delivery.tenant_id)))
@@ -213,7 +244,12 @@ impl Scope {
     }
 
     /// In the order in which a delivery moves, so that one that moves meanwhile is seen twice and not never.
-    async fn places(&self, pool: &PgPool, filter: &Filter, span: Span) -> Result<Vec<Place>, sqlx::Error> {
+    async fn places(
+        &self,
+        pool: &PgPool,
+        filter: &Filter,
+        span: Span<'_>,
+    ) -> Result<Vec<Place>, sqlx::Error> {
         let mut places = Vec::new();
         if !self.endpoints.is_empty() {
             places.extend(queue::list(pool, &self.endpoints, span).await?);
@@ -232,11 +268,32 @@ impl Scope {
             (_, None, None) => attempts::list_ended(pool, span).await?,
         };
         places.extend(ended);
-        places.sort_unstable_by(|a, b| b.cmp(a));
-        places.dedup();
+        places.sort_unstable_by_key(|place| Reverse(place.key()));
+        places.dedup_by(|later, kept| {
+            let same = later.key() == kept.key();
+            kept.may_match |= same && later.may_match;
+            same
+        });
         places.truncate(span.limit as usize);
         Ok(places)
     }
+}
+
+/// No more than are asked for, the newest first. A part at a time: of a thousand places fifty may be enough.
+async fn describe_in_parts(
+    pool: &PgPool,
+    places: &[Place],
+    wanted: usize,
+    filter: &Filter,
+) -> Result<Vec<Delivery>, sqlx::Error> {
+    let mut found = Vec::new();
+    for part in places.chunks(wanted.max(DESCRIBED_LEAST)) {
+        found.extend(describe(pool, part).await?);
+        if found.iter().filter(|delivery| filter.admits(delivery)).count() >= wanted {
+            break;
+        }
+    }
+    Ok(found)
 }
 
 /// What is known of the deliveries at these places, in one snapshot, the newest first.
@@ -297,16 +354,16 @@ mod tests {
     #[test]
     fn a_span_begins_at_the_lowest_of_its_bounds() {
         let filter = Filter::default();
-        assert_eq!(filter.span(None, 1).before.endpoint, EndpointId(i32::MAX));
-        assert_eq!(filter.span(Some(id(5, 7)), 1).before, id(5, 7));
+        assert_eq!(filter.span(None, 1, None).before.endpoint, EndpointId(i32::MAX));
+        assert_eq!(filter.span(Some(id(5, 7)), 1, None).before, id(5, 7));
 
         let one = Filter {
             event: Some(EventId(Uuid::from_u128(9))),
             ..Filter::default()
         };
-        assert_eq!(one.span(None, 1).before, id(9, i32::MAX));
-        assert_eq!(one.span(None, 1).lowest, id(9, 0).event);
-        assert_eq!(one.span(Some(id(9, 3)), 1).before, id(9, 3));
+        assert_eq!(one.span(None, 1, None).before, id(9, i32::MAX));
+        assert_eq!(one.span(None, 1, None).lowest, id(9, 0).event);
+        assert_eq!(one.span(Some(id(9, 3)), 1, None).before, id(9, 3));
     }
 
     #[test]
@@ -317,7 +374,7 @@ mod tests {
             until: Some(time),
             ..Filter::default()
         };
-        let span = filter.span(None, 1);
+        let span = filter.span(None, 1, None);
         assert_eq!(span.lowest.unix_ms(), 1_700_000_000_000);
         assert_eq!(span.before.event, span.lowest);
         assert_eq!(span.before.endpoint, EndpointId(i32::MIN));

@@ -6,20 +6,27 @@
 mod api;
 mod audit;
 mod auth;
+mod chart;
+mod curl;
 mod deliveries;
 mod emits;
 mod export;
+mod figures;
 pub mod grpc;
 mod idempotency;
 mod input;
+mod json_text;
 mod listing;
+mod live;
 mod openapi;
 mod pages;
 mod people;
 mod problem;
 mod replay;
 mod routes;
+mod schema_table;
 mod settled;
+mod signed;
 mod tables;
 mod transcript;
 mod trials;
@@ -31,6 +38,8 @@ use postrider_dispatcher::{Settings, Wake, guard::Guard, vault::Vault};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+use live::Live;
 
 #[doc(hidden)]
 pub use api::events::read_emit_body;
@@ -65,12 +74,12 @@ pub struct App {
 type Shared = Arc<App>;
 
 pub fn router(app: App) -> Router {
-    routes::build(Arc::new(app)).0
+    routes::build(Arc::new(app), Live::default()).0
 }
 
 /// Each route with its rule, so that a test can try every one with every role.
 pub fn routes(app: App) -> Vec<Route> {
-    routes::build(Arc::new(app)).1
+    routes::build(Arc::new(app), Live::default()).1
 }
 
 /// Serves until told to stop; then takes nothing new and finishes what it has begun.
@@ -82,7 +91,7 @@ pub async fn serve(
 ) -> io::Result<()> {
     let app = Arc::new(app);
     // With the peer's address: tries to sign in are counted by it.
-    let service = routes::build(app.clone())
+    let service = routes::build(app.clone(), Live::until(stop.clone()))
         .0
         .into_make_service_with_connect_info::<SocketAddr>();
     let http = axum::serve(listener, service)

@@ -2,7 +2,7 @@
 //! Next on a request's way: `auth::check`.
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::Request,
     handler::Handler,
     http::{HeaderName, HeaderValue, header},
@@ -15,7 +15,9 @@ use tower_http::{catch_panic::CatchPanicLayer, trace::TraceLayer};
 use crate::{
     Shared, api,
     auth::{self, Gate, Rule},
-    idempotency, pages,
+    idempotency,
+    live::Live,
+    pages,
     problem::{Kind, Problem},
 };
 
@@ -33,8 +35,8 @@ struct Routes {
 }
 
 #[rustfmt::skip]
-pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
-    use Rule::{Account, Admin, Administer, Catalogue, Emit, Open, Operate, Own, See, Session};
+pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
+    use Rule::{Account, Admin, Administer, Ask, Catalogue, Emit, Manage, Open, Operate, Own, See, Session, SignedIn};
     let routes = Routes { app: app.clone(), router: Router::new(), list: Vec::new() }
         .get("/healthz", Open, api::health::healthz)
         .get("/readyz", Open, api::health::readyz)
@@ -83,7 +85,8 @@ pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
         .get("/v1/api-keys", Admin, api::api_keys::list)
         .delete("/v1/api-keys/{key}", Admin, api::api_keys::revoke)
         .get("/v1/audit", Admin, api::audit::list)
-        .get("/", See, pages::home)
+        .get("/", See, pages::overview::show)
+        .get("/live/overview", See, pages::overview::follow)
         .get("/assets/style.css", Open, pages::stylesheet)
         .get("/assets/app.js", Open, pages::script)
         .get("/assets/mark.svg", Open, pages::mark)
@@ -95,9 +98,49 @@ pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
         .get("/deliveries", See, pages::deliveries::show)
         .get("/deliveries/{delivery}", See, pages::delivery::show)
         .post("/deliveries/{delivery}/replay", Operate, pages::delivery::replay)
+        .get("/live/deliveries/{delivery}", See, pages::delivery::follow)
+        .get("/events/{event}", See, pages::event::show)
+        .get("/endpoints", See, pages::endpoints::show)
+        .post("/endpoints", Manage, pages::endpoint_settings::create)
+        .get("/endpoints/new", Manage, pages::endpoint_settings::blank)
+        .get("/endpoints/rotations", See, pages::endpoints::rotations)
+        .get("/endpoints/{endpoint}", See, pages::endpoint::show)
+        .get("/live/endpoints/{endpoint}", See, pages::endpoint::follow)
+        .post("/endpoints/{endpoint}/pause", Operate, pages::endpoint::pause)
+        .post("/endpoints/{endpoint}/resume", Operate, pages::endpoint::resume)
+        .post("/endpoints/{endpoint}/test", Operate, pages::endpoint::test)
+        .post("/endpoints/{endpoint}/probe", Operate, pages::endpoint::probe)
+        .get("/endpoints/{endpoint}/settings", See, pages::endpoint_settings::show)
+        .post("/endpoints/{endpoint}/settings", Manage, pages::endpoint_settings::save)
+        .post("/endpoints/{endpoint}/delete", Manage, pages::endpoint_settings::delete)
+        .get("/endpoints/{endpoint}/secrets", See, pages::endpoint_secrets::show)
+        .post("/endpoints/{endpoint}/secrets/reveal", Manage, pages::endpoint_secrets::reveal)
+        .post("/endpoints/{endpoint}/secrets/rotate", Manage, pages::endpoint_secrets::rotate)
         .get("/dead-letters", See, pages::dead_letters::show)
+        .get("/dead-letters/preview", Operate, pages::replays::preview)
+        .get("/replays", See, pages::replays::list)
+        .post("/replays", Operate, pages::replays::start)
+        .get("/replays/{replay}", See, pages::replays::show)
+        .post("/replays/{replay}/cancel", Operate, pages::replays::cancel)
         .get("/account", Account, pages::account::show)
         .post("/account/password", Account, pages::account::change_password)
+        .get("/event-types", See, pages::event_types::list)
+        .get("/event-types/{type}", See, pages::event_types::show)
+        .get("/verify", See, pages::verify::show)
+        .get("/signatures", See, pages::signatures::show)
+        .post("/signatures", Ask, pages::signatures::check)
+        .get("/tenants", SignedIn, pages::tenants::list)
+        .post("/tenants", Administer, pages::tenants::make)
+        .get("/tenants/{slug}", SignedIn, pages::tenants::show)
+        .post("/tenants/{slug}", Administer, pages::tenants::change)
+        .post("/tenants/{slug}/delete", Administer, pages::tenants::delete)
+        .post("/tenants/{slug}/portal-link", Administer, pages::tenants::make_link)
+        .post("/tenants/{slug}/end-sessions", Administer, pages::tenants::end_sessions)
+        .get("/api-keys", Administer, pages::api_keys::show)
+        .post("/api-keys", Administer, pages::api_keys::create)
+        .post("/api-keys/{key}/revoke", Administer, pages::api_keys::revoke)
+        .get("/audit", SignedIn, pages::audit::show)
+        .get("/system", SignedIn, pages::system::show)
         .get("/people", Administer, pages::people::show)
         .post("/people", Administer, pages::people::add)
         .post("/people/{login}/role", Administer, pages::people::set_role)
@@ -106,6 +149,7 @@ pub(crate) fn build(app: Shared) -> (Router, Vec<Route>) {
     let router = routes.router
         .method_not_allowed_fallback(async || Problem::new(Kind::MethodNotAllowed, "See the API's description."))
         .fallback(async || Problem::not_found("path"))
+        .layer(Extension(live))
         .layer(map_response(secure))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(TraceLayer::new_for_http().make_span_with(span))
@@ -189,7 +233,7 @@ mod tests {
     /// Paths that no key of another tenant and no producer may reach must not slip into an open rule.
     #[tokio::test]
     async fn only_health_the_description_and_the_ways_in_are_open() {
-        let list = build(crate::auth::tests::app().await).1;
+        let list = build(crate::auth::tests::app().await, Live::default()).1;
         let open: Vec<&str> = list
             .iter()
             .filter(|route| route.rule == Rule::Open)

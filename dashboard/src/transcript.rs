@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::vault::{Purpose, Vault};
 use postrider_proto::{OutcomeKind, limits::ANSWER_KEPT_BYTES_MAX};
@@ -61,14 +62,88 @@ impl Attempt {
 
     /// What happened, in a sentence for people.
     pub(crate) fn in_words(&self) -> String {
-        let after = format!("after {} ms", self.duration_ms);
-        match (self.status, &self.error) {
-            (Some(status), _) if (200..300).contains(&status) => format!("Accepted with {status} {after}"),
-            (Some(status), _) => format!("Refused with {status} {after}"),
-            (None, Some(error)) => format!("{error} ({after})"),
-            (None, None) => format!("{} {after}", self.outcome),
+        attempt_words(self.status, self.error.as_deref(), self.outcome)
+    }
+
+    /// The colour it is shown in.
+    pub(crate) fn tone(&self) -> &'static str {
+        attempt_tone(self.status)
+    }
+}
+
+pub(crate) fn attempt_words(status: Option<i16>, error: Option<&str>, outcome: &str) -> String {
+    match (status, error) {
+        (Some(status @ 200..300), _) => format!("Accepted with {}", status_words(status)),
+        (Some(status @ 300..400), _) => {
+            format!(
+                "Answered with {}: redirects are not followed",
+                status_words(status)
+            )
+        }
+        (Some(status), _) => format!("Refused with {}", status_words(status)),
+        (None, Some(error)) => error_words(error),
+        (None, None) => outcome.replace('_', " "),
+    }
+}
+
+pub(crate) fn attempt_tone(status: Option<i16>) -> &'static str {
+    match status {
+        Some(200..300) => "good",
+        _ => "bad",
+    }
+}
+
+/// `503 Service Unavailable`.
+fn status_words(status: i16) -> String {
+    let reason = u16::try_from(status)
+        .ok()
+        .and_then(|status| StatusCode::from_u16(status).ok())
+        .and_then(|status| status.canonical_reason());
+    match reason {
+        Some(reason) => format!("{status} {reason}"),
+        None => status.to_string(),
+    }
+}
+
+/// What a library said of a failure, in the words of whoever has to mend it. Others are shown as they are.
+pub(crate) fn error_words(error: &str) -> String {
+    let found = |part: &str| error.contains(part);
+    if found("certificate expired") || found("CertExpired") || found("certificate has expired") {
+        match unix_time_after(error, "not valid after ") {
+            Some(at) => format!(
+                "The TLS certificate expired on {}",
+                at.format("%-d %B %Y, %H:%M UTC")
+            ),
+            None => "The TLS certificate has expired".to_owned(),
+        }
+    } else if found("not valid yet") || found("NotValidYet") {
+        match unix_time_after(error, "not valid before ") {
+            Some(at) => format!(
+                "The TLS certificate is valid only from {}",
+                at.format("%-d %B %Y, %H:%M UTC")
+            ),
+            None => "The TLS certificate is not valid yet".to_owned(),
+        }
+    } else if found("UnknownIssuer") {
+        "The TLS certificate was not issued by an authority that is trusted: is a certificate of the chain missing?".to_owned()
+    } else if found("not valid for name") || found("NotValidForName") {
+        "The TLS certificate is for another name than the URL's".to_owned()
+    } else {
+        let mut letters = error.chars();
+        match letters.next() {
+            Some(first) => first.to_uppercase().chain(letters).collect(),
+            None => "It failed".to_owned(),
         }
     }
+}
+
+/// The seconds since 1970 that stand behind these words.
+fn unix_time_after(text: &str, words: &str) -> Option<DateTime<Utc>> {
+    let (_, rest) = text.split_once(words)?;
+    let digits = rest
+        .find(|c: char| !c.is_ascii_digit())
+        .map_or(rest, |end| &rest[..end]);
+    DateTime::from_timestamp(digits.parse().ok()?, 0)
 }
 
 pub(crate) fn outcome_word(number: i16) -> &'static str {
@@ -143,6 +218,27 @@ mod tests {
         assert_eq!(headers["authorization"], HIDDEN);
         assert_eq!(attempt.outcome, "refused");
         assert_eq!(attempt.response_body.as_deref(), Some("a\u{fffd}\0b"));
+    }
+
+    #[test]
+    fn failures_are_told_in_words() {
+        let expired = "invalid peer certificate: certificate expired: verification time 1763295187 (UNIX), \
+                       but certificate is not valid after 1763208000 (87187 seconds ago)";
+        assert_eq!(
+            error_words(expired),
+            "The TLS certificate expired on 15 November 2025, 12:00 UTC"
+        );
+        assert_eq!(error_words("connection refused"), "Connection refused");
+        assert_eq!(error_words("no answer in 10 s"), "No answer in 10 s");
+        assert!(error_words("invalid peer certificate: UnknownIssuer").contains("trusted"));
+        assert_eq!(
+            error_words("not valid after x certificate expired"),
+            "The TLS certificate has expired"
+        );
+        assert_eq!(
+            Attempt::of(row(None), "evt_1", &[]).in_words(),
+            "Refused with 500 Internal Server Error"
+        );
     }
 
     #[test]

@@ -16,12 +16,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    answer::Answered,
     clock::Clock,
     endpoint::Endpoint,
     engine::Event,
     job::Job,
-    lane::Verdict,
+    lane::{Pace, Verdict},
     lease::Lease,
+    places::SLOW,
     record::Finished,
     retry::{self, Jitter, Next},
     send::{Request, Sender, webhook_headers},
@@ -29,10 +31,12 @@ use crate::{
 
 /// Bodies read by one statement. One is under way at a time: what is picked meanwhile goes with the next.
 const BODIES_MAX: usize = 256;
-/// An endpoint that takes longer than this shares its places with the other slow ones.
-const SLOW: Duration = Duration::from_secs(1);
-/// Bodies in memory, all together.
-const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Attempts of lanes that are not known to be fast begin a few at a time: a thousand that hang would begin, and time out,
+/// all at once, and what is fast would wait behind them for the processor.
+const CAREFUL_MAX: usize = 16;
+const CAREFUL_PAUSE: Duration = Duration::from_millis(2);
+/// Bodies in memory, of the lanes of one pace. What hangs and holds its bodies holds up only what may hang too.
+const BODY_BYTES_MAX: usize = 48 * 1024 * 1024;
 
 /// A delivery that the engine gave a place on the wire.
 pub(crate) struct Picked {
@@ -53,7 +57,6 @@ pub(crate) struct Place {
     pub(crate) number: u16,
     pub(crate) events: mpsc::UnboundedSender<Event>,
     pub(crate) verdict: Option<Verdict>,
-    pub(crate) permits: Vec<OwnedSemaphorePermit>,
 }
 
 impl Place {
@@ -64,8 +67,6 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Free before it is said, so that the engine finds it free.
-        self.permits.clear();
         let _ = self.events.send(Event::Left {
             endpoint: self.endpoint,
             event: self.event,
@@ -103,12 +104,20 @@ struct Content {
 type StoredRow = (EventId, Option<String>, Vec<u8>, Option<Vec<u8>>);
 
 impl Attempts {
-    /// Takes what was picked, reads bodies in batches and starts an attempt for each. Ends with the engine.
-    pub(crate) async fn run(self, mut picked: mpsc::UnboundedReceiver<Picked>) {
+    /// Takes what was picked of lanes of one pace, reads bodies in batches and starts an attempt for each. Ends with the
+    /// engine.
+    pub(crate) async fn run(self, pace: Pace, mut picked: mpsc::UnboundedReceiver<Picked>) {
         let budget = Arc::new(Semaphore::new(BODY_BYTES_MAX));
-        let mut batch = Vec::with_capacity(BODIES_MAX);
-        while picked.recv_many(&mut batch, BODIES_MAX).await > 0 {
+        let (most, pause) = match pace {
+            Pace::Fast => (BODIES_MAX, None),
+            Pace::Slow | Pace::Unknown => (CAREFUL_MAX, Some(CAREFUL_PAUSE)),
+        };
+        let mut batch = Vec::with_capacity(most);
+        while picked.recv_many(&mut batch, most).await > 0 {
             self.start(std::mem::take(&mut batch), &budget).await;
+            if let Some(pause) = pause {
+                tokio::time::sleep(pause).await;
+            }
         }
     }
 
@@ -152,6 +161,7 @@ impl Attempts {
         .bind(first)
         .bind(last)
         .fetch_all(&self.pool)
+        .answered()
         .await?;
         let held = match rows.len() < ids.len() {
             true => self.held(&ids, &rows).await?,
@@ -188,6 +198,7 @@ impl Attempts {
         )
         .bind(missing)
         .fetch_all(&self.pool)
+        .answered()
         .await
     }
 

@@ -12,7 +12,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EndpointId, EndpointState, Epoch, EventId, Shard};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -22,6 +22,7 @@ use crate::{
     clock::Clock,
     endpoint::EndpointRow,
     lane::{Deed, Lane, Pace, ReadNumber, Verdict},
+    places::Places,
     read::{Cycle, Message},
     record::{Fate, Finished, Recorded},
     statistics::Activity,
@@ -38,8 +39,6 @@ const SHOW_EVERY: Duration = Duration::from_secs(1);
 const READS_MAX: usize = 256;
 /// Lanes whose ordering keys are looked up in one cycle: each is a statement of its own.
 const KEY_READS_MAX: usize = 32;
-/// Results that wait for the database, before nothing new is sent.
-const UNRECORDED_MAX: usize = 16 * 1024;
 
 /// What others tell the engine. One queue, so that what happened first is heard first.
 #[derive(Debug)]
@@ -67,7 +66,8 @@ pub(crate) struct Engine {
     pub(crate) vault: Vault,
     pub(crate) clock: Clock,
     pub(crate) events: mpsc::UnboundedSender<Event>,
-    pub(crate) picked: mpsc::UnboundedSender<Picked>,
+    /// By the pace of the lane.
+    pub(crate) picked: [mpsc::UnboundedSender<Picked>; Pace::COUNT],
     pub(crate) finished: mpsc::UnboundedSender<Finished>,
     pub(crate) started: Instant,
     pub(crate) cycles: mpsc::Sender<Cycle>,
@@ -80,81 +80,8 @@ pub(crate) struct Engine {
     pub(crate) applied: watch::Sender<Option<String>>,
     /// What each endpoint has in hand, said about once a second.
     pub(crate) activity: watch::Sender<Vec<Activity>>,
+    pub(crate) places: Places,
     pub(crate) state: State,
-}
-
-/// Attempts of a lane that need no place from [`Share::More`].
-const FIRST_PLACES: usize = 2;
-
-/// Parts of the wire that some attempts share, each bounded, so that what hangs leaves places for the others.
-#[derive(Debug, Clone, Copy)]
-enum Share {
-    /// Of lanes that failed or were slow lately, half of the wire: a thousand that hang starve nobody.
-    Slow,
-    /// Of lanes that have not answered yet, a quarter.
-    Unknown,
-    /// Of what a lane has on the wire beyond its first two, three quarters: one that begins to hang holds its whole
-    /// bulkhead until the time limit, and others must be able to begin meanwhile.
-    More,
-}
-
-impl Share {
-    const ALL: [Self; 3] = [Self::Slow, Self::Unknown, Self::More];
-}
-
-/// Lanes that wait for a place of one share, each once.
-#[derive(Default)]
-struct Waiting {
-    queue: VecDeque<EndpointId>,
-    members: HashSet<EndpointId>,
-}
-
-impl Waiting {
-    fn push(&mut self, id: EndpointId) {
-        if self.members.insert(id) {
-            self.queue.push_back(id);
-        }
-    }
-
-    fn pop(&mut self) -> Option<EndpointId> {
-        let id = self.queue.pop_front()?;
-        self.members.remove(&id);
-        Some(id)
-    }
-}
-
-/// Places on the wire of this process.
-struct Places {
-    wire: Arc<Semaphore>,
-    shares: [Arc<Semaphore>; 3],
-    room: Arc<Semaphore>,
-    count: usize,
-}
-
-impl Places {
-    fn new(count: usize) -> Self {
-        let semaphore = |n| Arc::new(Semaphore::new(n));
-        Self {
-            wire: semaphore(count),
-            shares: Share::ALL.map(|share| {
-                semaphore(match share {
-                    Share::Slow => (count / 2).max(1),
-                    Share::Unknown => (count / 4).max(1),
-                    Share::More => count - count / 4,
-                })
-            }),
-            room: semaphore(UNRECORDED_MAX.max(count)),
-            count,
-        }
-    }
-
-    fn share(&self, share: Share) -> &Arc<Semaphore> {
-        &self.shares[share as usize]
-    }
-
-    fn in_use(&self) -> bool {
-        self.wire.available_permits() < self.count
-    }
 }
 
 #[derive(Default)]
@@ -179,9 +106,6 @@ pub(crate) struct State {
     /// When lanes have retries due.
     due: BTreeSet<(DateTime<Utc>, EndpointId)>,
     due_of: HashMap<EndpointId, DateTime<Utc>>,
-    /// Lanes that could send if a share of the wire were not full. What changes a lane sets it going again by itself, so
-    /// that one which no longer needs that share does not wait for it.
-    waiting: [Waiting; 3],
     /// When lanes that wait for their rate or for a probe may go on.
     timers: BTreeSet<(Monotonic, EndpointId)>,
     timer_of: HashMap<EndpointId, Monotonic>,
@@ -203,14 +127,13 @@ impl Engine {
         wake: Wake,
         stop: CancellationToken,
     ) {
-        let places = Places::new(self.settings.max_in_flight);
         let mut heard = Vec::new();
         let mut read_at = Instant::now();
         let mut sweep_at = Instant::now() + SWEEP_EVERY;
         let mut show_at = Instant::now();
         let mut give_up_at = None;
         loop {
-            self.pump(&places);
+            self.pump();
             self.report_drained();
             if self.state.stopping {
                 let over = give_up_at.is_some_and(|at| Instant::now() >= at);
@@ -246,7 +169,7 @@ impl Engine {
                 }
                 Some(message) = messages.recv() => {
                     if let Some(rows) = self.apply(message) {
-                        let busy = rows > 0 || places.in_use();
+                        let busy = rows > 0 || self.places.in_use();
                         read_at = Instant::now() + if busy { BUSY_WAIT } else { Duration::ZERO };
                         self.state.patient = !busy;
                         if self.wants_to_read() { read_at = Instant::now() + Duration::from_millis(1) }
@@ -292,7 +215,7 @@ impl Engine {
     }
 
     /// Deals with what may be dealt with, one delivery a lane in turn.
-    fn pump(&mut self, places: &Places) {
+    fn pump(&mut self) {
         let Some(term) = self.state.term.clone().filter(|term| !term.is_cancelled()) else {
             return;
         };
@@ -300,59 +223,45 @@ impl Engine {
             return;
         }
         let now = self.started.elapsed();
-        self.wake_lanes(now, places);
+        self.wake_lanes(now);
         while let Some(id) = self.state.ready.front().copied() {
-            let Ok(room) = places.room.clone().try_acquire_owned() else {
+            if !self.places.any_free() {
                 return;
-            };
-            let Ok(place) = places.wire.clone().try_acquire_owned() else {
-                return;
-            };
-            let mut permits = vec![place];
+            }
+            let Some(room) = self.places.room() else { return };
             self.state.ready.pop_front();
+            self.state.is_ready.remove(&id);
             let Some(lane) = self.state.lanes.get_mut(&id) else {
-                self.state.is_ready.remove(&id);
                 continue;
             };
             if self.state.draining.contains(&lane.endpoint().shard) {
-                self.state.is_ready.remove(&id);
                 continue;
             }
-            self.state.is_ready.remove(&id);
-            let of_pace = match lane.pace() {
-                Pace::Fast => None,
-                Pace::Slow => Some(Share::Slow),
-                Pace::Unknown => Some(Share::Unknown),
-            };
-            let more = (lane.on_wire() >= FIRST_PLACES).then_some(Share::More);
-            let mut full = None;
-            for share in of_pace.into_iter().chain(more) {
-                match places.share(share).clone().try_acquire_owned() {
-                    Ok(permit) => permits.push(permit),
-                    Err(_) => full = Some(share),
+            let pace = lane.pace();
+            let permits = match self.places.take(pace, lane.on_wire()) {
+                Ok(Some(permits)) => permits,
+                Ok(None) => return,
+                Err(full) => {
+                    self.places.wait_for(full, id);
+                    continue;
                 }
-            }
-            if let Some(share) = full {
-                self.state.waiting[share as usize].push(id);
-                continue;
-            }
+            };
             match lane.pick(now) {
                 Some((job, Deed::Send)) => {
-                    let place = Place {
-                        endpoint: id,
-                        event: job.event,
-                        number: job.number(),
-                        events: self.events.clone(),
-                        verdict: None,
-                        permits,
-                    };
-                    let endpoint = lane.endpoint().clone();
-                    let _ = self.picked.send(Picked {
-                        endpoint,
+                    let number = job.number();
+                    self.places.begin(now, (id, job.event, number), permits);
+                    let _ = self.picked[pace as usize].send(Picked {
+                        endpoint: lane.endpoint().clone(),
                         epoch: lane.epoch(),
                         term: term.clone(),
+                        place: Place {
+                            endpoint: id,
+                            event: job.event,
+                            number,
+                            events: self.events.clone(),
+                            verdict: None,
+                        },
                         job,
-                        place,
                         room,
                     });
                 }
@@ -373,20 +282,20 @@ impl Engine {
         }
     }
 
-    /// Lanes that waited for their time or for a place.
-    fn wake_lanes(&mut self, now: Monotonic, places: &Places) {
+    /// Lanes that waited for their time or for a place, and those that have turned out slow.
+    fn wake_lanes(&mut self, now: Monotonic) {
         while let Some((_, id)) = self.state.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.state.timers.pop_first();
             self.state.timer_of.remove(&id);
             self.settle(id);
         }
-        for share in Share::ALL {
-            for _ in 0..places.share(share).available_permits() {
-                let Some(id) = self.state.waiting[share as usize].pop() else {
-                    break;
-                };
-                self.settle(id);
+        for id in self.places.slowed(now) {
+            if let Some(lane) = self.state.lanes.get_mut(&id) {
+                lane.slowed();
             }
+        }
+        for id in self.places.called() {
+            self.settle(id);
         }
     }
 
@@ -511,6 +420,7 @@ impl Engine {
                 number,
                 verdict,
             } => {
+                self.places.leave(&(endpoint, event, number));
                 let now = self.clock.now();
                 if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
                     match verdict {

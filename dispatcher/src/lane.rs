@@ -98,6 +98,11 @@ pub(crate) enum Pace {
     Slow,
 }
 
+impl Pace {
+    pub(crate) const ALL: [Self; Self::COUNT] = [Self::Unknown, Self::Fast, Self::Slow];
+    pub(crate) const COUNT: usize = 3;
+}
+
 #[derive(Debug)]
 pub(crate) struct Lane {
     endpoint: Arc<Endpoint>,
@@ -125,6 +130,8 @@ pub(crate) struct Lane {
     /// The earliest due time recorded since the latest read of `retries` began: that read may not know of it.
     due_since_read: Option<DateTime<Utc>>,
     pace: Pace,
+    /// It has answered, or failed, since this lane was made.
+    heard: bool,
     breaker: Breaker,
     rate: Option<Rate>,
     /// The rate allows nothing before this.
@@ -162,6 +169,7 @@ impl Lane {
             replays_on_wire: 0,
             next_due,
             due_since_read: None,
+            heard: pace != Pace::Unknown,
             pace,
             breaker,
             rate_at: None,
@@ -393,10 +401,10 @@ impl Lane {
 
     fn limit(&self) -> usize {
         let limit = self.breaker.limit(self.endpoint.concurrency);
-        if self.pace == Pace::Unknown {
-            limit.min(UNKNOWN_LIMIT)
-        } else {
+        if self.heard {
             limit
+        } else {
+            limit.min(UNKNOWN_LIMIT)
         }
     }
 
@@ -528,6 +536,7 @@ impl Lane {
         if !verdict.its_own {
             return;
         }
+        self.heard = true;
         self.pace = if verdict.success && !verdict.slow {
             Pace::Fast
         } else {
@@ -538,6 +547,11 @@ impl Lane {
         } else {
             self.breaker.failed(now);
         }
+    }
+
+    /// An attempt takes long. Known before its answer is, so that what follows it has no place among the fast.
+    pub(crate) fn slowed(&mut self) {
+        self.pace = Pace::Slow;
     }
 
     /// The attempt was given up before it began or without an answer: the delivery is read from the tables again.

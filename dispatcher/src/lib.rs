@@ -6,6 +6,7 @@
 //! Invariant: no coordination per delivery. One owner for an endpoint, fenced by an epoch, is what makes the bulkhead
 //! exact across machines.
 
+pub mod answer;
 mod attempt;
 mod breaker;
 mod clock;
@@ -13,13 +14,17 @@ mod disable;
 mod endpoint;
 mod engine;
 pub mod erasure;
+#[cfg(test)]
+mod fleet_simulation;
 pub mod guard;
 mod job;
 mod jobs;
 mod lane;
 mod lease;
 pub mod notices;
+mod ownership;
 pub mod partitions;
+mod places;
 pub mod planned_rotation;
 pub mod proxy;
 mod rate;
@@ -29,7 +34,7 @@ pub mod relay;
 pub mod replays;
 pub mod retention;
 pub mod retry;
-mod rollup;
+pub mod rollup;
 pub mod schema;
 pub mod sealed;
 pub mod send;
@@ -55,11 +60,15 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
+use answer::Answered;
 pub use settings::Settings;
 pub use wake::Wake;
 
 /// Connections that read bodies and record results.
 const HOT_CONNECTIONS: u32 = 4;
+/// Connections that renew the lease, apart from all others: nothing else may make it wait. The second one is for when the
+/// first has fallen silent.
+const LEASE_CONNECTIONS: u32 = 2;
 
 /// How the planner is told to do what the hot path's few statements need: walk an index for each row of a list. It
 /// knows nothing of how long the lists are, plans for tables that were empty a moment ago, and would scan them.
@@ -112,7 +121,6 @@ impl Dispatcher {
         let leave = CancellationToken::new();
 
         let (events, heard) = mpsc::unbounded_channel();
-        let (picked, picked_out) = mpsc::unbounded_channel();
         let (finished, finished_out) = mpsc::unbounded_channel();
         let (cycles, cycles_out) = mpsc::channel(1);
         let (messages, messages_out) = mpsc::channel(READ_AHEAD);
@@ -122,10 +130,14 @@ impl Dispatcher {
         let (activity, activity_out) = watch::channel(Vec::new());
         let statistics = statistics::Statistics::default();
 
-        let direct = self.direct.options(HOT_PLANS);
-        let hot = PgPoolOptions::new()
+        let direct = self.direct.clone().options(HOT_PLANS);
+        let hot = answer::lively(PgPoolOptions::new())
             .max_connections(HOT_CONNECTIONS)
             .connect_with(direct.clone())
+            .await?;
+        let leases = answer::lively(PgPoolOptions::new())
+            .max_connections(LEASE_CONNECTIONS)
+            .connect_with(self.direct.clone())
             .await?;
         let recorder = record::Recorder {
             pool: hot.clone(),
@@ -144,6 +156,15 @@ impl Dispatcher {
             finished: finished.clone(),
             tasks: tasks.clone(),
         };
+        let loaders = TaskTracker::new();
+        let picked = lane::Pace::ALL.map(|pace| {
+            let (picked, picked_out) = mpsc::unbounded_channel();
+            loaders.spawn(attempts.clone().run(pace, picked_out));
+            picked
+        });
+        loaders.close();
+        // With it goes its sender of results: the recorder ends when the last one is gone.
+        drop(attempts);
         let hurry = Wake::default();
         let reader = read::Reader {
             wake: self.wake.clone(),
@@ -154,7 +175,7 @@ impl Dispatcher {
             out: messages,
         };
         let shards = shards::Shards {
-            pool: self.pool.clone(),
+            pool: leases,
             id,
             name: self.settings.name.clone(),
             lease: lease.clone(),
@@ -172,6 +193,7 @@ impl Dispatcher {
         let retention = self.settings.retention;
         let public_url = self.settings.public_url.clone();
         let engine = engine::Engine {
+            places: places::Places::new(self.settings.max_in_flight),
             settings: self.settings,
             vault: self.vault,
             clock,
@@ -189,7 +211,6 @@ impl Dispatcher {
         };
 
         let recorder = tokio::spawn(recorder.run(abandon.clone()));
-        let attempts = tokio::spawn(attempts.run(picked_out));
         let reader = tokio::spawn(reader.run(leave.clone()));
         let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
@@ -223,7 +244,7 @@ impl Dispatcher {
 
         // What is still on the wire has had its time: it is handed back, and another owner sends it.
         lease.end();
-        let _ = attempts.await;
+        loaders.wait().await;
         tasks.close();
         tasks.wait().await;
         let flushed = tokio::time::timeout(std::time::Duration::from_secs(5), recorder).await;
@@ -255,6 +276,7 @@ async fn publish_applied(pool: PgPool, id: Uuid, mut applied: watch::Receiver<Op
             .bind(id)
             .bind(snapshot)
             .execute(&pool)
+            .answered()
             .await;
         if let Err(error) = written {
             tracing::warn!(%error, "the applied settings could not be published; trying again");
@@ -272,7 +294,8 @@ async fn drop_deleted(pool: PgPool, mut deleted: mpsc::UnboundedReceiver<Endpoin
             "delete from postrider.queue where endpoint_id = $1",
             "delete from postrider.retries where endpoint_id = $1",
         ] {
-            match sqlx::query(statement).bind(endpoint).execute(&pool).await {
+            let delete = sqlx::query(statement).bind(endpoint).execute(&pool);
+            match delete.answered().await {
                 Ok(done) => {
                     metrics::counter!("postrider_deliveries_dropped_total").increment(done.rows_affected())
                 }

@@ -12,24 +12,27 @@ pub(crate) const TABLES: [&str; 2] = ["events", "attempts"];
 /// How long one partition is. Days, unless so little is kept that a day would be too coarse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Width {
+    TenSeconds,
     Minute,
     Hour,
     Day,
 }
 
 impl Width {
-    const ALL: [Self; 3] = [Self::Minute, Self::Hour, Self::Day];
+    const ALL: [Self; 4] = [Self::TenSeconds, Self::Minute, Self::Hour, Self::Day];
 
     fn for_retention(retention: Duration) -> Self {
-        match retention.as_secs() / 3_600 {
-            0..3 => Self::Minute,
-            3..72 => Self::Hour,
+        match retention.as_secs() / 60 {
+            0..10 => Self::TenSeconds,
+            10..180 => Self::Minute,
+            180..4_320 => Self::Hour,
             _ => Self::Day,
         }
     }
 
     const fn seconds(self) -> i64 {
         match self {
+            Self::TenSeconds => 10,
             Self::Minute => 60,
             Self::Hour => 3_600,
             Self::Day => 86_400,
@@ -39,6 +42,7 @@ impl Width {
     /// Partitions that are made ahead.
     const fn ahead(self) -> i64 {
         match self {
+            Self::TenSeconds => 30,
             Self::Minute => 30,
             Self::Hour => 48,
             Self::Day => 14,
@@ -47,13 +51,15 @@ impl Width {
 
     const fn narrower(self) -> Self {
         match self {
-            Self::Minute | Self::Hour => Self::Minute,
+            Self::TenSeconds | Self::Minute => Self::TenSeconds,
+            Self::Hour => Self::Minute,
             Self::Day => Self::Hour,
         }
     }
 
     const fn format(self) -> &'static str {
         match self {
+            Self::TenSeconds => "%Y%m%d_%H%M%S",
             Self::Minute => "%Y%m%d_%H%M",
             Self::Hour => "%Y%m%d_%H",
             Self::Day => "%Y%m%d",
@@ -99,11 +105,12 @@ impl Slice {
     /// Of the part of a partition's name behind its table's.
     fn parse(text: &str) -> Option<Self> {
         let padded = match text.len() {
-            8 => format!("{text}_0000"),
-            11 => format!("{text}00"),
+            8 => format!("{text}_000000"),
+            11 => format!("{text}0000"),
+            13 => format!("{text}00"),
             _ => text.to_owned(),
         };
-        let time = NaiveDateTime::parse_from_str(&padded, Width::Minute.format()).ok()?;
+        let time = NaiveDateTime::parse_from_str(&padded, Width::TenSeconds.format()).ok()?;
         Width::ALL
             .into_iter()
             .map(|width| Self::at(time.and_utc(), width))
@@ -276,11 +283,19 @@ mod tests {
 
     #[test]
     fn a_partition_s_name_says_its_time() {
-        for name in ["20260528", "20260528_07", "20260528_0759"] {
+        for name in ["20260528", "20260528_07", "20260528_0759", "20260528_075950"] {
             assert_eq!(slice(name).name(), name);
         }
         assert_eq!(slice("20261231").end(), slice("20270101_00").begin());
-        for bad in ["", "held", "2026052", "20261340", "20260528_99", "20260528_07591"] {
+        for bad in [
+            "",
+            "held",
+            "2026052",
+            "20261340",
+            "20260528_99",
+            "20260528_07591",
+            "20260528_075951",
+        ] {
             assert_eq!(Slice::parse(bad), None, "{bad}");
         }
     }

@@ -10,7 +10,7 @@ const HOURS_KEPT_DAYS: i32 = 90;
 /// The latest hour is made again: a dispatcher may have written its last minute late.
 const MADE_AGAIN_HOURS: i32 = 2;
 
-pub(crate) async fn run(pool: &PgPool) -> Result<(), sqlx::Error> {
+pub async fn run(pool: &PgPool) -> Result<(), sqlx::Error> {
     for hour in hours_to_make(pool).await? {
         make(pool, hour).await?;
     }

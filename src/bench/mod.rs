@@ -5,6 +5,8 @@
 
 mod ceiling;
 mod emits;
+mod life;
+mod replays;
 mod report;
 mod scenarios;
 mod sink;
@@ -29,7 +31,7 @@ const PROFILING: &str = "shared_preload_libraries = 'pg_stat_statements'\npg_sta
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchFlags {
-    /// Only these scenarios, by their letters: abcdefghikl
+    /// Only these scenarios, by their letters: abcdefghiklrt
     #[arg(long)]
     only: Option<String>,
     /// Fewer deliveries: a look, not a measurement

@@ -6,7 +6,7 @@ use anyhow::Context;
 use sqlx::{Connection, PgConnection};
 
 use super::{
-    emits,
+    emits, life, replays,
     report::{Bound, Report, Row},
     usage,
     world::{Ground, World, start_self},
@@ -17,8 +17,8 @@ const CONCURRENCY: i32 = 256;
 /// Events of one transaction.
 const BATCH: i32 = 1_000;
 /// Emits a second to the healthy endpoints, and how many endpoints they are.
-const HEALTHY_RATE: u64 = 200;
-const HEALTHY: i32 = 10;
+pub(super) const HEALTHY_RATE: u64 = 200;
+pub(super) const HEALTHY: i32 = 10;
 
 #[derive(Clone, Copy)]
 pub(super) struct Size {
@@ -28,6 +28,9 @@ pub(super) struct Size {
     hanging_backlog: i64,
     hanging_endpoints: i32,
     idle_emits: u32,
+    dead_letters: i64,
+    replay_rate: i32,
+    life_seconds: u64,
     backlogs: [i64; 3],
 }
 
@@ -38,6 +41,9 @@ pub(super) const FULL: Size = Size {
     hanging_backlog: 100_000,
     hanging_endpoints: 2_000,
     idle_emits: 200,
+    dead_letters: 100_000,
+    replay_rate: 1_000,
+    life_seconds: 180,
     backlogs: [10_000, 100_000, 1_000_000],
 };
 
@@ -48,6 +54,9 @@ pub(super) const QUICK: Size = Size {
     hanging_backlog: 5_000,
     hanging_endpoints: 200,
     idle_emits: 30,
+    dead_letters: 4_000,
+    replay_rate: 300,
+    life_seconds: 60,
     backlogs: [1_000, 5_000, 20_000],
 };
 
@@ -115,6 +124,20 @@ pub(super) async fn run(ground: Ground, size: Size, only: Option<&str>) -> anyho
     if wanted('l') {
         eprintln!("(l) emits over HTTP beside plain inserts …");
         emits::run(&mut bench.ground, &mut bench.report, size.healthy_seconds).await?;
+    }
+    if wanted('r') {
+        replays::run(
+            &mut bench.ground,
+            &mut bench.report,
+            size.dead_letters,
+            size.replay_rate,
+            Duration::from_secs(size.healthy_seconds),
+        )
+        .await?;
+    }
+    if wanted('t') {
+        let length = Duration::from_secs(size.life_seconds);
+        life::run(&mut bench.ground, &mut bench.report, length).await?;
     }
     Ok(bench.report)
 }

@@ -16,6 +16,8 @@ use tokio::{
 
 /// Latencies kept of one group: enough for a p99 that means something.
 const LATENCIES_MAX: usize = 1_000_000;
+/// The group of all replays.
+pub(super) const REPLAYED: &str = "replayed";
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 /// What one group of endpoints received.
@@ -64,7 +66,7 @@ async fn serve(mut stream: TcpStream, groups: Groups) {
                 stream.write_all(ANSWER).await
             }
             path => {
-                note(&groups, path, request.emitted_us);
+                note(&groups, path, request.emitted_us, request.replayed);
                 match wait_of(path) {
                     Some(wait) => tokio::time::sleep(wait).await,
                     None => std::future::pending().await,
@@ -81,6 +83,7 @@ async fn serve(mut stream: TcpStream, groups: Groups) {
 struct Request {
     path: String,
     emitted_us: Option<u64>,
+    replayed: bool,
 }
 
 async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Request> {
@@ -96,11 +99,14 @@ async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Re
     let path = head.split(' ').nth(1)?.to_owned();
     let mut length = 0;
     let mut emitted_us = None;
+    let mut replayed = false;
     for line in head.lines() {
         if let Some(value) = line.strip_prefix("content-length: ") {
             length = value.parse().ok()?;
         } else if let Some(value) = line.strip_prefix("webhook-id: evt_") {
             emitted_us = time_of(value);
+        } else if line.starts_with("webhook-replay: ") {
+            replayed = true;
         }
     }
     while buffer.len() < end + length {
@@ -109,7 +115,11 @@ async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Re
         }
     }
     buffer.drain(..end + length);
-    Some(Request { path, emitted_us })
+    Some(Request {
+        path,
+        emitted_us,
+        replayed,
+    })
 }
 
 /// The microseconds in an event's id: 48 bits of milliseconds, and 12 bits that divide one.
@@ -128,11 +138,13 @@ fn wait_of(path: &str) -> Option<Duration> {
     }
 }
 
-fn note(groups: &Groups, path: &str, emitted_us: Option<u64>) {
+/// Replays are a group of their own: their events are old.
+fn note(groups: &Groups, path: &str, emitted_us: Option<u64>, replayed: bool) {
     let now_us = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |now| now.as_micros() as u64);
     let name = path.rsplit('/').next().unwrap_or_default();
+    let name = if replayed { REPLAYED } else { name };
     let mut groups = locked(groups);
     if !groups.contains_key(name) {
         groups.insert(name.to_owned(), Group::default());

@@ -73,13 +73,22 @@ impl Ground {
     }
 
     pub(super) async fn world(&mut self) -> anyhow::Result<World> {
+        self.world_from(TEMPLATE).await
+    }
+
+    /// Without our schema: the program makes it as its settings say.
+    pub(super) async fn empty_world(&mut self) -> anyhow::Result<World> {
+        self.world_from("template0").await
+    }
+
+    async fn world_from(&mut self, template: &str) -> anyhow::Result<World> {
         self.databases += 1;
         let name = format!("bench_{}", self.databases);
         let superuser = PgPoolOptions::new()
             .connect_with(self.cluster.superuser_options())
             .await?;
         sqlx::raw_sql(AssertSqlSafe(format!(
-            "create database {name} template {TEMPLATE} owner postrider"
+            "create database {name} template {template} owner postrider"
         )))
         .execute(&superuser)
         .await?;
@@ -102,6 +111,7 @@ impl Ground {
             http: self.http.clone(),
             sink_port: self.sink_port,
             processes: Vec::new(),
+            settings: Vec::new(),
         })
     }
 
@@ -157,6 +167,8 @@ pub(super) struct World {
     pub(super) http: reqwest::Client,
     sink_port: u16,
     pub(super) processes: Vec<Process>,
+    /// Beyond what every scenario has.
+    pub(super) settings: Vec<(&'static str, &'static str)>,
 }
 
 /// A Postrider process of this scenario.
@@ -201,7 +213,7 @@ impl World {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        command.envs(settings);
+        command.envs(settings).envs(self.settings.iter().copied());
         let mut child = command.spawn()?;
         let mut lines = BufReader::new(child.stderr.take().context("no log")?).lines();
         let mut addresses = BTreeMap::new();
@@ -352,6 +364,90 @@ impl World {
         .execute(&self.pool)
         .await?;
         Ok(())
+    }
+
+    /// Dead letters of one tenant's endpoint, as a long failure would have left them.
+    pub(super) async fn pile_up_dead(&self, count: i64, tenant: i32) -> anyhow::Result<()> {
+        sqlx::query(
+            "with made as (
+                 insert into postrider.events (id, tenant_id, type_id, schema_id, body)
+                 select postrider.uuid_at(clock_timestamp()), t.id, y.id, s.id, convert_to('{\"data\":' || $3 || '}', 'UTF8')
+                 from generate_series(1, $1) g
+                 join postrider.tenants t on t.slug = 't' || $2,
+                 postrider.event_types y join postrider.schemas s on s.type_id = y.id
+                 where y.name = 'bench.ran'
+                 returning id, tenant_id, type_id
+             ), tried as (
+                 insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
+                                                 outcome, status, final)
+                 select m.id, e.id, 7, m.tenant_id, m.type_id, clock_timestamp(), 10, 2, 503, 'dead'
+                 from made m join postrider.endpoints e on e.tenant_id = m.tenant_id
+             ), counted as (
+                 insert into postrider.dead_letter_counts (endpoint_id, type_id, reason, tenant_id, count)
+                 select e.id, m.type_id, 'exhausted', m.tenant_id, count(*)
+                 from made m join postrider.endpoints e on e.tenant_id = m.tenant_id group by 1, 2, 4
+             )
+             insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt)
+             select e.id, m.id, m.tenant_id, m.type_id, 'exhausted', 7
+             from made m join postrider.endpoints e on e.tenant_id = m.tenant_id",
+        )
+        .bind(count)
+        .bind(tenant)
+        .bind(BODY_DATA)
+        .execute(&self.pool)
+        .await?;
+        sqlx::raw_sql("analyze postrider.dead_letters; analyze postrider.attempts; analyze postrider.events")
+            .execute(&self.pool)
+            .await?;
+        Ok(())
+    }
+
+    /// Dead letters that a replay has delivered.
+    pub(super) async fn delivered_replays(&self) -> anyhow::Result<i64> {
+        Ok(sqlx::query_scalar(
+            "select count(*) from postrider.attempts where final = 'delivered' and replay_id is not null",
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
+    pub(super) async fn partitions(&self) -> anyhow::Result<Vec<String>> {
+        Ok(sqlx::query_scalar(
+            "select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
+             where i.inhparent in ('postrider.events'::regclass, 'postrider.attempts'::regclass) and c.relkind = 'r'",
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
+    /// In all tables of the schema.
+    pub(super) async fn stored_bytes(&self) -> anyhow::Result<i64> {
+        Ok(sqlx::query_scalar(
+            "select sum(pg_total_relation_size(oid))::bigint from pg_class
+             where relnamespace = 'postrider'::regnamespace and relkind = 'r'",
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
+    /// A call of the API of the process that was started last.
+    pub(super) async fn call(
+        &self,
+        method: reqwest::Method,
+        path: &str,
+        body: serde_json::Value,
+    ) -> anyhow::Result<serde_json::Value> {
+        let process = self.processes.last().context("no process")?;
+        let answer = self
+            .http
+            .request(method, format!("{}/v1{path}", process.api))
+            .bearer_auth(API_KEY)
+            .header("content-type", "application/json")
+            .body(body.to_string())
+            .send()
+            .await?
+            .error_for_status()?;
+        Ok(serde_json::from_str(&answer.text().await?).unwrap_or_default())
     }
 
     /// Rows as `emit` would have left them, for backlogs that would take long to emit.

@@ -8,6 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+const RETENTION_SECONDS_MIN: u64 = 10;
 const MINUTE: u64 = 60;
 const RETENTION_DAYS_MAX: u64 = 3_650;
 
@@ -44,11 +45,12 @@ pub(super) fn parse_timeout(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// `30d`, `12h`, `90m`.
+/// `30d`, `12h`, `90m`; seconds are for trials.
 pub(super) fn parse_retention(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is not a time like 30d, 12h or 90m, from 1m to {RETENTION_DAYS_MAX}d");
+    let wrong = || format!("`{text}` is not a time like 30d, 12h or 90m, from 10s to {RETENTION_DAYS_MAX}d");
     let unit = text.chars().next_back().ok_or_else(wrong)?;
     let unit_seconds = match unit {
+        's' => 1,
         'm' => MINUTE,
         'h' => 60 * MINUTE,
         'd' => 24 * 60 * MINUTE,
@@ -57,7 +59,7 @@ pub(super) fn parse_retention(text: &str) -> Result<Duration, String> {
     let number: u64 = text[..text.len() - 1].trim().parse().map_err(|_| wrong())?;
     number
         .checked_mul(unit_seconds)
-        .filter(|seconds| (MINUTE..=RETENTION_DAYS_MAX * 24 * 60 * MINUTE).contains(seconds))
+        .filter(|seconds| (RETENTION_SECONDS_MIN..=RETENTION_DAYS_MAX * 24 * 60 * MINUTE).contains(seconds))
         .map(Duration::from_secs)
         .ok_or_else(wrong)
 }

@@ -9,7 +9,9 @@ use postrider_proto::state::KeyRole;
 use reqwest::{Client, Method, Response, StatusCode, redirect::Policy};
 use serde_json::{Value, json};
 
-use crate::support::{ADMIN_API_KEY, Api, Database, Form, MASTER_KEY, Person, Postrider, Receiver, until};
+use crate::support::{
+    ADMIN_API_KEY, Api, Database, Form, MASTER_KEY, Person, Postrider, Receiver, text_of, until,
+};
 
 /// Stands in what only its owner may see.
 const CANARY: &str = "canary-of-acme";
@@ -49,6 +51,7 @@ fn expected(rule: Rule, caller: &Caller, changes: bool) -> Verdict {
         Rule::Session
         | Rule::Account
         | Rule::See
+        | Rule::Ask
         | Rule::Operate
         | Rule::Manage
         | Rule::SignedIn
@@ -80,7 +83,7 @@ fn expected(rule: Rule, caller: &Caller, changes: bool) -> Verdict {
             _ => Admitted,
         },
         Caller::Session(Role::ReadOnly) => match rule {
-            Rule::Session | Rule::Account => Admitted,
+            Rule::Session | Rule::Account | Rule::Ask => Admitted,
             Rule::See | Rule::SignedIn if !changes => Admitted,
             _ => Forbidden,
         },
@@ -89,7 +92,7 @@ fn expected(rule: Rule, caller: &Caller, changes: bool) -> Verdict {
             _ => Admitted,
         },
         Caller::ForeignSession => match rule {
-            Rule::Session => Either,
+            Rule::Session | Rule::Ask => Either,
             Rule::See | Rule::Operate | Rule::Manage => NotThere,
             _ => NotThere,
         },
@@ -171,6 +174,7 @@ impl Things {
         let mut path = route.path.to_owned();
         for (name, value) in [
             ("{tenant}", tenant),
+            ("{slug}", tenant),
             ("{endpoint}", &self.endpoint),
             ("{event}", &self.event),
             ("{delivery}", &self.delivery),
@@ -219,10 +223,9 @@ impl Callers {
         ] {
             let (status, page) = admin.post("/people", &[("login", login), ("role", word)]).await;
             assert_eq!(status, StatusCode::OK, "{page}");
-            let shown = page.split("id=\"new-password\">").nth(1).expect("a password");
-            let password = shown.split('<').next().unwrap_or_default();
+            let password = text_of(&page, "new-password");
             let mut person = Person::new(program);
-            assert!(person.sign_in_as(login, password).await.is_redirection());
+            assert!(person.sign_in_as(login, &password).await.is_redirection());
             sessions.push((Caller::Session(role), person.cookie()));
         }
         for (things, caller) in [

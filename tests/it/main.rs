@@ -1,18 +1,24 @@
 //! End-to-end tests: the real program as processes, a real Postgres, receivers that record what reached them.
 //! One binary, so that one database server serves them all. A file for each behaviour.
 
+#[allow(dead_code, reason = "shared with the other test program, which uses the rest")]
 mod support;
 
 mod access;
+mod admin_pages;
 mod at_rest;
 mod batch;
+mod browser;
 mod bulkhead;
 mod certificates;
 mod crash;
 mod delivery;
+mod delivery_pages;
 mod description;
 mod egress;
 mod emit;
+mod emit;
+mod endpoint_pages;
 mod erasure;
 mod export;
 mod filters;
@@ -25,6 +31,7 @@ mod idempotency;
 mod operational;
 mod order;
 mod outbox;
+mod overview;
 mod pages;
 mod people;
 mod planned_rotation;
@@ -40,6 +47,7 @@ mod retry_rules;
 mod roles;
 mod rotation;
 mod schemas;
+mod screenshots;
 mod strangers;
 mod supply_chain;
 mod tail;

@@ -3,15 +3,14 @@
 use reqwest::StatusCode;
 use serde_json::json;
 
-use crate::support::{Answer, Database, Form, Person, Postrider, Receiver};
+use crate::support::{Answer, Database, Form, Person, Postrider, Receiver, text_of};
 
 /// Adds a person as the admin would, and answers their password.
 async fn add(admin: &mut Person<'_>, login: &str, role: &str) -> String {
     let fields = [("login", login), ("role", role)];
     let (status, page) = admin.post("/people", &fields).await;
     assert_eq!(status, StatusCode::OK, "{page}");
-    let shown = page.split("id=\"new-password\">").nth(1).expect("a password");
-    shown.split('<').next().unwrap_or_default().to_owned()
+    text_of(&page, "new-password")
 }
 
 #[tokio::test]

@@ -5,7 +5,9 @@ use std::collections::{HashMap, HashSet};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Api, Database, Endpoint, Postrider, Receiver, until};
+use crate::support::{
+    ADMIN_PASSWORD, Answer, Api, Database, Endpoint, Form, Person, Postrider, Receiver, until,
+};
 
 async fn emit(database: &Database, count: usize, prefix: &str) {
     let statement = format!(
@@ -355,4 +357,49 @@ async fn replays_that_make_no_sense_are_refused_and_those_of_others_are_not_ther
         let path = format!("/tenants/other/replays/{id}");
         assert_eq!(api.call(method, &path, None).await.0, StatusCode::NOT_FOUND);
     }
+}
+
+#[tokio::test]
+async fn a_person_chooses_a_group_previews_it_replays_it_and_sees_how_far_it_is() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = dead_letters(&database, &api, &receiver, 30).await;
+    let mut person = Person::new(&program);
+    assert!(person.sign_in(ADMIN_PASSWORD).await.is_redirection());
+    let (_, page) = person.visit("/dead-letters").await;
+    let group = format!("{}~invoice.paid~gone", endpoint.id);
+    assert!(page.contains(&group) && page.contains("30"), "{page}");
+
+    let (status, _) = person.visit("/dead-letters/preview").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "nothing was chosen");
+    let (status, page) = person
+        .visit(&format!("/dead-letters/preview?group={group}"))
+        .await;
+    assert_eq!(status, StatusCode::OK, "{page}");
+    assert!(page.contains("30 would be sent"), "{page}");
+    let before = receiver.count();
+    let form = Form::find(&page, "/replays").fill("rate_per_second", "10");
+    let mut forged = Form::find(&page, "/replays");
+    forged.fields.retain(|(name, _)| name != "csrf");
+    assert!(person.submit(&forged).await.0.is_client_error());
+    assert!(person.submit(&form).await.0.is_redirection());
+
+    let list = api.get("/tenants/acme/replays").await;
+    let id = list["data"][0]["id"].as_str().expect("a replay").to_owned();
+    receiver.wait_for(before + 2).await;
+    let (_, page) = person.visit(&format!("/replays/{id}")).await;
+    assert!(page.contains("<progress") && page.contains("Time left"), "{page}");
+    let cancel = Form::find(&page, "/cancel");
+    assert!(person.submit(&cancel).await.0.is_redirection());
+    let (_, page) = person.visit("/replays").await;
+    assert!(
+        page.contains("cancelled") && page.contains("person:admin"),
+        "{page}"
+    );
+    assert_eq!(
+        api.get(&format!("/tenants/acme/replays/{id}")).await["state"],
+        "cancelled"
+    );
 }

@@ -11,6 +11,7 @@ use data_encoding::BASE64URL_NOPAD;
 use postrider_proto::{limits::KEY_NAME_BYTES_MAX, state::KeyRole};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use sqlx::PgConnection;
 use utoipa::ToSchema;
 
 use super::Answer;
@@ -31,10 +32,10 @@ use crate::{
 #[schema(as = NewApiKey)]
 pub(crate) struct KeyForm {
     #[schema(schema_with = shapes::key_role)]
-    role: KeyRole,
-    tenant: Option<String>,
+    pub(crate) role: KeyRole,
+    pub(crate) tenant: Option<String>,
     #[schema(schema_with = shapes::key_name)]
-    name: String,
+    pub(crate) name: String,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -44,12 +45,12 @@ pub(crate) struct KeyView {
     #[schema(schema_with = shapes::key_role)]
     role: KeyRole,
     tenant: Option<String>,
-    name: String,
+    pub(crate) name: String,
     created_at: DateTime<Utc>,
     revoked_at: Option<DateTime<Utc>>,
     /// Only in the answer to its making: it is kept nowhere.
     #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<String>,
+    pub(crate) key: Option<String>,
 }
 
 pub(crate) async fn create(
@@ -58,12 +59,23 @@ pub(crate) async fn create(
     claim: Claim,
     Body(form): Body<KeyForm>,
 ) -> Result<Response, Problem> {
+    let mut work = Work::begin(&app, claim).await?;
+    let view = make(&mut work, &actor, form).await?;
+    work.commit(StatusCode::CREATED, &view).await
+}
+
+/// In the transaction of the caller. The key is in the answer and nowhere else.
+pub(crate) async fn make(
+    connection: &mut PgConnection,
+    actor: &Actor,
+    form: KeyForm,
+) -> Result<KeyView, Problem> {
     if form.name.trim().is_empty() || !is_plain_text(&form.name, KEY_NAME_BYTES_MAX) {
         return Err(Problem::invalid("/name", "must be text of 1 to 128 bytes"));
     }
     let tenant = match (form.role, &form.tenant) {
         (KeyRole::Tenant, Some(slug)) => Some(
-            tenants::find(&app.pool, slug)
+            tenants::find(&mut *connection, slug)
                 .await?
                 .ok_or_else(|| Problem::invalid("/tenant", "there is no such tenant"))?
                 .id,
@@ -78,32 +90,23 @@ pub(crate) async fn create(
     };
     let key = format!("prk_{}", BASE64URL_NOPAD.encode(&rand::random::<[u8; 32]>()));
     let public_id = tables::random_public_id("key");
-
-    let mut transaction = Work::begin(&app, claim).await?;
     if let Some(tenant) = tenant
-        && !tenants::lock(&mut *transaction, tenant).await?
+        && !tenants::lock(&mut *connection, tenant).await?
     {
         return Err(Problem::invalid("/tenant", "there is no such tenant"));
     }
     let hash = fingerprint(&key);
-    let created_at = api_keys::insert(
-        &mut *transaction,
-        &public_id,
-        &hash,
-        form.role,
-        tenant,
-        &form.name,
-    )
-    .await?;
+    let created_at =
+        api_keys::insert(&mut *connection, &public_id, &hash, form.role, tenant, &form.name).await?;
     let entry = Entry {
-        actor: &actor,
+        actor,
         action: Action::KeyCreated,
         tenant,
         subject: &public_id,
         detail: Some(json!({"role": form.role, "name": form.name})),
     };
-    audit::write(&mut transaction, entry).await?;
-    let view = KeyView {
+    audit::write(connection, entry).await?;
+    Ok(KeyView {
         id: public_id,
         role: form.role,
         tenant: form.tenant,
@@ -111,8 +114,7 @@ pub(crate) async fn create(
         created_at,
         revoked_at: None,
         key: Some(key),
-    };
-    transaction.commit(StatusCode::CREATED, &view).await
+    })
 }
 
 pub(crate) async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<KeyView>> {
@@ -134,18 +136,24 @@ pub(crate) async fn revoke(
     Extension(actor): Extension<Actor>,
     Path(id): Path<String>,
 ) -> Result<StatusCode, Problem> {
+    end(&app, &actor, &id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// From here on the key opens nothing.
+pub(crate) async fn end(app: &Shared, actor: &Actor, id: &str) -> Result<(), Problem> {
     let mut transaction = tables::begin(&app.pool).await?;
-    if !api_keys::revoke(&mut *transaction, &id).await? {
+    if !api_keys::revoke(&mut *transaction, id).await? {
         return Err(Problem::not_found("key in force"));
     }
     let entry = Entry {
-        actor: &actor,
+        actor,
         action: Action::KeyRevoked,
         tenant: None,
-        subject: &id,
+        subject: id,
         detail: None,
     };
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
-    Ok(StatusCode::NO_CONTENT)
+    Ok(())
 }

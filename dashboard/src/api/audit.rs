@@ -12,7 +12,7 @@ use crate::{
     input::Query,
     listing::{Page, PageQuery},
     openapi::shapes,
-    tables::audit,
+    tables::audit::{self, Narrowed},
 };
 
 #[derive(Serialize, ToSchema)]
@@ -32,7 +32,7 @@ pub(crate) async fn list(
     Query(query): Query<PageQuery>,
 ) -> Answer<Page<AuditView>> {
     let (limit, before) = (query.limit()?, query.after::<i64>()?.unwrap_or(i64::MAX));
-    let rows = audit::list(&app.pool, before, limit + 1).await?;
+    let rows = audit::list(&app.pool, &Narrowed::default(), before, limit + 1).await?;
     Ok(Json(Page::cut(rows, limit, |row| row.id).map(|row| AuditView {
         at: row.at,
         actor: row.actor,

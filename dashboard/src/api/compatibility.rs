@@ -14,7 +14,7 @@ const TYPES: [&str; 6] = ["null", "boolean", "object", "array", "number", "strin
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = CompatibilityChange)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Change {
+pub(crate) enum Change {
     RemovedProperty,
     NewlyRequired,
     NarrowedType,
@@ -24,10 +24,10 @@ pub(super) enum Change {
 /// One thing that was so before, at this place of the data.
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = CompatibilityBreak)]
-pub(super) struct Break {
-    pub(super) pointer: String,
+pub(crate) struct Break {
+    pub(crate) pointer: String,
     pub(super) change: Change,
-    pub(super) detail: String,
+    pub(crate) detail: String,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -39,7 +39,7 @@ pub(crate) struct Report {
     pub(super) breaks: Vec<Break>,
 }
 
-pub(super) fn compare(before: &Value, after: &Value) -> Vec<Break> {
+pub(crate) fn compare(before: &Value, after: &Value) -> Vec<Break> {
     let mut found = Vec::new();
     walk(before, after, "", 0, &mut found);
     found.truncate(BREAKS_MAX);

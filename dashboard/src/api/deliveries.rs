@@ -204,7 +204,7 @@ pub(crate) fn parse_state(text: &str) -> Result<DeliveryState, Problem> {
     .ok_or_else(|| Problem::bad_request("state is pending, delivered or dead."))
 }
 
-fn parse_status(text: &str) -> Result<i16, Problem> {
+pub(crate) fn parse_status(text: &str) -> Result<i16, Problem> {
     text.parse()
         .ok()
         .filter(|code| (100..1000).contains(code))
@@ -212,7 +212,7 @@ fn parse_status(text: &str) -> Result<i16, Problem> {
 }
 
 /// Years that an event's id can hold and Postgres can read.
-pub(super) fn parse_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
+pub(crate) fn parse_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
     DateTime::parse_from_rfc3339(text)
         .ok()
         .map(|time| time.to_utc())

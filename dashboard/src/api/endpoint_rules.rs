@@ -123,7 +123,7 @@ pub(super) fn read_schedule(waits: &[String], faults: &mut Faults) -> Vec<i32> {
 }
 
 /// A wait as it is written: in the largest unit that loses nothing.
-pub(super) fn write_wait(ms: i32) -> String {
+pub(crate) fn write_wait(ms: i32) -> String {
     let ms = ms.max(0);
     let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
     match units.into_iter().find(|(unit, _)| ms > 0 && ms % unit == 0) {

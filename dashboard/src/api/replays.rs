@@ -31,7 +31,7 @@ use crate::{
 /// Of a dry run.
 const SAMPLE: i64 = 10;
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ReplayForm {
     pub(crate) kind: Option<String>,
@@ -104,8 +104,8 @@ impl From<Replay> for ReplayView {
 pub(crate) struct SampleView {
     /// The delivery that would be sent; of an event that the endpoint never got, the one that would come to be.
     delivery: String,
-    event: String,
-    r#type: String,
+    pub(crate) event: String,
+    pub(crate) r#type: String,
     endpoint: String,
     created_at: Option<DateTime<Utc>>,
 }

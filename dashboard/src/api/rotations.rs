@@ -10,7 +10,7 @@ use crate::{
     auth::Tenant,
     input::Query,
     listing::{Page, PageQuery},
-    tables::rotations::{self, RotationRow},
+    tables::rotations::{self, Of, RotationRow},
 };
 
 pub(crate) async fn list(
@@ -19,6 +19,6 @@ pub(crate) async fn list(
     Query(query): Query<PageQuery>,
 ) -> Answer<Page<RotationRow>> {
     let (limit, after) = (query.limit()?, query.after::<i32>()?.unwrap_or_default());
-    let rows = rotations::list(&app.pool, tenant.id, after, limit + 1).await?;
+    let rows = rotations::list(&app.pool, Of::Tenant(tenant.id), after, limit + 1).await?;
     Ok(Json(Page::cut(rows, limit, |row| row.number.0)))
 }

@@ -35,14 +35,14 @@ const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
 #[schema(as = TenantSettings)]
 pub(crate) struct TenantForm {
     #[schema(schema_with = shapes::name_or_null)]
-    name: Option<String>,
+    pub(crate) name: Option<String>,
     /// Null is never. Endpoints may have their own.
     #[schema(schema_with = shapes::tenant_rotation_or_null)]
-    rotate_every_days: Option<i64>,
+    pub(crate) rotate_every_days: Option<i64>,
     /// Null is the platform's own; no more than that.
-    retention_days: Option<i64>,
+    pub(crate) retention_days: Option<i64>,
     /// Its endpoints may subscribe to the operational events of every tenant.
-    all_operational_events: Option<bool>,
+    pub(crate) all_operational_events: Option<bool>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -75,7 +75,23 @@ pub(crate) async fn put(
     Path(slug): Path<String>,
     OptionalBody(form): OptionalBody<TenantForm>,
 ) -> Result<Response, Problem> {
-    if !is_tenant_slug(&slug) {
+    let (row, is_new) = store(&app, &actor, &slug, form).await?;
+    let status = if is_new {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
+    Ok((status, Json(TenantView::from(row))).into_response())
+}
+
+/// Makes the tenant or changes it; tells whether it is new.
+pub(crate) async fn store(
+    app: &Shared,
+    actor: &Actor,
+    slug: &str,
+    form: TenantForm,
+) -> Result<(TenantRow, bool), Problem> {
+    if !is_tenant_slug(slug) {
         return Err(Problem::invalid(
             "",
             "a tenant's id begins with a letter or digit and has at most 64 of A-Z a-z 0-9 _ . -",
@@ -101,7 +117,7 @@ pub(crate) async fn put(
     let mut transaction = tables::begin(&app.pool).await?;
     let (row, is_new) = tables::tenants::put(
         &mut *transaction,
-        &slug,
+        slug,
         form.name.as_deref(),
         rotate_every_days,
         retention_days,
@@ -109,20 +125,15 @@ pub(crate) async fn put(
     )
     .await?;
     let entry = Entry {
-        actor: &actor,
+        actor,
         action: Action::TenantPut,
         tenant: Some(row.id),
-        subject: &slug,
+        subject: slug,
         detail: None,
     };
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
-    let status = if is_new {
-        StatusCode::CREATED
-    } else {
-        StatusCode::OK
-    };
-    Ok((status, Json(TenantView::from(row))).into_response())
+    Ok((row, is_new))
 }
 
 pub(crate) async fn get(
@@ -142,7 +153,14 @@ pub(crate) async fn delete(
     Extension(actor): Extension<Actor>,
     Path(slug): Path<String>,
 ) -> Result<Response, Problem> {
-    let tenant = tables::tenants::find(&app.pool, &slug)
+    let erasure = remove(&app, &actor, &slug).await?;
+    let location = format!("/v1/erasures/{erasure}");
+    Ok((StatusCode::NO_CONTENT, [(header::LOCATION, location)]).into_response())
+}
+
+/// Answers the id of the erasure that goes on in the background.
+pub(crate) async fn remove(app: &Shared, actor: &Actor, slug: &str) -> Result<String, Problem> {
+    let tenant = tables::tenants::find(&app.pool, slug)
         .await?
         .ok_or_else(|| Problem::not_found("tenant"))?;
     let mut transaction = tables::begin(&app.pool).await?;
@@ -155,10 +173,10 @@ pub(crate) async fn delete(
     let erasure_id = random_public_id("era");
     erasure::begin(&mut transaction, tenant.id, &erasure_id, &actor.0).await?;
     let entry = Entry {
-        actor: &actor,
+        actor,
         action: Action::TenantDeleted,
         tenant: Some(tenant.id),
-        subject: &slug,
+        subject: slug,
         detail: None,
     };
     audit::write(&mut transaction, entry).await?;
@@ -170,8 +188,7 @@ pub(crate) async fn delete(
     for shard in shards {
         settled(&app.pool, shard, &xid).await?;
     }
-    let location = format!("/v1/erasures/{erasure_id}");
-    Ok((StatusCode::NO_CONTENT, [(header::LOCATION, location)]).into_response())
+    Ok(erasure_id)
 }
 
 pub(crate) async fn list(

@@ -10,7 +10,10 @@ use crate::{
     App,
     audit::{self, Action, Entry},
     problem::Problem,
-    tables::{self, portal_links},
+    tables::{
+        self, portal_links,
+        sessions::{self, Holder},
+    },
 };
 
 const LINK_MINUTES: i32 = 15;
@@ -65,4 +68,23 @@ pub(crate) async fn redeem(app: &App, token: &str) -> Result<Option<String>, Pro
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok(Some(session))
+}
+
+/// Signs out everybody who came by a link of this tenant, and voids links that were not used yet.
+pub(crate) async fn end_all(
+    connection: &mut PgConnection,
+    actor: &Actor,
+    tenant: &Tenant,
+) -> Result<(), Problem> {
+    portal_links::delete_of_tenant(&mut *connection, tenant.id).await?;
+    sessions::delete_all(&mut *connection, Holder::Tenant(tenant.id)).await?;
+    let entry = Entry {
+        actor,
+        action: Action::SignedOutEverywhere,
+        tenant: Some(tenant.id),
+        subject: &tenant.slug,
+        detail: None,
+    };
+    audit::write(connection, entry).await?;
+    Ok(())
 }

@@ -13,6 +13,8 @@ pub enum Rule {
     Account,
     /// A page that is narrowed to what the session may see: the team, and customers in their own tenant.
     See,
+    /// A form that changes nothing and is answered with such a page.
+    Ask,
     /// Replays, pauses and tests: admins and operators, and customers in their own tenant.
     Operate,
     /// Endpoints and their secrets: admins, and customers in their own tenant.
@@ -53,11 +55,12 @@ impl From<PersonRole> for Role {
 }
 
 impl Rule {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Open,
         Self::Session,
         Self::Account,
         Self::See,
+        Self::Ask,
         Self::Operate,
         Self::Manage,
         Self::SignedIn,
@@ -75,6 +78,7 @@ impl Rule {
             Self::Session
                 | Self::Account
                 | Self::See
+                | Self::Ask
                 | Self::Operate
                 | Self::Manage
                 | Self::SignedIn
@@ -92,7 +96,7 @@ impl Rule {
 
     pub const fn admits(self, role: Role) -> bool {
         match self {
-            Self::Open | Self::Session | Self::See => true,
+            Self::Open | Self::Session | Self::See | Self::Ask => true,
             Self::Operate => matches!(role, Role::Admin | Role::Operator | Role::Customer),
             Self::Manage => matches!(role, Role::Admin | Role::Customer),
             Self::SignedIn | Self::Account => !matches!(role, Role::Customer),
@@ -103,7 +107,7 @@ impl Rule {
 
     /// The same with the request's method: whatever a route's rule says, who may only look changes nothing.
     pub const fn admits_request(self, role: Role, changes: bool) -> bool {
-        let is_look = !changes || matches!(self, Self::Open | Self::Session | Self::Account);
+        let is_look = !changes || matches!(self, Self::Open | Self::Session | Self::Account | Self::Ask);
         self.admits(role) && (is_look || !matches!(role, Role::ReadOnly))
     }
 }
@@ -115,7 +119,8 @@ mod tests {
     #[test]
     fn each_role_reaches_its_own_rules_only() {
         use Rule::{
-            Account, Admin, Administer, Catalogue, Emit, Manage, Open, Operate, Own, See, Session, SignedIn,
+            Account, Admin, Administer, Ask, Catalogue, Emit, Manage, Open, Operate, Own, See, Session,
+            SignedIn,
         };
         let keys =
             |role: KeyRole| -> Vec<Rule> { Rule::ALL.into_iter().filter(|r| r.admits_key(role)).collect() };
@@ -126,14 +131,19 @@ mod tests {
         let reach = |role: Role| -> Vec<Rule> { Rule::ALL.into_iter().filter(|r| r.admits(role)).collect() };
         assert_eq!(
             reach(Role::Admin),
-            [Open, Session, Account, See, Operate, Manage, SignedIn, Administer]
+            [
+                Open, Session, Account, See, Ask, Operate, Manage, SignedIn, Administer
+            ]
         );
         assert_eq!(
             reach(Role::Operator),
-            [Open, Session, Account, See, Operate, SignedIn]
+            [Open, Session, Account, See, Ask, Operate, SignedIn]
         );
-        assert_eq!(reach(Role::ReadOnly), [Open, Session, Account, See, SignedIn]);
-        assert_eq!(reach(Role::Customer), [Open, Session, See, Operate, Manage]);
+        assert_eq!(
+            reach(Role::ReadOnly),
+            [Open, Session, Account, See, Ask, SignedIn]
+        );
+        assert_eq!(reach(Role::Customer), [Open, Session, See, Ask, Operate, Manage]);
     }
 
     #[test]
@@ -142,7 +152,7 @@ mod tests {
             .into_iter()
             .filter(|rule| rule.admits_request(Role::ReadOnly, true))
             .collect();
-        assert_eq!(changes, [Rule::Open, Rule::Session, Rule::Account]);
+        assert_eq!(changes, [Rule::Open, Rule::Session, Rule::Account, Rule::Ask]);
         assert!(Rule::See.admits_request(Role::ReadOnly, false));
     }
 }

@@ -1,9 +1,9 @@
-//! Dead letters of all tenants, each with its reason and a button to replay it.
+//! Dead letters: in groups, of which some can be chosen to be replayed, and one by one below.
 
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::{Extension, extract::State};
-use postrider_proto::{DeadReason, DeliveryState};
+use postrider_proto::{DeadReason, DeliveryState, EndpointState};
 use serde::Deserialize;
 
 use super::{Frame, Line, Moment, PageProblem};
@@ -13,14 +13,21 @@ use crate::{
     deliveries::{self, Filter},
     input::Query,
     listing,
+    tables::{
+        dead_letters::{self, Group},
+        endpoints,
+    },
 };
 
 const LINES: i64 = 50;
+/// The largest groups; the others are found by their endpoint.
+const GROUPS: i64 = 100;
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct DeadLettersQuery {
     cursor: Option<String>,
+    endpoint: String,
 }
 
 struct DeadLine {
@@ -33,8 +40,24 @@ struct DeadLine {
 #[template(path = "dead_letters.html")]
 pub(crate) struct DeadLettersPage {
     frame: Frame,
+    endpoint: String,
+    total: i64,
+    groups: Vec<Group>,
     lines: Vec<DeadLine>,
     next: Option<String>,
+}
+
+impl DeadLettersPage {
+    fn why(&self, group: &Group) -> &'static str {
+        in_words(group.reason)
+    }
+
+    fn takes_replays(&self, group: &Group) -> bool {
+        matches!(
+            group.endpoint_state,
+            EndpointState::Active | EndpointState::Paused
+        )
+    }
 }
 
 pub(crate) async fn show(
@@ -43,14 +66,30 @@ pub(crate) async fn show(
     Query(query): Query<DeadLettersQuery>,
 ) -> Result<DeadLettersPage, PageProblem> {
     let after = query.cursor.as_deref().map(listing::decode).transpose()?;
+    let scope = session.scope();
+    let endpoint = match query.endpoint.as_str() {
+        "" => None,
+        public_id => Some(endpoints::find_number(&app.pool, scope, public_id).await?),
+    };
     let filter = Filter {
-        tenant: session.scope(),
+        tenant: scope,
+        endpoint: endpoint.flatten(),
         state: Some(DeliveryState::Dead),
         ..Filter::default()
     };
-    let (found, next) = deliveries::list(&app.pool, &filter, after, LINES).await?;
+    let (groups, (found, next)) = if endpoint == Some(None) {
+        (Vec::new(), (Vec::new(), None))
+    } else {
+        (
+            dead_letters::groups(&app.pool, scope, filter.endpoint, GROUPS).await?,
+            deliveries::list(&app.pool, &filter, after, LINES).await?,
+        )
+    };
     Ok(DeadLettersPage {
         frame: Frame::new(session, "dead-letters"),
+        endpoint: query.endpoint,
+        total: groups.iter().map(|group| group.count).sum(),
+        groups,
         lines: found
             .iter()
             .map(|delivery| DeadLine {

@@ -3,38 +3,117 @@
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::{Extension, extract::State};
-use serde::Deserialize;
+use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
+use postrider_proto::{EventId, TenantId, routing::is_type_name};
+use serde::{Deserialize, Serialize};
 
 use super::{Frame, Line, PageProblem};
 use crate::{
     Shared,
-    api::deliveries::parse_state,
+    api::deliveries::{parse_state, parse_status, parse_time},
     auth::Session,
     deliveries::{self, Filter},
     input::Query,
     listing,
-    tables::tenants,
+    problem::Problem,
+    tables::{endpoints, event_types, events, tenants},
 };
 
 const LINES: i64 = 50;
+/// Types offered by the filter.
+const TYPES_OFFERED_MAX: i64 = 200;
+/// Times back from now that the filter offers: the word in the address, what the page says, and the minutes.
+const WITHIN: [(&str, &str, i64); 4] = [
+    ("15m", "last 15 minutes", 15),
+    ("1h", "last hour", 60),
+    ("24h", "last 24 hours", 24 * 60),
+    ("7d", "last 7 days", 7 * 24 * 60),
+];
 
-#[derive(Default, Deserialize)]
+/// What the address says, as it says it: empty is all.
+#[derive(Default, Clone, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct DeliveriesQuery {
     tenant: String,
     state: String,
+    endpoint: String,
+    r#type: String,
+    event: String,
+    status_code: String,
+    within: String,
+    since: String,
+    until: String,
+    #[serde(skip_serializing)]
     cursor: Option<String>,
+}
+
+impl DeliveriesQuery {
+    /// The same filters for another page of the list.
+    fn address(&self, cursor: Option<&str>) -> String {
+        let mut address = url::form_urlencoded::Serializer::new(String::new());
+        let fields = [
+            ("tenant", &self.tenant),
+            ("state", &self.state),
+            ("endpoint", &self.endpoint),
+            ("type", &self.r#type),
+            ("event", &self.event),
+            ("status_code", &self.status_code),
+            ("within", &self.within),
+            ("since", &self.since),
+            ("until", &self.until),
+        ];
+        for (name, value) in fields {
+            if !value.is_empty() {
+                address.append_pair(name, value);
+            }
+        }
+        if let Some(cursor) = cursor {
+            address.append_pair("cursor", cursor);
+        }
+        format!("/deliveries?{}", address.finish())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.address(None) == "/deliveries?"
+    }
+}
+
+/// Why nothing is listed, when the filters name something that is not there.
+enum Nothing {
+    Tenant,
+    Endpoint,
+    Event,
+}
+
+impl Nothing {
+    const fn words(&self) -> &'static str {
+        match self {
+            Self::Tenant => "There is no tenant of this name.",
+            Self::Endpoint => {
+                "There is no endpoint of this id. It begins with ep_ and stands on the endpoint's page."
+            }
+            Self::Event => "There is no event of this id.",
+        }
+    }
 }
 
 #[derive(Template, WebTemplate)]
 #[template(path = "deliveries.html")]
 pub(crate) struct DeliveriesPage {
     frame: Frame,
-    tenant: String,
-    state: String,
-    no_such_tenant: bool,
+    query: DeliveriesQuery,
+    types: Vec<String>,
+    nothing: Option<Nothing>,
+    /// The id named events of this many tenants; the newest is shown.
+    tenants_with_event: usize,
     lines: Vec<Line>,
     next: Option<String>,
+}
+
+impl DeliveriesPage {
+    fn within(&self) -> [(&'static str, &'static str, i64); 4] {
+        WITHIN
+    }
 }
 
 pub(crate) async fn show(
@@ -42,32 +121,135 @@ pub(crate) async fn show(
     Extension(session): Extension<Session>,
     Query(query): Query<DeliveriesQuery>,
 ) -> Result<DeliveriesPage, PageProblem> {
-    let state = match query.state.as_str() {
-        "" => None,
-        word => Some(parse_state(word)?),
-    };
     let after = query.cursor.as_deref().map(listing::decode).transpose()?;
-    let tenant = match query.tenant.as_str() {
-        "" => None,
-        slug => tenants::find(&app.pool, slug).await?,
+    let mut page = DeliveriesPage {
+        types: event_types::list(&app.pool, "", TYPES_OFFERED_MAX)
+            .await?
+            .into_iter()
+            .map(|row| row.name)
+            .collect(),
+        nothing: None,
+        tenants_with_event: 0,
+        lines: Vec::new(),
+        next: None,
+        query: query.clone(),
+        frame: Frame::new(session.clone(), "deliveries"),
     };
-    let no_such_tenant = tenant.is_none() && !query.tenant.is_empty();
-    let (found, next) = if no_such_tenant {
-        (Vec::new(), None)
-    } else {
-        let filter = Filter {
-            tenant: session.scope().or(tenant.map(|row| row.id)),
-            state,
-            ..Filter::default()
-        };
-        deliveries::list(&app.pool, &filter, after, LINES).await?
+    match filter(&app, &session, &query, &mut page.tenants_with_event).await? {
+        Err(nothing) => page.nothing = Some(nothing),
+        Ok(filter) => {
+            let (found, next) = deliveries::list(&app.pool, &filter, after, LINES).await?;
+            page.lines = found.iter().map(Line::from).collect();
+            page.next = next.map(|id| query.address(Some(&listing::encode(&id))));
+        }
+    }
+    Ok(page)
+}
+
+async fn filter(
+    app: &Shared,
+    session: &Session,
+    query: &DeliveriesQuery,
+    tenants_with_event: &mut usize,
+) -> Result<Result<Filter, Nothing>, Problem> {
+    fn given(text: &str) -> Option<&str> {
+        Some(text.trim()).filter(|text| !text.is_empty())
+    }
+    let mut filter = Filter {
+        tenant: session.scope(),
+        state: given(&query.state).map(parse_state).transpose()?,
+        status_code: given(&query.status_code).map(parse_status).transpose()?,
+        since: given(&query.since)
+            .map(|text| read_time("since", text))
+            .transpose()?,
+        until: given(&query.until)
+            .map(|text| read_time("until", text))
+            .transpose()?,
+        ..Filter::default()
     };
-    Ok(DeliveriesPage {
-        frame: Frame::new(session, "deliveries"),
-        tenant: query.tenant,
-        state: query.state,
-        no_such_tenant,
-        lines: found.iter().map(Line::from).collect(),
-        next: next.map(|id| listing::encode(&id)),
+    if let Some((_, _, minutes)) = WITHIN.iter().find(|(word, _, _)| *word == query.within) {
+        let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
+            .fetch_one(&app.pool)
+            .await?;
+        let since = now - TimeDelta::minutes(*minutes);
+        filter.since = Some(filter.since.map_or(since, |given| given.max(since)));
+    }
+    if let (None, Some(slug)) = (filter.tenant, given(&query.tenant)) {
+        match tenants::find(&app.pool, slug).await? {
+            Some(row) => filter.tenant = Some(row.id),
+            None => return Ok(Err(Nothing::Tenant)),
+        }
+    }
+    if let Some(name) = given(&query.r#type) {
+        if !is_type_name(name) {
+            return Err(Problem::bad_request("type is not the name of an event type."));
+        }
+        filter.event_type = Some(name.to_owned());
+    }
+    if let Some(endpoint) = given(&query.endpoint) {
+        filter.endpoint = endpoints::find_number(&app.pool, filter.tenant, endpoint).await?;
+        if filter.endpoint.is_none() {
+            return Ok(Err(Nothing::Endpoint));
+        }
+    }
+    if let Some(event) = given(&query.event) {
+        let found = find_events(app, filter.tenant, event).await?;
+        *tenants_with_event = found.len();
+        filter.event = found.into_iter().max();
+        if filter.event.is_none() {
+            return Ok(Err(Nothing::Event));
+        }
+    }
+    Ok(Ok(filter))
+}
+
+/// An id that a producer chose is its tenant's own: without one, several may have it.
+async fn find_events(app: &Shared, tenant: Option<TenantId>, id: &str) -> Result<Vec<EventId>, Problem> {
+    if !events::is_public_id(id) {
+        return Ok(Vec::new());
+    }
+    Ok(match tenant {
+        Some(tenant) => events::find_number(&app.pool, tenant, id)
+            .await?
+            .into_iter()
+            .collect(),
+        None => events::find_numbers(&app.pool, id).await?,
     })
+}
+
+/// RFC 3339, or what the browser's own field for times sends, which is taken as UTC.
+fn read_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
+    let plain = NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M")
+        .or_else(|_| NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S"));
+    match plain {
+        Ok(time) => parse_time(name, &time.and_utc().to_rfc3339()),
+        Err(_) => parse_time(name, text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_holds_what_was_asked_for_and_no_more() {
+        let query = DeliveriesQuery {
+            state: "dead".to_owned(),
+            r#type: "a&b=c".to_owned(),
+            cursor: Some("old".to_owned()),
+            ..DeliveriesQuery::default()
+        };
+        assert_eq!(
+            query.address(Some("new")),
+            "/deliveries?state=dead&type=a%26b%3Dc&cursor=new"
+        );
+        assert!(DeliveriesQuery::default().is_empty());
+    }
+
+    #[test]
+    fn times_are_read_as_the_browser_writes_them_and_as_programs_do() {
+        let at = |text| read_time("since", text).map(|time| time.timestamp()).ok();
+        assert_eq!(at("2026-05-28T10:00"), at("2026-05-28T12:00:00+02:00"));
+        assert_eq!(at("yesterday"), None);
+    }
 }

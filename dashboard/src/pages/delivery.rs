@@ -1,4 +1,6 @@
-//! One delivery: its attempts in words, what was sent, and the button to replay it.
+//! One delivery: a timeline of its attempts in words, what was sent and what came back, and the button to replay it.
+
+use std::time::Duration;
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -7,21 +9,25 @@ use axum::{
     extract::{Path, State},
     response::Redirect,
 };
-use postrider_proto::DeliveryId;
+use postrider_proto::{DeliveryId, DeliveryState, TenantId};
 
-use super::{DoneQuery, Frame, Line, Moment, PageProblem, dead_letters::in_words};
+use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, dead_letters::in_words};
 use crate::{
     Shared,
     api::deliveries::attempts_of,
     auth::{Actor, Arrived, Confirmed, Session},
-    deliveries,
+    curl,
+    deliveries::{self, Delivery},
     input::Query,
+    json_text,
+    live::{Content, Live, Stream},
     problem::Problem,
     replay::Asked,
     tables::{self, events},
     transcript::Attempt,
 };
 
+const REFRESH: Duration = Duration::from_secs(1);
 const DONE: [(&str, &str); 1] = [(
     "replayed",
     "It is back in line and goes out as soon as the endpoint has room.",
@@ -32,13 +38,29 @@ const DONE: [(&str, &str); 1] = [(
 pub(crate) struct DeliveryPage {
     frame: Frame,
     line: Line,
-    reason: Option<&'static str>,
-    next_attempt: Moment,
-    attempts: Vec<Attempt>,
-    body: String,
+    /// Its event's page.
+    event_number: String,
+    version: String,
+    now: Markup,
+    is_pending: bool,
+    pretty: String,
+    raw: String,
+    curl: String,
+    curl_hides: bool,
 }
 
-impl DeliveryPage {
+/// The part that comes anew while it is on its way.
+#[derive(Template)]
+#[template(path = "delivery_now.html")]
+struct Now {
+    line: Line,
+    reason: Option<&'static str>,
+    due: Moment,
+    is_pending: bool,
+    attempts: Vec<Attempt>,
+}
+
+impl Now {
     fn moment(&self, attempt: &Attempt) -> Moment {
         Moment(Some(attempt.started_at))
     }
@@ -48,6 +70,21 @@ fn parse_id(text: &str) -> Result<DeliveryId, Problem> {
     text.parse().map_err(|_| Problem::not_found("delivery"))
 }
 
+async fn load(app: &Shared, scope: Option<TenantId>, id: DeliveryId) -> Result<(Delivery, Now), Problem> {
+    let delivery = deliveries::find(&app.pool, scope, id)
+        .await?
+        .ok_or_else(|| Problem::not_found("delivery"))?;
+    let attempts = attempts_of(app, &mut *app.pool.acquire().await?, &delivery).await?;
+    let now = Now {
+        line: Line::from(&delivery),
+        reason: delivery.reason.map(in_words),
+        due: Moment(delivery.due_at),
+        is_pending: delivery.state() == DeliveryState::Pending,
+        attempts,
+    };
+    Ok((delivery, now))
+}
+
 pub(crate) async fn show(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
@@ -55,21 +92,46 @@ pub(crate) async fn show(
     Query(query): Query<DoneQuery>,
 ) -> Result<DeliveryPage, PageProblem> {
     let id = parse_id(&id)?;
-    let delivery = deliveries::find(&app.pool, session.scope(), id)
-        .await?
-        .ok_or_else(|| Problem::not_found("delivery"))?;
-    let body = events::load(&app.pool, &[id.event])
+    let (delivery, now) = load(&app, session.scope(), id).await?;
+    let (body, version) = events::load(&app.pool, &[id.event])
         .await?
         .pop()
-        .map(|event| event.body)
+        .map(|event| (event.body, event.version))
         .unwrap_or_default();
+    let raw = String::from_utf8_lossy(&body).into_owned();
+    let curl = curl::command(&delivery.url, now.attempts.first(), &raw);
     Ok(DeliveryPage {
         frame: Frame::new(session, "deliveries").with_done(&query.done, &DONE),
-        line: Line::from(&delivery),
-        reason: delivery.reason.map(in_words),
-        next_attempt: Moment(delivery.due_at),
-        attempts: attempts_of(&app, &mut *app.pool.acquire().await?, &delivery).await?,
-        body: String::from_utf8_lossy(&body).into_owned(),
+        line: now.line.clone(),
+        event_number: id.event.generated(),
+        version,
+        is_pending: now.is_pending,
+        now: Markup::of(&now)?,
+        pretty: json_text::indented(&raw),
+        raw,
+        curl_hides: curl.contains(crate::transcript::HIDDEN),
+        curl,
+    })
+}
+
+pub(crate) async fn follow(
+    State(app): State<Shared>,
+    Extension(live): Extension<Live>,
+    Extension(session): Extension<Session>,
+    Path(id): Path<String>,
+) -> Result<Stream, Problem> {
+    let (id, scope) = (parse_id(&id)?, session.scope());
+    load(&app, scope, id).await?;
+    live.stream(REFRESH, move || {
+        let app = app.clone();
+        async move {
+            let (_, now) = load(&app, scope, id).await?;
+            let html = Markup::of(&now)?.0;
+            Ok(match now.is_pending {
+                true => Content::Html(html),
+                false => Content::Last(html),
+            })
+        }
     })
 }
 

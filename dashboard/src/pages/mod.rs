@@ -2,14 +2,31 @@
 //! Invariant: everything that came from outside is text: templates escape it, and no URL of a customer is a link.
 
 pub(crate) mod account;
+pub(crate) mod api_keys;
+pub(crate) mod audit;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod delivery;
 pub(crate) mod docs;
+pub(crate) mod endpoint;
+mod endpoint_form;
+pub(crate) mod endpoint_secrets;
+pub(crate) mod endpoint_settings;
+mod endpoint_trials;
+pub(crate) mod endpoints;
+pub(crate) mod event;
+pub(crate) mod event_types;
+mod markup;
 mod menu;
+pub(crate) mod overview;
 pub(crate) mod people;
 pub(crate) mod portal;
+pub(crate) mod replays;
 pub(crate) mod sign_in;
+pub(crate) mod signatures;
+pub(crate) mod system;
+pub(crate) mod tenants;
+pub(crate) mod verify;
 
 use std::fmt;
 
@@ -17,22 +34,20 @@ use askama::{Template, filters::HtmlSafe};
 use askama_web::WebTemplate;
 use axum::{
     http::header,
-    response::{IntoResponse, Redirect, Response},
+    response::{IntoResponse, Response},
 };
 use chrono::{DateTime, SecondsFormat, Utc};
 
 use serde::Deserialize;
 
+pub(crate) use markup::Markup;
+
 use crate::{
     auth::{Role, Rule, Session},
     deliveries::Delivery,
     problem::{Kind, Problem},
-    transcript::outcome_word,
+    transcript::{error_words, outcome_word},
 };
-
-pub(crate) async fn home() -> Redirect {
-    Redirect::to("/deliveries")
-}
 
 pub(crate) async fn stylesheet() -> Response {
     asset("text/css; charset=utf-8", include_str!("../../assets/style.css"))
@@ -86,6 +101,14 @@ impl Frame {
         Rule::Operate.admits(self.role)
     }
 
+    fn may_manage(&self) -> bool {
+        Rule::Manage.admits(self.role)
+    }
+
+    fn may_administer(&self) -> bool {
+        Rule::Administer.admits(self.role)
+    }
+
     fn is_team(&self) -> bool {
         self.role != Role::Customer
     }
@@ -133,6 +156,8 @@ struct Line {
     event: String,
     event_type: String,
     tenant: String,
+    /// Its public id.
+    endpoint: String,
     url: String,
     state: &'static str,
     attempts: i16,
@@ -147,6 +172,7 @@ impl From<&Delivery> for Line {
             event: delivery.event(),
             event_type: delivery.event_type.clone(),
             tenant: delivery.tenant.clone(),
+            endpoint: delivery.endpoint.clone(),
             url: delivery.url.clone(),
             state: delivery.state().as_str(),
             attempts: delivery.attempt_count,
@@ -160,7 +186,7 @@ impl From<&Delivery> for Line {
 fn said(delivery: &Delivery) -> String {
     match (delivery.status, &delivery.error, delivery.outcome) {
         (Some(status), _, _) => status.to_string(),
-        (None, Some(error), _) => error.clone(),
+        (None, Some(error), _) => error_words(error),
         (None, None, Some(outcome)) => outcome_word(outcome).replace('_', " "),
         (None, None, None) => "not tried yet".to_owned(),
     }
@@ -187,6 +213,23 @@ impl fmt::Display for Moment {
 
 /// Nothing in it comes from outside.
 impl HtmlSafe for Moment {}
+
+/// For templates: `{{ row.created_at.when() }}`.
+trait When {
+    fn when(&self) -> Moment;
+}
+
+impl When for DateTime<Utc> {
+    fn when(&self) -> Moment {
+        Moment(Some(*self))
+    }
+}
+
+impl When for Option<DateTime<Utc>> {
+    fn when(&self) -> Moment {
+        Moment(*self)
+    }
+}
 
 impl Moment {
     fn words(&self) -> String {

@@ -69,6 +69,35 @@ pub(crate) async fn list(
     .await
 }
 
+/// In force, the newest first.
+pub(crate) async fn list_of_tenant(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    limit: i64,
+) -> Result<Vec<KeyRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select k.id, k.public_id, k.role, k.tenant_id, t.slug as tenant, k.name, k.created_at, k.revoked_at
+         from postrider.api_keys k join postrider.tenants t on t.id = k.tenant_id
+         where k.tenant_id = $1 and k.revoked_at is null order by k.id desc limit $2",
+    )
+    .bind(tenant)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+/// The newest first: those that are in force before those that were revoked.
+pub(crate) async fn list_newest(db: impl PgExecutor<'_>, limit: i64) -> Result<Vec<KeyRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select k.id, k.public_id, k.role, k.tenant_id, t.slug as tenant, k.name, k.created_at, k.revoked_at
+         from postrider.api_keys k left join postrider.tenants t on t.id = k.tenant_id
+         order by k.revoked_at is not null, k.id desc limit $1",
+    )
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
 pub(crate) async fn revoke(db: impl PgExecutor<'_>, public_id: &str) -> Result<bool, sqlx::Error> {
     if !is_public_id("key", public_id) {
         return Ok(false);

@@ -49,10 +49,11 @@ pub(crate) async fn of_delivery(
 pub(crate) async fn list_ended_of_endpoint(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
-    span: Span,
+    span: Span<'_>,
 ) -> Result<Vec<Place>, sqlx::Error> {
     sqlx::query_as(
-        "select event_id, endpoint_id from postrider.attempts
+        "select event_id, endpoint_id, ($6::int[] is null or type_id = any($6)) and ($7::smallint is null or status = $7) as may_match
+         from postrider.attempts
          where final is not null and endpoint_id = $1
            and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
          order by event_id desc limit $5",
@@ -62,6 +63,8 @@ pub(crate) async fn list_ended_of_endpoint(
     .bind(span.before.event)
     .bind(span.before.endpoint)
     .bind(span.limit)
+    .bind(span.types)
+    .bind(span.status)
     .fetch_all(db)
     .await
 }
@@ -69,10 +72,11 @@ pub(crate) async fn list_ended_of_endpoint(
 pub(crate) async fn list_ended_of_tenant(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
-    span: Span,
+    span: Span<'_>,
 ) -> Result<Vec<Place>, sqlx::Error> {
     sqlx::query_as(
-        "select event_id, endpoint_id from postrider.attempts
+        "select event_id, endpoint_id, ($6::int[] is null or type_id = any($6)) and ($7::smallint is null or status = $7) as may_match
+         from postrider.attempts
          where final is not null and tenant_id = $1
            and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
          order by event_id desc, endpoint_id desc limit $5",
@@ -82,14 +86,17 @@ pub(crate) async fn list_ended_of_tenant(
     .bind(span.before.event)
     .bind(span.before.endpoint)
     .bind(span.limit)
+    .bind(span.types)
+    .bind(span.status)
     .fetch_all(db)
     .await
 }
 
 /// Of all tenants: walks the primary key, where nearly every row is a final one.
-pub(crate) async fn list_ended(db: impl PgExecutor<'_>, span: Span) -> Result<Vec<Place>, sqlx::Error> {
+pub(crate) async fn list_ended(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<Place>, sqlx::Error> {
     sqlx::query_as(
-        "select event_id, endpoint_id from postrider.attempts
+        "select event_id, endpoint_id, ($5::int[] is null or type_id = any($5)) and ($6::smallint is null or status = $6) as may_match
+         from postrider.attempts
          where final is not null and event_id between $1 and $2 and (event_id < $2 or endpoint_id < $3)
          order by event_id desc, endpoint_id desc limit $4",
     )
@@ -97,6 +104,8 @@ pub(crate) async fn list_ended(db: impl PgExecutor<'_>, span: Span) -> Result<Ve
     .bind(span.before.event)
     .bind(span.before.endpoint)
     .bind(span.limit)
+    .bind(span.types)
+    .bind(span.status)
     .fetch_all(db)
     .await
 }

@@ -37,19 +37,30 @@ pub(crate) async fn insert(
     Ok(())
 }
 
+/// What a list of the log is narrowed to.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Narrowed {
+    pub(crate) tenant: Option<TenantId>,
+    pub(crate) actor: Option<String>,
+}
+
 /// The newest first.
 pub(crate) async fn list(
     db: impl PgExecutor<'_>,
+    narrowed: &Narrowed,
     before: i64,
     limit: i64,
 ) -> Result<Vec<AuditRow>, sqlx::Error> {
     sqlx::query_as(
         "select a.id, a.at, a.actor, a.action, t.slug as tenant, a.subject, a.detail
          from postrider.audit a left join postrider.tenants t on t.id = a.tenant_id
-         where a.id < $1 order by a.id desc limit $2",
+         where a.id < $1 and ($3::int is null or a.tenant_id = $3) and ($4::text is null or a.actor = $4)
+         order by a.id desc limit $2",
     )
     .bind(before)
     .bind(limit)
+    .bind(narrowed.tenant)
+    .bind(&narrowed.actor)
     .fetch_all(db)
     .await
 }

@@ -124,6 +124,113 @@ pub(crate) async fn find_by_id(
     .await
 }
 
+/// By its id alone, of one tenant or of any.
+pub(crate) async fn find_in(
+    db: impl PgExecutor<'_>,
+    scope: Option<TenantId>,
+    public_id: &str,
+) -> Result<Option<EndpointRow>, sqlx::Error> {
+    if !is_public_id("ep", public_id) {
+        return Ok(None);
+    }
+    sqlx::query_as(concat!(
+        "select ",
+        columns!(),
+        " from postrider.endpoints
+          where public_id = $1 and ($2::int is null or tenant_id = $2) and state <> 'deleted'"
+    ))
+    .bind(public_id)
+    .bind(scope)
+    .fetch_optional(db)
+    .await
+}
+
+/// An endpoint as a line of a list.
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct ListedRow {
+    pub(crate) id: EndpointId,
+    pub(crate) public_id: String,
+    pub(crate) tenant: String,
+    pub(crate) url: String,
+    pub(crate) description: Option<String>,
+    pub(crate) types: Vec<String>,
+    pub(crate) state: EndpointState,
+    pub(crate) failing_since: Option<DateTime<Utc>>,
+}
+
+/// What a list of endpoints is narrowed to.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Narrow<'a> {
+    pub(crate) tenant: Option<TenantId>,
+    pub(crate) state: Option<EndpointState>,
+    /// Somewhere in the address or the description.
+    pub(crate) text: Option<&'a str>,
+}
+
+/// The newest first.
+pub(crate) async fn search(
+    db: impl PgExecutor<'_>,
+    narrow: &Narrow<'_>,
+    before: i32,
+    limit: i64,
+) -> Result<Vec<ListedRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select e.id, e.public_id, t.slug as tenant, e.url, e.description, e.types, e.state, h.failing_since
+         from postrider.endpoints e
+         join postrider.tenants t on t.id = e.tenant_id
+         left join postrider.endpoint_health h on h.endpoint_id = e.id
+         where e.state <> 'deleted' and e.id < $1 and ($2::int is null or e.tenant_id = $2)
+           and ($3::text is null or e.state = $3::postrider.endpoint_state)
+           and ($4::text is null or position(lower($4) in lower(e.url)) > 0
+                or position(lower($4) in lower(e.description)) > 0)
+         order by e.id desc limit $5",
+    )
+    .bind(before)
+    .bind(narrow.tenant)
+    .bind(narrow.state)
+    .bind(narrow.text)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+/// A version that an endpoint asks for, where its type has a newer one.
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct OutdatedPin {
+    pub(crate) event_type: String,
+    pub(crate) pinned: String,
+    pub(crate) newest: String,
+    /// Of the tenant's latest events, those of newer versions: the endpoint got none of them.
+    pub(crate) passed: i64,
+}
+
+const EVENTS_LOOKED_AT: i64 = 500;
+
+pub(crate) async fn outdated_pins(
+    db: impl PgExecutor<'_>,
+    id: EndpointId,
+) -> Result<Vec<OutdatedPin>, sqlx::Error> {
+    sqlx::query_as(
+        "select p.key as event_type, p.value as pinned, newest.version as newest,
+                (select count(*) from (
+                     select v.type_id, v.schema_id from postrider.events v
+                     where v.tenant_id = x.tenant_id order by v.id desc limit $2) recent
+                 where recent.type_id = y.id and recent.schema_id > coalesce(mine.id, 0)) as passed
+         from postrider.endpoints x
+         cross join lateral jsonb_each_text(x.versions) p
+         join postrider.event_types y on y.name = p.key and y.deleted_at is null
+         join lateral (
+             select s.id, s.version from postrider.schemas s where s.type_id = y.id order by s.id desc limit 1
+         ) newest on true
+         left join postrider.schemas mine on mine.type_id = y.id and mine.version = p.value
+         where x.id = $1 and newest.version <> p.value order by p.key",
+    )
+    .bind(id)
+    .bind(EVENTS_LOOKED_AT)
+    .fetch_all(db)
+    .await
+}
+
 /// The number of an endpoint, deleted or not, of one tenant or of any.
 pub(crate) async fn find_number(
     db: impl PgExecutor<'_>,
@@ -155,6 +262,24 @@ pub(crate) async fn list(
     ))
     .bind(tenant)
     .bind(after)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+/// Of one tenant or of any, the newest first.
+pub(crate) async fn newest(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+    limit: i64,
+) -> Result<Vec<EndpointRow>, sqlx::Error> {
+    sqlx::query_as(concat!(
+        "select ",
+        columns!(),
+        " from postrider.endpoints
+          where state <> 'deleted' and ($1::int is null or tenant_id = $1) order by id desc limit $2"
+    ))
+    .bind(tenant)
     .bind(limit)
     .fetch_all(db)
     .await

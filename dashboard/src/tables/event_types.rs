@@ -24,6 +24,14 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, name: &str) -> Result<Option<E
     .await
 }
 
+/// The numbers that types of this name have or had: a deleted one's events are still there.
+pub(crate) async fn numbers(db: impl PgExecutor<'_>, name: &str) -> Result<Vec<i32>, sqlx::Error> {
+    sqlx::query_scalar("select id from postrider.event_types where name = $1")
+        .bind(name)
+        .fetch_all(db)
+        .await
+}
+
 /// Makes the type or gives it the description, and `thin` when that is said; tells whether it is new. The row stays locked, so that two who
 /// publish the same version wait for each other.
 pub(crate) async fn put(

@@ -1,12 +1,15 @@
 //! `events` and `event_ids`: only read here; `postrider.emit` writes them.
 
-use postrider_proto::{EventId, TenantId};
+use postrider_proto::{EventId, TenantId, limits::EVENT_ID_CHARS_MAX};
 use sqlx::{FromRow, PgExecutor};
 use uuid::Uuid;
+
+const TENANTS_PROBED_MAX: i64 = 20_000;
 
 #[derive(Debug, FromRow)]
 pub(crate) struct EventRow {
     pub(crate) id: EventId,
+    pub(crate) tenant_id: TenantId,
     pub(crate) type_name: String,
     pub(crate) version: String,
     pub(crate) chosen_id: Option<String>,
@@ -22,6 +25,30 @@ impl EventRow {
     pub(crate) fn public_id(&self) -> String {
         self.chosen_id.clone().unwrap_or_else(|| self.id.generated())
     }
+}
+
+/// Whether a text can be an event's id. Others are not even looked for.
+pub(crate) fn is_public_id(id: &str) -> bool {
+    !id.is_empty()
+        && id.len() <= EVENT_ID_CHARS_MAX
+        && id
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b':' | b'-'))
+}
+
+/// The events of all tenants that this id names. One that a producer chose is probed for tenant by tenant.
+pub(crate) async fn find_numbers(db: impl PgExecutor<'_>, id: &str) -> Result<Vec<EventId>, sqlx::Error> {
+    sqlx::query_scalar(
+        "select e.event_id from (select id from postrider.tenants where deleted_at is null limit $3) t
+         join postrider.event_ids e on e.tenant_id = t.id and e.id = $1
+         union
+         select id from postrider.events where id = $2 and chosen_id is null",
+    )
+    .bind(id)
+    .bind(EventId::from_generated(id))
+    .bind(TENANTS_PROBED_MAX)
+    .fetch_all(db)
+    .await
 }
 
 /// The event that this id names: one that its producer chose, or one that was made.
@@ -48,7 +75,7 @@ pub(crate) async fn find_number(
 pub(crate) async fn load(db: impl PgExecutor<'_>, ids: &[EventId]) -> Result<Vec<EventRow>, sqlx::Error> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     sqlx::query_as(
-        "select e.id, y.name as type_name, s.version, e.chosen_id, e.ordering_key, e.sequence, e.body, e.full_data
+        "select e.id, e.tenant_id, y.name as type_name, s.version, e.chosen_id, e.ordering_key, e.sequence, e.body, e.full_data
          from unnest($1::uuid[]) as u (id)
          cross join lateral (
             select v.id, v.type_id, v.schema_id, v.chosen_id, v.ordering_key, v.sequence, v.body, v.full_data

@@ -1,6 +1,7 @@
 //! The SQL, a file for each table, a function for each statement. Only that file writes its table; what moves a
 //! delivery from one table to another in one statement is in `replay`.
 
+pub(crate) mod activity;
 pub(crate) mod alerts;
 pub(crate) mod api_keys;
 pub(crate) mod attempts;
@@ -18,6 +19,8 @@ pub(crate) mod rotations;
 pub(crate) mod schemas;
 pub(crate) mod secrets;
 pub(crate) mod sessions;
+pub(crate) mod statistics;
+pub(crate) mod system;
 pub(crate) mod tenants;
 pub(crate) mod trials;
 

@@ -50,3 +50,11 @@ pub(crate) async fn delete_expired(db: impl PgExecutor<'_>) -> Result<(), sqlx::
         .await?;
     Ok(())
 }
+
+pub(crate) async fn delete_of_tenant(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<(), sqlx::Error> {
+    sqlx::query("delete from postrider.portal_links where tenant_id = $1")
+        .bind(tenant)
+        .execute(db)
+        .await?;
+    Ok(())
+}

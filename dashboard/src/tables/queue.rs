@@ -9,13 +9,14 @@ use crate::deliveries::{Place, Span};
 pub(crate) async fn list(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
-    span: Span,
+    span: Span<'_>,
 ) -> Result<Vec<Place>, sqlx::Error> {
     let endpoints: Vec<i32> = endpoints.iter().map(|id| id.0).collect();
     sqlx::query_as(
-        "select q.event_id, q.endpoint_id from unnest($1::int[]) as e (id)
+        "select q.event_id, q.endpoint_id, $6::int[] is null or q.type_id = any($6) as may_match
+         from unnest($1::int[]) as e (id)
          cross join lateral (
-            select q.event_id, q.endpoint_id from postrider.queue q
+            select q.event_id, q.endpoint_id, q.type_id from postrider.queue q
             where q.endpoint_id = e.id and q.event_id between $2 and $3 and (q.event_id < $3 or e.id < $4)
             order by q.event_id desc limit $5) q
          order by q.event_id desc, q.endpoint_id desc limit $5",
@@ -25,6 +26,7 @@ pub(crate) async fn list(
     .bind(span.before.event)
     .bind(span.before.endpoint)
     .bind(span.limit)
+    .bind(span.types)
     .fetch_all(db)
     .await
 }

@@ -14,30 +14,46 @@ const REFUSALS_MAX: i64 = 1_000;
 pub(crate) struct RotationRow {
     #[serde(skip)]
     pub(crate) number: EndpointId,
-    endpoint: String,
-    url: String,
+    pub(crate) endpoint: String,
+    pub(crate) url: String,
+    #[serde(skip)]
+    pub(crate) tenant: String,
     /// When the current secret was made.
-    rotated_at: DateTime<Utc>,
+    pub(crate) rotated_at: DateTime<Utc>,
     /// When the last of the older ones retires; null when only the current one signs.
-    retires_at: Option<DateTime<Utc>>,
+    pub(crate) retires_at: Option<DateTime<Utc>>,
     /// The endpoint's own policy or the tenant's; null is never.
-    rotate_every_days: Option<i16>,
+    pub(crate) rotate_every_days: Option<i16>,
     /// Null without a policy.
-    next_rotation_at: Option<DateTime<Utc>>,
-    announced_at: Option<DateTime<Utc>>,
+    pub(crate) next_rotation_at: Option<DateTime<Utc>>,
+    pub(crate) announced_at: Option<DateTime<Utc>>,
     /// Answers of 401 and 403 since the rotation, at most 1,000; 0 when it was never rotated.
-    refusals_since: i64,
-    last_refusal_at: Option<DateTime<Utc>>,
+    pub(crate) refusals_since: i64,
+    pub(crate) last_refusal_at: Option<DateTime<Utc>>,
+}
+
+/// Which endpoints to tell of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Of {
+    Tenant(TenantId),
+    Endpoint(EndpointId),
+    /// Those where something is going on: a policy, an overlap, or refusals since a rotation. Of one tenant or of all.
+    Busy(Option<TenantId>),
 }
 
 pub(crate) async fn list(
     db: impl PgExecutor<'_>,
-    tenant: TenantId,
+    of: Of,
     after: i32,
     limit: i64,
 ) -> Result<Vec<RotationRow>, sqlx::Error> {
+    let (tenant, endpoint, busy) = match of {
+        Of::Tenant(tenant) => (Some(tenant), None, false),
+        Of::Endpoint(endpoint) => (None, Some(endpoint), false),
+        Of::Busy(tenant) => (tenant, None, true),
+    };
     sqlx::query_as(
-        "select e.id as number, e.public_id as endpoint, e.url, s.created_at as rotated_at, older.retires_at,
+        "select e.id as number, e.public_id as endpoint, e.url, t.slug as tenant, s.created_at as rotated_at, older.retires_at,
                 nullif(coalesce(e.rotate_every_days, t.rotate_every_days), 0) as rotate_every_days,
                 coalesce(p.rotates_at, s.created_at + make_interval(
                     days => nullif(coalesce(e.rotate_every_days, t.rotate_every_days), 0))) as next_rotation_at,
@@ -58,12 +74,17 @@ pub(crate) async fn list(
                  order by started_at desc limit $4
              ) a
          ) refused on true
-         where e.tenant_id = $1 and e.state <> 'deleted' and e.id > $2 order by e.id limit $3",
+         where ($1::int is null or e.tenant_id = $1) and ($5::int is null or e.id = $5)
+           and (not $6 or older.retires_at is not null or refused.count > 0
+                or coalesce(e.rotate_every_days, t.rotate_every_days, 0) > 0)
+           and e.state <> 'deleted' and e.id > $2 order by e.id limit $3",
     )
     .bind(tenant)
     .bind(after)
     .bind(limit)
     .bind(REFUSALS_MAX)
+    .bind(endpoint)
+    .bind(busy)
     .fetch_all(db)
     .await
 }

@@ -25,6 +25,22 @@ pub(crate) async fn in_force(
     .await
 }
 
+/// Retired ones too, the newest first: for telling which made an old signature.
+pub(crate) async fn latest(
+    db: impl PgExecutor<'_>,
+    endpoint: EndpointId,
+    limit: i64,
+) -> Result<Vec<SecretRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select ciphertext, created_at, retires_at from postrider.secrets
+         where endpoint_id = $1 order by id desc limit $2",
+    )
+    .bind(endpoint)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
 pub(crate) async fn insert(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,

@@ -29,6 +29,14 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> Result<Option<T
     .await
 }
 
+/// Of a deleted one too: its events may still be looked at.
+pub(crate) async fn slug(db: impl PgExecutor<'_>, id: TenantId) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar("select slug from postrider.tenants where id = $1")
+        .bind(id)
+        .fetch_optional(db)
+        .await
+}
+
 /// Makes the tenant or gives it the name; tells whether it is new.
 pub(crate) async fn put(
     db: impl PgExecutor<'_>,
@@ -74,6 +82,56 @@ pub(crate) async fn list(
     .bind(after)
     .bind(limit)
     .fetch_all(db)
+    .await
+}
+
+/// A tenant with what it has, for people.
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct TenantSummary {
+    #[sqlx(flatten)]
+    pub(crate) row: TenantRow,
+    pub(crate) endpoints: i64,
+    pub(crate) dead_letters: i64,
+}
+
+/// Those whose id or name contains the words, in the order of their ids.
+pub(crate) async fn search(
+    db: impl PgExecutor<'_>,
+    words: &str,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<TenantSummary>, sqlx::Error> {
+    sqlx::query_as(
+        "select t.id, t.slug, t.name, t.rotate_every_days, t.retention_days, t.all_operational_events,
+            t.created_at,
+            (select count(*) from postrider.endpoints e
+             where e.tenant_id = t.id and e.state <> 'deleted') as endpoints,
+            (select coalesce(sum(n.count), 0)::bigint from postrider.dead_letter_counts n
+             where n.tenant_id = t.id) as dead_letters
+         from postrider.tenants t
+         where t.deleted_at is null and t.slug > $2
+           and position(lower($1) in lower(concat(t.slug, ' ', t.name))) > 0
+         order by t.slug limit $3",
+    )
+    .bind(words)
+    .bind(after)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+pub(crate) async fn summary(db: impl PgExecutor<'_>, id: TenantId) -> Result<TenantSummary, sqlx::Error> {
+    sqlx::query_as(
+        "select t.id, t.slug, t.name, t.rotate_every_days, t.retention_days, t.all_operational_events,
+            t.created_at,
+            (select count(*) from postrider.endpoints e
+             where e.tenant_id = t.id and e.state <> 'deleted') as endpoints,
+            (select coalesce(sum(n.count), 0)::bigint from postrider.dead_letter_counts n
+             where n.tenant_id = t.id) as dead_letters
+         from postrider.tenants t where t.id = $1",
+    )
+    .bind(id)
+    .fetch_one(db)
     .await
 }
 

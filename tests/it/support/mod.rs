@@ -2,6 +2,7 @@
 //! Invariant: a test has a database, a program and receivers of its own; nothing is left behind, however it ends.
 
 mod api;
+mod browser;
 mod database;
 mod dns;
 mod fleet;
@@ -10,18 +11,21 @@ mod namespace;
 mod person;
 mod process;
 mod receiver;
+mod world;
 
 use std::{future::Future, time::Duration};
 
 pub(crate) use api::{Api, Endpoint};
+pub(crate) use browser::{Browser, Crawl};
 pub(crate) use database::Database;
 pub(crate) use dns::{NameServer, Reply};
 pub(crate) use fleet::{Fleet, repeated, times};
 pub(crate) use judges::{Case, judge, node, python};
 pub(crate) use namespace::{database_inside, run_inside};
-pub(crate) use person::{Form, Person};
+pub(crate) use person::{Form, Person, text_of};
 pub(crate) use process::{ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, Launch, MASTER_KEY, Postrider};
 pub(crate) use receiver::{Answer, Received, Receiver, most_at_once};
+pub(crate) use world::World;
 
 /// Long enough for a busy machine; a test that gets here has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

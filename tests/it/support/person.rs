@@ -141,6 +141,12 @@ impl<'p> Person<'p> {
         }
     }
 
+    /// An answer whose body comes bit by bit.
+    pub(crate) async fn open(&mut self, path: &str) -> reqwest::Response {
+        let request = self.client.get(self.program.url(path));
+        self.answer(request).await
+    }
+
     async fn send(&mut self, request: reqwest::RequestBuilder) -> (StatusCode, String) {
         let answer = self.answer(request).await;
         (answer.status(), answer.text().await.expect("a page"))
@@ -193,4 +199,24 @@ pub(crate) struct Visited {
     pub(crate) status: StatusCode,
     pub(crate) location: String,
     pub(crate) referrer_policy: String,
+}
+
+/// The text of the element with this id, as a reader would copy it.
+pub(crate) fn text_of(page: &str, id: &str) -> String {
+    let element = page
+        .split(&format!("id=\"{id}\""))
+        .nth(1)
+        .unwrap_or_else(|| panic!("no {id} in {page}"));
+    let (_, inner) = element.split_once('>').expect("the tag ends");
+    let inner = inner.split("</").next().unwrap_or_default();
+    let written = [
+        ("&#34;", "\""),
+        ("&#39;", "'"),
+        ("&#60;", "<"),
+        ("&#62;", ">"),
+        ("&#38;", "&"),
+    ];
+    written
+        .iter()
+        .fold(inner.to_owned(), |text, (from, to)| text.replace(from, to))
 }

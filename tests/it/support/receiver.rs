@@ -20,6 +20,8 @@ use super::PATIENCE;
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
     Status(u16),
+    /// With this in its body.
+    Body(u16, String),
     /// With a header of this name and value.
     StatusAnd(u16, &'static str, String),
     /// Takes its time.
@@ -332,8 +334,13 @@ async fn respond(
     };
     shared.changed.send_modify(|version| *version += 1);
     let answered = Response::builder();
+    let mut content = Full::default();
     let answered = match answer {
         Answer::Status(status) => answered.status(status),
+        Answer::Body(status, text) => {
+            content = Full::from(text);
+            answered.status(status)
+        }
         Answer::StatusAnd(status, name, value) => answered.status(status).header(name, value),
         Answer::After(time, status) => {
             tokio::time::sleep(time).await;
@@ -350,6 +357,6 @@ async fn respond(
         }
         Answer::HangUp => return Err(std::io::ErrorKind::ConnectionAborted.into()),
     };
-    let answered: Result<_, Infallible> = Ok(answered.body(Full::default()).expect("a plain answer"));
+    let answered: Result<_, Infallible> = Ok(answered.body(content).expect("a plain answer"));
     answered.map_err(|never| match never {})
 }

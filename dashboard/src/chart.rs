@@ -1,0 +1,310 @@
+//! Charts as SVG, made here so that they need no script. Their colours are classes of the stylesheet; lengths are SVG
+//! attributes, which the Content-Security-Policy lets pass. Invariant: nothing in them comes from outside.
+
+use std::fmt::{self, Write};
+
+use askama::filters::HtmlSafe;
+use chrono::{DateTime, Utc};
+use postrider_dispatcher::statistics::BOUNDS_MS;
+
+use crate::figures::{Series, Totals, grouped, ms_words, percent_words};
+
+/// A drawing, stretched to its place: labels stand beside it as text of the page.
+#[derive(Debug, Clone)]
+pub(crate) struct Svg(String);
+
+impl fmt::Display for Svg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl HtmlSafe for Svg {}
+
+/// A drawing with what its top line stands for.
+#[derive(Debug, Clone)]
+pub(crate) struct Chart {
+    pub(crate) svg: Svg,
+    pub(crate) top: String,
+}
+
+const HEIGHT: f64 = 100.0;
+/// Of a step, the rest is the gap to the next.
+const BAR_SHARE: f64 = 0.78;
+
+struct Drawing(String);
+
+impl Drawing {
+    fn begin(class: &str, label: &str, width: f64, height: f64) -> Self {
+        let label = label.replace(['<', '>', '"', '&'], "");
+        Self(format!(
+            "<svg class=\"{class}\" viewBox=\"0 0 {width} {height}\" preserveAspectRatio=\"none\" role=\"img\" \
+             aria-label=\"{label}\">"
+        ))
+    }
+
+    fn add(&mut self, part: fmt::Arguments<'_>) {
+        // Writing to a String can't fail.
+        let _ = self.0.write_fmt(part);
+    }
+
+    fn bar(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64) {
+        if height > 0.0 {
+            self.add(format_args!(
+                "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\"/>"
+            ));
+        }
+    }
+
+    fn end(mut self) -> Svg {
+        self.0.push_str("</svg>");
+        Svg(self.0)
+    }
+}
+
+fn utc(at: DateTime<Utc>) -> String {
+    at.format("%d %b %H:%M UTC").to_string()
+}
+
+/// Above the highest value: 1, 2 or 5 and zeros.
+fn top_of(highest: f64) -> f64 {
+    let mut top = 1.0;
+    loop {
+        for factor in [1.0, 2.0, 5.0] {
+            if top * factor >= highest {
+                return top * factor;
+            }
+        }
+        top *= 10.0;
+    }
+}
+
+/// What became of attempts, stacked.
+pub(crate) fn outcomes(series: &Series) -> Chart {
+    let highest = series
+        .steps
+        .iter()
+        .map(Totals::attempts)
+        .max()
+        .unwrap_or_default();
+    let top = top_of(highest as f64);
+    let total = series.total();
+    let label = format!(
+        "{} delivered, {} tried again, {} dead",
+        grouped(total.delivered),
+        grouped(total.retried),
+        grouped(total.dead)
+    );
+    let mut drawing = Drawing::begin("chart", &label, series.steps.len() as f64, HEIGHT);
+    for (index, step) in series.steps.iter().enumerate() {
+        let x = index as f64 + (1.0 - BAR_SHARE) / 2.0;
+        drawing.add(format_args!(
+            "<g><title>{}: {} delivered, {} tried again, {} dead</title>",
+            utc(series.at(index)),
+            grouped(step.delivered),
+            grouped(step.retried),
+            grouped(step.dead)
+        ));
+        drawing.add(format_args!(
+            "<rect class=\"hit\" x=\"{index}\" y=\"0\" width=\"1\" height=\"{HEIGHT}\"/>"
+        ));
+        let mut y = HEIGHT;
+        for (class, count) in [
+            ("good", step.delivered),
+            ("wait", step.retried),
+            ("bad", step.dead),
+        ] {
+            // One of many is still to be seen.
+            let height = match count {
+                0 => 0.0,
+                count => (count as f64 / top * HEIGHT).max(0.8),
+            };
+            y -= height;
+            drawing.bar(class, x, y, BAR_SHARE, height);
+        }
+        drawing.add(format_args!("</g>"));
+    }
+    Chart {
+        svg: drawing.end(),
+        top: grouped(top as i64),
+    }
+}
+
+/// p50, p95 and p99 of the attempts' durations.
+pub(crate) fn latency(series: &Series) -> Chart {
+    const LINES: [(&str, f64); 3] = [("p50", 0.50), ("p95", 0.95), ("p99", 0.99)];
+    let highest = series
+        .steps
+        .iter()
+        .filter_map(|step| step.percentile_ms(0.99))
+        .fold(0.0, f64::max);
+    let top = top_of(highest);
+    let total = series.total();
+    let label = LINES.map(|(name, share)| match total.percentile_ms(share) {
+        Some(ms) => format!("{name} {}", ms_words(ms)),
+        None => format!("{name} none"),
+    });
+    let mut drawing = Drawing::begin("chart", &label.join(", "), series.steps.len() as f64, HEIGHT);
+    for half in [0.5, 1.0] {
+        drawing.add(format_args!(
+            "<line class=\"rule\" x1=\"0\" x2=\"{}\" y1=\"{:.1}\" y2=\"{:.1}\"/>",
+            series.steps.len(),
+            HEIGHT * (1.0 - half),
+            HEIGHT * (1.0 - half)
+        ));
+    }
+    for (class, share) in LINES {
+        let mut path = String::new();
+        let mut pen_down = false;
+        for (index, step) in series.steps.iter().enumerate() {
+            match step.percentile_ms(share) {
+                None => pen_down = false,
+                Some(ms) => {
+                    let (x, y) = (index as f64 + 0.5, HEIGHT * (1.0 - ms / top));
+                    let _ = write!(path, "{}{x:.1} {y:.1}", if pen_down { "L" } else { "M" });
+                    if !pen_down {
+                        // A point alone is to be seen too.
+                        let _ = write!(path, "l0.01 0");
+                    }
+                    pen_down = true;
+                }
+            }
+        }
+        drawing.add(format_args!("<path class=\"{class}\" d=\"{path}\"/>"));
+    }
+    for (index, step) in series.steps.iter().enumerate() {
+        if let (Some(p50), Some(p95), Some(p99)) = (
+            step.percentile_ms(0.5),
+            step.percentile_ms(0.95),
+            step.percentile_ms(0.99),
+        ) {
+            drawing.add(format_args!(
+                "<rect class=\"hit\" x=\"{index}\" y=\"0\" width=\"1\" height=\"{HEIGHT}\"><title>{}: p50 {}, p95 {}, p99 {}</title></rect>",
+                utc(series.at(index)),
+                ms_words(p50),
+                ms_words(p95),
+                ms_words(p99)
+            ));
+        }
+    }
+    Chart {
+        svg: drawing.end(),
+        top: ms_words(top),
+    }
+}
+
+/// How an endpoint was in each step: well, with some failures, mostly failing, or unused.
+pub(crate) fn health(series: &Series) -> Svg {
+    let total = series.total();
+    let label = match total.success_percent() {
+        None => "No attempts in this time".to_owned(),
+        Some(percent) => format!("{} of attempts succeeded", percent_words(percent)),
+    };
+    let mut drawing = Drawing::begin("bar", &label, series.steps.len() as f64, 1.0);
+    for (index, step) in series.steps.iter().enumerate() {
+        let (class, words) = match step.success_percent() {
+            None => ("none", "no attempts".to_owned()),
+            Some(percent) => (
+                match percent {
+                    percent if percent >= 99.5 => "good",
+                    percent if percent >= 50.0 => "wait",
+                    _ => "bad",
+                },
+                format!(
+                    "{} of {} succeeded",
+                    percent_words(percent),
+                    grouped(step.attempts())
+                ),
+            ),
+        };
+        drawing.add(format_args!(
+            "<rect class=\"{class}\" x=\"{index}\" y=\"0\" width=\"{BAR_SHARE}\" height=\"1\"><title>{}: {words}</title></rect>",
+            utc(series.at(index))
+        ));
+    }
+    drawing.end()
+}
+
+/// How many attempts took how long. Empty ends are left off.
+pub(crate) struct Histogram {
+    pub(crate) svg: Svg,
+    pub(crate) from: String,
+    pub(crate) upto: String,
+}
+
+pub(crate) fn histogram(totals: &Totals) -> Option<Histogram> {
+    let first = totals.durations.iter().position(|count| *count > 0)?;
+    let last = totals.durations.iter().rposition(|count| *count > 0)?;
+    let highest = totals.durations.iter().copied().max().unwrap_or(1) as f64;
+    let low = |index: usize| match index {
+        0 => "0 ms".to_owned(),
+        index => ms_words(f64::from(BOUNDS_MS[index - 1])),
+    };
+    let high = |index: usize| match BOUNDS_MS.get(index) {
+        Some(bound) => ms_words(f64::from(*bound)),
+        None => "longer".to_owned(),
+    };
+    let label = format!("Durations from {} to {}", low(first), high(last));
+    let shown = &totals.durations[first..=last];
+    let mut drawing = Drawing::begin("chart", &label, shown.len() as f64, HEIGHT);
+    for (place, count) in shown.iter().enumerate() {
+        let height = if *count == 0 {
+            0.0
+        } else {
+            (*count as f64 / highest * HEIGHT).max(1.0)
+        };
+        drawing.add(format_args!(
+            "<g><title>{} to {}: {} attempts</title><rect class=\"hit\" x=\"{place}\" y=\"0\" width=\"1\" height=\"{HEIGHT}\"/>",
+            low(first + place),
+            high(first + place),
+            grouped(*count)
+        ));
+        let x = place as f64 + (1.0 - BAR_SHARE) / 2.0;
+        drawing.bar("accent", x, HEIGHT - height, BAR_SHARE, height);
+        drawing.add(format_args!("</g>"));
+    }
+    Some(Histogram {
+        svg: drawing.end(),
+        from: low(first),
+        upto: high(last),
+    })
+}
+
+/// A share of a whole, as a bar.
+pub(crate) fn share(class: &str, part: f64, whole: f64, label: &str) -> Svg {
+    let mut drawing = Drawing::begin("bar thin", label, 100.0, 1.0);
+    drawing.bar("none", 0.0, 0.0, 100.0, 1.0);
+    let width = if whole > 0.0 {
+        (part / whole * 100.0).clamp(0.0, 100.0)
+    } else {
+        0.0
+    };
+    drawing.bar(class, 0.0, 0.0, width, if width > 0.0 { 1.0 } else { 0.0 });
+    drawing.end()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use chrono::TimeDelta;
+
+    #[test]
+    fn a_top_line_is_round_and_not_below() {
+        for (highest, top) in [(0.0, 1.0), (1.0, 1.0), (3.0, 5.0), (501.0, 1_000.0), (20.0, 20.0)] {
+            assert!((top_of(highest) - top).abs() < f64::EPSILON, "{highest}");
+        }
+    }
+
+    #[test]
+    fn an_empty_time_is_drawn_without_a_number_that_is_none() {
+        let now = DateTime::from_timestamp(600, 0).expect("a time");
+        let series = Series::until(now, TimeDelta::minutes(1), 5);
+        for svg in [outcomes(&series).svg, latency(&series).svg, health(&series)] {
+            let text = svg.to_string();
+            assert!(text.starts_with("<svg") && text.ends_with("</svg>"));
+            assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+        }
+        assert!(histogram(&series.total()).is_none());
+        assert!(!share("good", 1.0, 0.0, "x").to_string().contains("NaN"));
+    }
+}

@@ -1,0 +1,367 @@
+//! One endpoint: how it is and was, its latest deliveries, and the buttons to pause and to test it.
+
+use std::time::Duration;
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::{
+    Extension,
+    extract::{Path, State},
+    response::Redirect,
+};
+use chrono::{DateTime, TimeDelta, Utc};
+use postrider_proto::EndpointState;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::json;
+use sqlx::PgPool;
+
+use super::{
+    DoneQuery, Frame, Line, Markup, PageProblem,
+    endpoint_trials::{Tried, read_answer},
+};
+use crate::{
+    Shared, api,
+    auth::{Actor, Confirmed, Session, Submitted, Tenant},
+    chart::{self, Histogram, Svg},
+    deliveries::{self, Filter},
+    figures::{Series, Totals, class_words, grouped, ms_words, percent_words, time_words},
+    idempotency::Claim,
+    input::{Body, OptionalBody, Query},
+    live::{Content, Live, Stream},
+    problem::{Kind, Problem},
+    tables::{
+        activity::{self, ActivityRow},
+        endpoints::{self, EndpointRow, OutdatedPin},
+        rotations::{self, Of},
+        statistics, tenants,
+    },
+};
+
+const REFRESH: Duration = Duration::from_secs(2);
+const LINES: i64 = 8;
+/// A quarter of an hour each.
+const STEPS: usize = 96;
+
+const DONE: [(&str, &str); 5] = [
+    ("paused", "Paused. What comes for it waits."),
+    ("resumed", "It is active again, and what waited goes out."),
+    ("saved", "Saved, and in effect."),
+    (
+        "created",
+        "It is there. Reveal its secret and give it to whoever runs the receiver.",
+    ),
+    ("rotated", "Rotated. Both secrets sign until the old one retires."),
+];
+
+/// An endpoint with its tenant, and what stands at the top of each of its pages.
+pub(super) struct Subject {
+    pub(super) row: EndpointRow,
+    pub(super) tenant: Tenant,
+}
+
+impl Subject {
+    pub(super) async fn find(app: &Shared, session: &Session, id: &str) -> Result<Self, Problem> {
+        let missing = || Problem::not_found("endpoint");
+        let row = endpoints::find_in(&app.pool, session.scope(), id)
+            .await?
+            .ok_or_else(missing)?;
+        let slug = tenants::slug(&app.pool, row.tenant_id)
+            .await?
+            .ok_or_else(missing)?;
+        let tenant = Tenant {
+            id: row.tenant_id,
+            slug,
+        };
+        Ok(Self { row, tenant })
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.row.public_id
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.row.settings.url
+    }
+
+    pub(super) fn state(&self) -> EndpointState {
+        self.row.settings.state
+    }
+
+    /// Why it is disabled, and what to do.
+    pub(super) fn trouble(&self) -> Option<&'static str> {
+        match (self.state(), self.row.settings.state_reason.as_deref()) {
+            (EndpointState::Disabled, Some("gone")) => Some(
+                "It answered 410 Gone, which asks not to be called again. New events are not queued for it. \
+                 Enable it when the receiver is back; what it missed can then be replayed.",
+            ),
+            (EndpointState::Disabled, _) => Some(
+                "It failed for five days without one success and was disabled. New events are not queued for it. \
+                 Mend the receiver, send a test, then enable it; what it missed can be replayed.",
+            ),
+            (EndpointState::Paused, _) => {
+                Some("It is paused. What comes for it waits and goes out when it is resumed.")
+            }
+            (EndpointState::Active | EndpointState::Deleted, _) => None,
+        }
+    }
+}
+
+pub(super) fn framed(session: &Session, done: &str) -> Frame {
+    Frame::new(session.clone(), "endpoints").with_done(done, &DONE)
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "endpoint.html")]
+pub(crate) struct EndpointPage {
+    frame: Frame,
+    tab: &'static str,
+    subject: Subject,
+    now: Markup,
+    pins: Vec<OutdatedPin>,
+    refusals: i64,
+    tried: Tried,
+    lines: Vec<Line>,
+}
+
+/// The part that comes anew.
+#[derive(Template)]
+#[template(path = "endpoint_now.html")]
+struct Now {
+    total: Totals,
+    health: Svg,
+    histogram: Option<Histogram>,
+    activity: Option<ActivityRow>,
+    concurrency: usize,
+    places: Svg,
+    oldest: Option<String>,
+    state: EndpointState,
+}
+
+impl Now {
+    fn success(&self) -> String {
+        self.total.success_percent().map_or("–".to_owned(), percent_words)
+    }
+
+    fn percentile(&self, share: f64) -> String {
+        self.total.percentile_ms(share).map_or("–".to_owned(), ms_words)
+    }
+
+    fn failures(&self) -> Vec<(&'static str, String, Svg)> {
+        let failures = self.total.failures();
+        let highest = failures.first().map_or(1, |(_, count)| *count) as f64;
+        failures
+            .into_iter()
+            .map(|(class, count)| {
+                let bar = chart::share("bad", count as f64, highest, class_words(class));
+                (class_words(class), grouped(count), bar)
+            })
+            .collect()
+    }
+
+    fn circuit(&self) -> (&'static str, &'static str, &'static str) {
+        match &self.activity {
+            Some(activity) if activity.circuit_open => (
+                "open",
+                "open",
+                "ten failures in a row: one attempt at a time probes it until one succeeds",
+            ),
+            _ => ("closed", "closed", "attempts go out as usual"),
+        }
+    }
+}
+
+async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
+    let pool: &PgPool = &app.pool;
+    let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
+        .fetch_one(pool)
+        .await?;
+    let mut series = Series::until(now, TimeDelta::minutes(15), STEPS);
+    for count in statistics::minutes(pool, &[row.id], series.begin).await? {
+        series.add(&count);
+    }
+    let activity = activity::of_endpoints(pool, &[row.id]).await?.pop();
+    let concurrency = row
+        .settings
+        .concurrency
+        .map_or(usize::from(app.defaults.concurrency), |n| n.max(1) as usize);
+    let in_flight = activity.as_ref().map_or(0, |activity| activity.in_flight);
+    let total = series.total();
+    Ok(Now {
+        health: chart::health(&series),
+        histogram: chart::histogram(&total),
+        places: chart::share(
+            "accent",
+            f64::from(in_flight),
+            concurrency as f64,
+            "Places of the bulkhead in use",
+        ),
+        oldest: activity
+            .as_ref()
+            .and_then(|activity| activity.oldest_at)
+            .map(|at| time_words(now - at)),
+        state: row.settings.state,
+        total,
+        activity,
+        concurrency,
+    })
+}
+
+async fn page(
+    app: &Shared,
+    session: &Session,
+    subject: Subject,
+    done: &str,
+    tried: Tried,
+) -> Result<EndpointPage, Problem> {
+    let filter = Filter {
+        tenant: Some(subject.tenant.id),
+        endpoint: Some(subject.row.id),
+        ..Filter::default()
+    };
+    let (found, _) = deliveries::list(&app.pool, &filter, None, LINES).await?;
+    let rotation = rotations::list(&app.pool, Of::Endpoint(subject.row.id), 0, 1)
+        .await?
+        .pop();
+    Ok(EndpointPage {
+        frame: framed(session, done),
+        tab: "overview",
+        now: Markup::of(&load(app, &subject.row).await?)?,
+        pins: endpoints::outdated_pins(&app.pool, subject.row.id).await?,
+        refusals: rotation.map_or(0, |row| row.refusals_since),
+        lines: found.iter().map(Line::from).collect(),
+        tried,
+        subject,
+    })
+}
+
+pub(crate) async fn show(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Path(id): Path<String>,
+    Query(query): Query<DoneQuery>,
+) -> Result<EndpointPage, PageProblem> {
+    let subject = Subject::find(&app, &session, &id).await?;
+    Ok(page(&app, &session, subject, &query.done, Tried::default()).await?)
+}
+
+pub(crate) async fn follow(
+    State(app): State<Shared>,
+    Extension(live): Extension<Live>,
+    Extension(session): Extension<Session>,
+    Path(id): Path<String>,
+) -> Result<Stream, Problem> {
+    Subject::find(&app, &session, &id).await?;
+    live.stream(REFRESH, move || {
+        let (app, session, id) = (app.clone(), session.clone(), id.clone());
+        async move {
+            let subject = Subject::find(&app, &session, &id).await?;
+            Ok(Content::Html(Markup::of(&load(&app, &subject.row).await?)?.0))
+        }
+    })
+}
+
+pub(crate) async fn pause(
+    state: State<Shared>,
+    session: Extension<Session>,
+    actor: Extension<Actor>,
+    id: Path<String>,
+    _: Confirmed,
+) -> Result<Redirect, PageProblem> {
+    enable(state, session, actor, id, false, "paused").await
+}
+
+pub(crate) async fn resume(
+    state: State<Shared>,
+    session: Extension<Session>,
+    actor: Extension<Actor>,
+    id: Path<String>,
+    _: Confirmed,
+) -> Result<Redirect, PageProblem> {
+    enable(state, session, actor, id, true, "resumed").await
+}
+
+async fn enable(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    actor: Extension<Actor>,
+    Path(id): Path<String>,
+    enabled: bool,
+    done: &str,
+) -> Result<Redirect, PageProblem> {
+    let subject = Subject::find(&app, &session, &id).await?;
+    let form = serde_json::from_value(json!({ "enabled": enabled }))
+        .map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
+    let path = Path((subject.tenant.slug.clone(), id.clone()));
+    let _ = api::endpoints::patch(State(app), actor, Extension(subject.tenant), path, Body(form)).await?;
+    Ok(Redirect::to(&format!("/endpoints/{id}?done={done}")))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct TrialFields {
+    r#type: String,
+}
+
+impl TrialFields {
+    /// What the API takes.
+    fn body<T: DeserializeOwned>(&self) -> Result<OptionalBody<T>, Problem> {
+        let wanted = Some(self.r#type.trim()).filter(|name| !name.is_empty());
+        serde_json::from_value(json!({ "type": wanted }))
+            .map(OptionalBody)
+            .map_err(|error| Problem::new(Kind::Internal, error.to_string()))
+    }
+}
+
+/// The page again, with what came of the test.
+pub(crate) async fn test(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    actor: Extension<Actor>,
+    Path(id): Path<String>,
+    Submitted(form): Submitted<TrialFields>,
+) -> Result<EndpointPage, PageProblem> {
+    let subject = Subject::find(&app, &session, &id).await?;
+    let path = Path((subject.tenant.slug.clone(), id));
+    let tenant = Extension(subject.tenant.clone());
+    let answer = api::trials::test(
+        State(app.clone()),
+        actor,
+        tenant,
+        path,
+        Claim::default(),
+        form.body()?,
+    )
+    .await?;
+    let tried = Tried {
+        test: Some(read_answer(answer).await?),
+        ..Tried::default()
+    };
+    Ok(page(&app, &session, subject, "", tried).await?)
+}
+
+/// The page again, with what the probe found.
+pub(crate) async fn probe(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    actor: Extension<Actor>,
+    Path(id): Path<String>,
+    Submitted(form): Submitted<TrialFields>,
+) -> Result<EndpointPage, PageProblem> {
+    let subject = Subject::find(&app, &session, &id).await?;
+    let path = Path((subject.tenant.slug.clone(), id));
+    let tenant = Extension(subject.tenant.clone());
+    let answer = api::trials::probe(
+        State(app.clone()),
+        actor,
+        tenant,
+        path,
+        Claim::default(),
+        form.body()?,
+    )
+    .await?;
+    let tried = Tried {
+        probe: Some(read_answer(answer).await?),
+        ..Tried::default()
+    };
+    Ok(page(&app, &session, subject, "", tried).await?)
+}

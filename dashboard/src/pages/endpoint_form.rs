@@ -1,0 +1,262 @@
+//! An endpoint's settings as the fields of a form, and back into what the API takes. Pure: the rules for each field are
+//! the API's own, so that a page can't allow what the API refuses.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::{api::endpoint_rules::write_wait, problem::Fault, tables::endpoints::EndpointSettings};
+
+/// As the browser sends it. Empty is the platform's own setting.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Fields {
+    pub(super) tenant: String,
+    pub(super) url: String,
+    pub(super) description: String,
+    pub(super) types: String,
+    pub(super) versions: String,
+    pub(super) filter: String,
+    pub(super) concurrency: String,
+    pub(super) rate_per_second: String,
+    pub(super) timeout_ms: String,
+    pub(super) retry_schedule: String,
+    pub(super) signature: String,
+    pub(super) rotate_every_days: String,
+    pub(super) headers: String,
+    /// A checkbox: there when it is ticked.
+    pub(super) ordered: Option<String>,
+    pub(super) drop_headers: Option<String>,
+}
+
+impl From<&EndpointSettings> for Fields {
+    fn from(settings: &EndpointSettings) -> Self {
+        let number = |n: Option<i64>| n.map(|n| n.to_string()).unwrap_or_default();
+        let versions = settings.versions.as_ref().map(|json| &json.0);
+        Self {
+            tenant: String::new(),
+            url: settings.url.clone(),
+            description: settings.description.clone().unwrap_or_default(),
+            types: settings.types.join("\n"),
+            versions: versions
+                .into_iter()
+                .flatten()
+                .map(|(name, version)| format!("{name} = {version}"))
+                .collect::<Vec<_>>()
+                .join("\n"),
+            filter: settings
+                .filter
+                .as_ref()
+                .and_then(|json| serde_json::to_string_pretty(&json.0).ok())
+                .unwrap_or_default(),
+            concurrency: number(settings.concurrency.map(i64::from)),
+            rate_per_second: number(settings.rate_per_second.map(i64::from)),
+            timeout_ms: number(settings.timeout_ms.map(i64::from)),
+            retry_schedule: settings
+                .retry_schedule
+                .iter()
+                .flatten()
+                .map(|ms| write_wait(*ms))
+                .collect::<Vec<_>>()
+                .join(", "),
+            signature: settings.signature.as_str().to_owned(),
+            rotate_every_days: number(settings.rotate_every_days.map(i64::from)),
+            headers: String::new(),
+            ordered: settings.ordered.then(|| "on".to_owned()),
+            drop_headers: None,
+        }
+    }
+}
+
+impl Fields {
+    /// What the API takes, or what in the fields can't even be read as that.
+    pub(super) fn to_json(&self) -> Result<Value, Vec<Fault>> {
+        let mut faults = Vec::new();
+        let mut fault = |field: &str, detail: &str| {
+            faults.push(Fault {
+                pointer: format!("/{field}"),
+                detail: detail.to_owned(),
+            });
+        };
+        let mut form = Map::new();
+        form.insert("url".to_owned(), json!(self.url.trim()));
+        form.insert("description".to_owned(), text_or_null(&self.description));
+        let types: Vec<&str> = words(&self.types).collect();
+        form.insert(
+            "types".to_owned(),
+            if types.is_empty() {
+                Value::Null
+            } else {
+                json!(types)
+            },
+        );
+        match pairs(&self.versions, ['=', ':']) {
+            Some(versions) => form.insert("versions".to_owned(), json!(versions)),
+            None => {
+                fault("versions", "each line is a type, = and a version");
+                None
+            }
+        };
+        match self.filter.trim() {
+            "" => {
+                form.insert("filter".to_owned(), Value::Null);
+            }
+            text => match serde_json::from_str::<Value>(text) {
+                Ok(filter) => {
+                    form.insert("filter".to_owned(), filter);
+                }
+                Err(error) => fault("filter", &format!("is not JSON: {error}")),
+            },
+        }
+        for (name, text) in [
+            ("concurrency", &self.concurrency),
+            ("rate_per_second", &self.rate_per_second),
+            ("timeout_ms", &self.timeout_ms),
+            ("rotate_every_days", &self.rotate_every_days),
+        ] {
+            match text.trim() {
+                "" => {
+                    form.insert(name.to_owned(), Value::Null);
+                }
+                text => match text.parse::<i64>() {
+                    Ok(number) => {
+                        form.insert(name.to_owned(), json!(number));
+                    }
+                    Err(_) => fault(name, "must be a whole number"),
+                },
+            }
+        }
+        let waits: Vec<&str> = words(&self.retry_schedule).collect();
+        form.insert(
+            "retry_schedule".to_owned(),
+            if waits.is_empty() {
+                Value::Null
+            } else {
+                json!(waits)
+            },
+        );
+        form.insert("ordered".to_owned(), json!(is_ticked(&self.ordered)));
+        form.insert("signature".to_owned(), text_or_null(&self.signature));
+        match pairs(&self.headers, [':', ':']) {
+            Some(headers) if !headers.is_empty() => {
+                form.insert("headers".to_owned(), json!(headers));
+            }
+            Some(_) if is_ticked(&self.drop_headers) => {
+                form.insert("headers".to_owned(), Value::Null);
+            }
+            Some(_) => {}
+            None => fault("headers", "each line is a name, a colon and a value"),
+        }
+        if faults.is_empty() {
+            Ok(Value::Object(form))
+        } else {
+            Err(faults)
+        }
+    }
+}
+
+/// What is wrong with the fields, to be shown beside them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Wrong(pub(super) Vec<Fault>);
+
+impl Wrong {
+    pub(super) fn of(&self, field: &str) -> Option<String> {
+        let below = format!("/{field}");
+        let told: Vec<&str> = self
+            .0
+            .iter()
+            .filter(|fault| fault.pointer == below || fault.pointer.starts_with(&format!("{below}/")))
+            .map(|fault| fault.detail.as_str())
+            .collect();
+        (!told.is_empty()).then(|| told.join("; "))
+    }
+}
+
+/// As browsers send a checkbox that has no value of its own.
+fn is_ticked(checkbox: &Option<String>) -> bool {
+    checkbox.as_deref() == Some("on")
+}
+
+fn text_or_null(text: &str) -> Value {
+    match text.trim() {
+        "" => Value::Null,
+        text => json!(text),
+    }
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split([',', '\n', '\r', ' ', '\t'])
+        .filter(|word| !word.is_empty())
+}
+
+/// Lines of a name and a value. None when one has no separator.
+fn pairs(text: &str, separators: [char; 2]) -> Option<BTreeMap<String, String>> {
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(|line| {
+            let (name, value) = line.split_once(separators)?;
+            Some((name.trim().to_owned(), value.trim().to_owned()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields() -> Fields {
+        Fields {
+            url: " https://example.com/hook ".to_owned(),
+            types: "invoice.*\r\ncustomer.created, ".to_owned(),
+            versions: "invoice.paid = 2026-01-15".to_owned(),
+            headers: "Authorization: Bearer a:b".to_owned(),
+            retry_schedule: "0s, 5m 1h".to_owned(),
+            timeout_ms: "500".to_owned(),
+            ..Fields::default()
+        }
+    }
+
+    #[test]
+    fn fields_become_what_the_api_takes() {
+        let json = fields().to_json().expect("a form");
+        assert_eq!(json["url"], "https://example.com/hook");
+        assert_eq!(json["types"], json!(["invoice.*", "customer.created"]));
+        assert_eq!(json["versions"], json!({"invoice.paid": "2026-01-15"}));
+        assert_eq!(json["headers"], json!({"Authorization": "Bearer a:b"}));
+        assert_eq!(json["retry_schedule"], json!(["0s", "5m", "1h"]));
+        assert_eq!(
+            (&json["timeout_ms"], &json["concurrency"]),
+            (&json!(500), &Value::Null)
+        );
+        assert_eq!(json["ordered"], json!(false));
+    }
+
+    #[test]
+    fn what_can_not_be_read_is_named_by_its_field() {
+        let bad = Fields {
+            versions: "invoice.paid".to_owned(),
+            filter: "{".to_owned(),
+            concurrency: "many".to_owned(),
+            headers: "x".to_owned(),
+            ..fields()
+        };
+        let wrong = Wrong(bad.to_json().expect_err("faults"));
+        for field in ["versions", "filter", "concurrency", "headers"] {
+            assert!(wrong.of(field).is_some(), "{field}");
+        }
+        assert_eq!(wrong.of("url"), None);
+    }
+
+    #[test]
+    fn headers_stay_unless_they_are_given_or_dropped() {
+        let mut form = Fields {
+            headers: String::new(),
+            ..fields()
+        };
+        assert!(form.to_json().expect("a form").get("headers").is_none());
+        form.drop_headers = Some("on".to_owned());
+        assert_eq!(form.to_json().expect("a form")["headers"], Value::Null);
+    }
+}

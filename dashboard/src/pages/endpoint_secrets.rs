@@ -1,0 +1,177 @@
+//! An endpoint's secrets: which are in force and until when, revealed on request, rotated with an overlap.
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::{
+    Extension,
+    extract::{Path, State},
+    response::{IntoResponse, Redirect, Response},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    DoneQuery, Frame, Moment, PageProblem, When,
+    endpoint::{Subject, framed},
+};
+use crate::{
+    Shared, api,
+    auth::{Actor, Confirmed, Session, Submitted},
+    idempotency::Claim,
+    input::{OptionalBody, Query},
+    problem::{Kind, Problem},
+    tables::{
+        rotations::{self, Of, RotationRow},
+        secrets,
+    },
+};
+
+/// Overlaps that are offered: seconds, and what the page says.
+const OVERLAPS: [(&str, &str); 5] = [
+    ("3600", "1 hour"),
+    ("86400", "24 hours"),
+    ("259200", "3 days"),
+    ("604800", "7 days"),
+    ("0", "none: the old secret stops at once (it leaked)"),
+];
+
+struct Line {
+    state: &'static str,
+    created: Moment,
+    retires: Moment,
+    /// Only when it was asked for.
+    shown: Option<String>,
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "endpoint_secrets.html")]
+struct SecretsPage {
+    frame: Frame,
+    tab: &'static str,
+    subject: Subject,
+    lines: Vec<Line>,
+    rotation: Option<RotationRow>,
+    revealed: bool,
+}
+
+impl SecretsPage {
+    fn overlaps(&self) -> [(&'static str, &'static str); 5] {
+        OVERLAPS
+    }
+
+    fn is_pair(&self) -> bool {
+        self.subject.row.public_key.is_some()
+    }
+
+    fn days_from(&self) -> i64 {
+        postrider_proto::limits::ROTATE_DAYS_MIN
+    }
+}
+
+async fn page(
+    app: &Shared,
+    session: &Session,
+    subject: Subject,
+    done: &str,
+    shown: &[Option<String>],
+) -> Result<SecretsPage, Problem> {
+    let lines = secrets::in_force(&app.pool, subject.row.id)
+        .await?
+        .into_iter()
+        .enumerate()
+        .map(|(index, row)| Line {
+            state: if row.retires_at.is_none() {
+                "current"
+            } else {
+                "retiring"
+            },
+            created: Moment(Some(row.created_at)),
+            retires: Moment(row.retires_at),
+            shown: shown.get(index).cloned().flatten(),
+        })
+        .collect();
+    Ok(SecretsPage {
+        frame: framed(session, done),
+        tab: "secrets",
+        lines,
+        rotation: rotations::list(&app.pool, Of::Endpoint(subject.row.id), 0, 1)
+            .await?
+            .pop(),
+        revealed: !shown.is_empty(),
+        subject,
+    })
+}
+
+pub(crate) async fn show(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Path(id): Path<String>,
+    Query(query): Query<DoneQuery>,
+) -> Result<Response, PageProblem> {
+    let subject = Subject::find(&app, &session, &id).await?;
+    Ok(page(&app, &session, subject, &query.done, &[])
+        .await?
+        .into_response())
+}
+
+/// The page again, with the secrets in it. A form and not a link: it is written to the audit log.
+pub(crate) async fn reveal(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    actor: Extension<Actor>,
+    Path(id): Path<String>,
+    _: Confirmed,
+) -> Result<Response, PageProblem> {
+    let subject = Subject::find(&app, &session, &id).await?;
+    let path = Path((subject.tenant.slug.clone(), id));
+    let tenant = Extension(subject.tenant.clone());
+    let answer = api::secrets::reveal(State(app.clone()), actor, tenant, path).await?;
+    let told = serde_json::to_value(&answer.0).unwrap_or_default();
+    let shown: Vec<Option<String>> = told["data"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|one| {
+            let text = one
+                .get("secret")
+                .or(one.get("public_key"))
+                .and_then(Value::as_str);
+            text.map(str::to_owned)
+        })
+        .collect();
+    Ok(page(&app, &session, subject, "", &shown).await?.into_response())
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RotateFields {
+    overlap_seconds: String,
+}
+
+pub(crate) async fn rotate(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    actor: Extension<Actor>,
+    Path(id): Path<String>,
+    Submitted(fields): Submitted<RotateFields>,
+) -> Result<Redirect, PageProblem> {
+    let subject = Subject::find(&app, &session, &id).await?;
+    let overlap: i64 = fields
+        .overlap_seconds
+        .parse()
+        .map_err(|_| Problem::bad_request("The overlap is a number of seconds."))?;
+    let form = serde_json::from_value(json!({ "overlap_seconds": overlap }))
+        .map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
+    let path = Path((subject.tenant.slug.clone(), id.clone()));
+    let tenant = Extension(subject.tenant);
+    api::secrets::rotate(
+        State(app),
+        actor,
+        tenant,
+        path,
+        Claim::default(),
+        OptionalBody(form),
+    )
+    .await?;
+    Ok(Redirect::to(&format!("/endpoints/{id}/secrets?done=rotated")))
+}

@@ -1,0 +1,200 @@
+//! All endpoints with how they were in the last day, and how far the rotation of their secrets is.
+
+use std::collections::HashMap;
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::{Extension, extract::State};
+use chrono::{DateTime, TimeDelta, Utc};
+use postrider_proto::{EndpointId, EndpointState, TenantId};
+use serde::Deserialize;
+
+use super::{Frame, PageProblem, When};
+use crate::{
+    Shared,
+    auth::Session,
+    chart::{self, Svg},
+    figures::{Series, percent_words},
+    input::{Query, is_plain_text},
+    listing,
+    problem::Problem,
+    tables::{
+        activity::{self, ActivityRow},
+        endpoints::{self, ListedRow, Narrow},
+        rotations::{self, Of, RotationRow},
+        statistics::{self, CountRow},
+        tenants,
+    },
+};
+
+const LINES: i64 = 50;
+const TEXT_BYTES_MAX: usize = 200;
+const HOURS_SHOWN: usize = 24;
+
+#[derive(Default, Clone, Deserialize)]
+#[serde(default)]
+pub(crate) struct EndpointsQuery {
+    tenant: String,
+    state: String,
+    text: String,
+    cursor: Option<String>,
+}
+
+struct EndpointLine {
+    row: ListedRow,
+    health: Svg,
+    success: Option<String>,
+    activity: Option<ActivityRow>,
+}
+
+impl EndpointLine {
+    fn circuit_open(&self) -> bool {
+        self.activity
+            .as_ref()
+            .is_some_and(|activity| activity.circuit_open)
+    }
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "endpoints.html")]
+pub(crate) struct EndpointsPage {
+    frame: Frame,
+    query: EndpointsQuery,
+    no_such_tenant: bool,
+    lines: Vec<EndpointLine>,
+    next: Option<String>,
+}
+
+impl EndpointsPage {
+    fn is_narrowed(&self) -> bool {
+        !(self.query.tenant.is_empty() && self.query.state.is_empty() && self.query.text.is_empty())
+    }
+}
+
+pub(crate) async fn show(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Query(query): Query<EndpointsQuery>,
+) -> Result<EndpointsPage, PageProblem> {
+    let before = query.cursor.as_deref().map(listing::decode::<i32>).transpose()?;
+    let scope = narrowed(&app, &session, &query.tenant).await?;
+    let text = Some(query.text.trim()).filter(|text| !text.is_empty());
+    if text.is_some_and(|text| !is_plain_text(text, TEXT_BYTES_MAX)) {
+        return Err(Problem::bad_request("The text to look for is too long.").into());
+    }
+    let narrow = Narrow {
+        tenant: scope.unwrap_or_default(),
+        state: match query.state.as_str() {
+            "" => None,
+            word => Some(parse_state(word)?),
+        },
+        text,
+    };
+    let mut rows = match scope {
+        Some(_) => endpoints::search(&app.pool, &narrow, before.unwrap_or(i32::MAX), LINES + 1).await?,
+        None => Vec::new(),
+    };
+    let more = rows.len() as i64 > LINES;
+    rows.truncate(LINES as usize);
+    let next = rows
+        .last()
+        .filter(|_| more)
+        .map(|last| listing::encode(&last.id.0));
+    Ok(EndpointsPage {
+        frame: Frame::new(session, "endpoints"),
+        no_such_tenant: scope.is_none(),
+        lines: described(&app, rows).await?,
+        next,
+        query,
+    })
+}
+
+/// None when the tenant that was named is not there.
+async fn narrowed(app: &Shared, session: &Session, slug: &str) -> Result<Option<Option<TenantId>>, Problem> {
+    Ok(match (session.scope(), slug) {
+        (Some(own), _) => Some(Some(own)),
+        (None, "") => Some(None),
+        (None, slug) => tenants::find(&app.pool, slug).await?.map(|row| Some(row.id)),
+    })
+}
+
+fn parse_state(word: &str) -> Result<EndpointState, Problem> {
+    [
+        EndpointState::Active,
+        EndpointState::Paused,
+        EndpointState::Disabled,
+    ]
+    .into_iter()
+    .find(|state| state.as_str() == word)
+    .ok_or_else(|| Problem::bad_request("state is active, paused or disabled."))
+}
+
+async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLine>, Problem> {
+    let ids: Vec<EndpointId> = rows.iter().map(|row| row.id).collect();
+    let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
+        .fetch_one(&app.pool)
+        .await?;
+    let empty = Series::until(now, TimeDelta::hours(1), HOURS_SHOWN);
+    let mut series: HashMap<EndpointId, Series> = HashMap::new();
+    for row in statistics::plain_hours(&app.pool, &ids, empty.begin).await? {
+        let count = CountRow {
+            at: row.at,
+            delivered: i32::try_from(row.delivered).unwrap_or(i32::MAX),
+            retried: i32::try_from(row.retried).unwrap_or(i32::MAX),
+            dead: i32::try_from(row.dead).unwrap_or(i32::MAX),
+            classes: Vec::new(),
+            durations: Vec::new(),
+        };
+        series
+            .entry(row.endpoint_id)
+            .or_insert_with(|| empty.clone())
+            .add(&count);
+    }
+    let mut activity: HashMap<EndpointId, ActivityRow> = activity::of_endpoints(&app.pool, &ids)
+        .await?
+        .into_iter()
+        .map(|row| (row.endpoint_id, row))
+        .collect();
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let series = series.remove(&row.id).unwrap_or_else(|| empty.clone());
+            EndpointLine {
+                health: chart::health(&series),
+                success: series.total().success_percent().map(percent_words),
+                activity: activity.remove(&row.id),
+                row,
+            }
+        })
+        .collect())
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RotationsQuery {
+    cursor: Option<String>,
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "rotations.html")]
+pub(crate) struct RotationsPage {
+    frame: Frame,
+    rows: Vec<RotationRow>,
+    next: Option<String>,
+}
+
+pub(crate) async fn rotations(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Query(query): Query<RotationsQuery>,
+) -> Result<RotationsPage, PageProblem> {
+    let after = query.cursor.as_deref().map(listing::decode::<i32>).transpose()?;
+    let of = Of::Busy(session.scope());
+    let rows = rotations::list(&app.pool, of, after.unwrap_or_default(), LINES + 1).await?;
+    let page = listing::Page::cut(rows, LINES, |row| row.number.0);
+    Ok(RotationsPage {
+        frame: Frame::new(session, "endpoints"),
+        rows: page.data,
+        next: page.next_cursor,
+    })
+}

@@ -1,0 +1,79 @@
+//! One event: its body, its schema version, and every endpoint it went to.
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::{
+    Extension,
+    extract::{Path, State},
+};
+use chrono::DateTime;
+use postrider_proto::{EventId, limits::LIST_PAGE_MAX};
+
+use super::{Frame, Line, Moment, PageProblem};
+use crate::{
+    Shared,
+    auth::Session,
+    deliveries::{self, Filter},
+    json_text,
+    problem::Problem,
+    tables::{events, tenants},
+};
+
+#[derive(Template, WebTemplate)]
+#[template(path = "event.html")]
+pub(crate) struct EventPage {
+    frame: Frame,
+    id: String,
+    event_type: String,
+    version: String,
+    tenant: String,
+    created: Moment,
+    ordering_key: Option<String>,
+    sequence: Option<i64>,
+    bytes: i64,
+    pretty: String,
+    raw: String,
+    /// Of a thin event: what its receivers fetch.
+    full_data: Option<String>,
+    lines: Vec<Line>,
+}
+
+pub(crate) async fn show(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Path(id): Path<String>,
+) -> Result<EventPage, PageProblem> {
+    let missing = || Problem::not_found("event");
+    let number = EventId::from_generated(&id).ok_or_else(missing)?;
+    let event = events::load(&app.pool, &[number])
+        .await?
+        .pop()
+        .filter(|event| session.scope().is_none_or(|own| own == event.tenant_id))
+        .ok_or_else(missing)?;
+    let filter = Filter {
+        tenant: Some(event.tenant_id),
+        event: Some(number),
+        ..Filter::default()
+    };
+    let (found, _) = deliveries::list(&app.pool, &filter, None, LIST_PAGE_MAX).await?;
+    let raw = String::from_utf8_lossy(&event.body).into_owned();
+    Ok(EventPage {
+        frame: Frame::new(session, "deliveries"),
+        id: event.public_id(),
+        tenant: tenants::slug(&app.pool, event.tenant_id)
+            .await?
+            .unwrap_or_default(),
+        created: Moment(DateTime::from_timestamp_millis(number.unix_ms())),
+        bytes: event.body.len() as i64,
+        pretty: json_text::indented(&raw),
+        raw,
+        full_data: event
+            .full_data
+            .map(|data| json_text::indented(&String::from_utf8_lossy(&data))),
+        event_type: event.type_name,
+        version: event.version,
+        ordering_key: event.ordering_key,
+        sequence: event.sequence,
+        lines: found.iter().map(Line::from).collect(),
+    })
+}

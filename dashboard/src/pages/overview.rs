@@ -1,0 +1,252 @@
+//! How everything is right now and was lately. Made of the minute statistics and of what dispatchers say they have in
+//! hand; no attempt is counted for it. A customer sees the same of their own tenant.
+
+use std::time::Duration;
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::{Extension, extract::State};
+use chrono::{DateTime, TimeDelta, Utc};
+use postrider_dispatcher::statistics::ALL_ENDPOINTS;
+use postrider_proto::{EndpointId, TenantId};
+use serde::Deserialize;
+use sqlx::PgPool;
+
+use super::{Frame, Markup, PageProblem, When};
+use crate::{
+    Shared,
+    auth::Session,
+    chart::{self, Chart},
+    figures::{Series, Totals, grouped, ms_words, percent_words, time_words},
+    input::Query,
+    live::{Content, Live, Stream},
+    problem::Problem,
+    tables::{
+        activity::{self, DispatcherRow, SystemRow},
+        endpoints,
+        statistics::{self, WorstRow},
+    },
+};
+
+const REFRESH: Duration = Duration::from_secs(2);
+const WORST_MAX: i64 = 6;
+const DISPATCHERS_MAX: i64 = 20;
+const TENANT_ENDPOINTS_MAX: i64 = 500;
+
+/// How far back the charts go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Range {
+    #[default]
+    Hour,
+    Day,
+    Week,
+}
+
+impl Range {
+    const ALL: [Self; 3] = [Self::Hour, Self::Day, Self::Week];
+
+    fn read(word: &str) -> Self {
+        let found = Self::ALL.into_iter().find(|range| range.word() == word);
+        found.unwrap_or_default()
+    }
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Hour => "1h",
+            Self::Day => "24h",
+            Self::Week => "7d",
+        }
+    }
+
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Hour => "1 hour",
+            Self::Day => "24 hours",
+            Self::Week => "7 days",
+        }
+    }
+
+    /// What one bar of the chart is.
+    const fn step_words(self) -> &'static str {
+        match self {
+            Self::Hour => "a minute",
+            Self::Day => "30 minutes",
+            Self::Week => "3 hours",
+        }
+    }
+
+    fn series(self, now: DateTime<Utc>) -> Series {
+        match self {
+            Self::Hour => Series::until(now, TimeDelta::minutes(1), 60),
+            Self::Day => Series::until(now, TimeDelta::minutes(30), 48),
+            Self::Week => Series::until(now, TimeDelta::hours(3), 56),
+        }
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct OverviewQuery {
+    range: String,
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "overview.html")]
+pub(crate) struct OverviewPage {
+    frame: Frame,
+    range: Range,
+    now: Markup,
+}
+
+impl OverviewPage {
+    fn ranges(&self) -> [Range; 3] {
+        Range::ALL
+    }
+}
+
+/// The part that comes anew.
+#[derive(Template)]
+#[template(path = "overview_now.html")]
+struct Now {
+    is_team: bool,
+    range: Range,
+    per_second: String,
+    last_minute: String,
+    total: Totals,
+    system: SystemRow,
+    oldest: Option<String>,
+    outcomes: Chart,
+    latency: Chart,
+    worst: Vec<WorstRow>,
+    dispatchers: Vec<DispatcherRow>,
+}
+
+impl Now {
+    fn success(&self) -> String {
+        self.total.success_percent().map_or("–".to_owned(), percent_words)
+    }
+
+    fn percentile(&self, share: f64) -> String {
+        self.total.percentile_ms(share).map_or("–".to_owned(), ms_words)
+    }
+
+    fn waiting(&self) -> String {
+        let known = self.system.waiting_in_memory;
+        grouped(match self.is_team {
+            true => (self.system.in_queue + self.system.in_retries).max(known),
+            false => known,
+        })
+    }
+
+    fn failed_percent(worst: &WorstRow) -> String {
+        percent_words(100.0 * worst.failed as f64 / worst.attempts.max(1) as f64)
+    }
+
+    fn shards(&self) -> i64 {
+        self.dispatchers.iter().map(|one| one.shards).sum()
+    }
+}
+
+pub(crate) async fn show(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Query(query): Query<OverviewQuery>,
+) -> Result<OverviewPage, PageProblem> {
+    let range = Range::read(&query.range);
+    let now = load(&app.pool, session.scope(), range).await?;
+    Ok(OverviewPage {
+        frame: Frame::new(session, "overview"),
+        range,
+        now: Markup::of(&now)?,
+    })
+}
+
+pub(crate) async fn follow(
+    State(app): State<Shared>,
+    Extension(live): Extension<Live>,
+    Extension(session): Extension<Session>,
+    Query(query): Query<OverviewQuery>,
+) -> Result<Stream, Problem> {
+    let (range, scope) = (Range::read(&query.range), session.scope());
+    live.stream(REFRESH, move || {
+        let pool = app.pool.clone();
+        async move { Ok(Content::Html(Markup::of(&load(&pool, scope, range).await?)?.0)) }
+    })
+}
+
+async fn load(pool: &PgPool, scope: Option<TenantId>, range: Range) -> Result<Now, Problem> {
+    let system = activity::system(pool, scope).await?;
+    let counted: Vec<EndpointId> = match scope {
+        None => vec![ALL_ENDPOINTS],
+        some => endpoints::live_numbers(pool, some, TENANT_ENDPOINTS_MAX).await?,
+    };
+    let mut series = range.series(system.now);
+    let rows = match (range, scope) {
+        (Range::Hour, _) | (Range::Day, None) => statistics::minutes(pool, &counted, series.begin).await?,
+        (Range::Day, Some(_)) | (Range::Week, _) => statistics::hours(pool, &counted, series.begin).await?,
+    };
+    rows.iter().for_each(|row| series.add(row));
+    let recent = match range {
+        Range::Hour => rows,
+        Range::Day | Range::Week => {
+            statistics::minutes(pool, &counted, system.now - TimeDelta::minutes(2)).await?
+        }
+    };
+    let mut minutes = Series::until(system.now, TimeDelta::minutes(1), 2);
+    recent.iter().for_each(|row| minutes.add(row));
+    let last_minute = last_sixty_seconds(&minutes, system.now);
+    let dispatchers = match scope {
+        None => activity::dispatchers(pool, DISPATCHERS_MAX).await?,
+        Some(_) => Vec::new(),
+    };
+    Ok(Now {
+        is_team: scope.is_none(),
+        range,
+        per_second: rate_words(last_minute / 60.0),
+        last_minute: grouped(last_minute.round() as i64),
+        total: series.total(),
+        oldest: system.oldest_at.map(|at| time_words(system.now - at)),
+        outcomes: chart::outcomes(&series),
+        latency: chart::latency(&series),
+        worst: statistics::worst(pool, scope, series.begin, WORST_MAX).await?,
+        dispatchers,
+        system,
+    })
+}
+
+/// This minute's so far, and of the one before the part that is less than sixty seconds ago.
+fn last_sixty_seconds(minutes: &Series, now: DateTime<Utc>) -> f64 {
+    let [before, current] = minutes.steps.as_slice() else {
+        return 0.0;
+    };
+    let elapsed = (now.timestamp_millis().rem_euclid(60_000)) as f64 / 60_000.0;
+    current.delivered as f64 + before.delivered as f64 * (1.0 - elapsed)
+}
+
+fn rate_words(per_second: f64) -> String {
+    match per_second {
+        rate if rate >= 100.0 => grouped(rate.round() as i64),
+        rate if rate >= 10.0 => format!("{rate:.1}"),
+        rate => format!("{rate:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_sixty_seconds_take_a_part_of_the_minute_before() {
+        let now = DateTime::from_timestamp(615, 0).expect("a time");
+        let mut minutes = Series::until(now, TimeDelta::minutes(1), 2);
+        minutes.steps[0].delivered = 60;
+        minutes.steps[1].delivered = 10;
+        assert!((last_sixty_seconds(&minutes, now) - 55.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn an_unknown_range_is_an_hour() {
+        assert_eq!(Range::read("24h"), Range::Day);
+        assert_eq!(Range::read("<script>"), Range::Hour);
+    }
+}

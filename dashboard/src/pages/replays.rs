@@ -1,0 +1,361 @@
+//! Bulk replays: those that run with a bar and the time left, those that are over, a look at what one would send, and the
+//! buttons to begin and to cancel one.
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::{
+    Extension,
+    extract::{Path, RawQuery, State},
+    http::HeaderName,
+    response::{IntoResponse, Redirect, Response},
+};
+use postrider_dispatcher::replays::{self, RATE_DEFAULT, RATE_MAX, Replay};
+use postrider_proto::{ReplayKind, ReplayState, TenantId};
+use serde::Deserialize;
+
+use super::{DoneQuery, Frame, Moment, PageProblem};
+use crate::{
+    App, Shared,
+    api::replays::{DryRun, ReplayForm, begin, dry_run, find, read, stop},
+    auth::{Actor, Confirmed, Session, Submitted},
+    input::Query,
+    listing,
+    problem::Problem,
+    tables::{self, endpoints},
+};
+
+const LINES: i64 = 25;
+/// Groups that can be replayed at once, each by a replay of its own.
+const ASKS_MAX: usize = 50;
+/// A page of a replay that runs is loaded again after so many seconds.
+const REFRESH: [(HeaderName, &str); 1] = [(axum::http::header::REFRESH, "2")];
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ReplaysQuery {
+    cursor: Option<String>,
+    endpoint: String,
+}
+
+struct Shown {
+    replay: Replay,
+    created: Moment,
+    ended: Moment,
+}
+
+impl From<Replay> for Shown {
+    fn from(replay: Replay) -> Self {
+        Self {
+            created: Moment(Some(replay.created_at)),
+            ended: Moment(replay.ended_at),
+            replay,
+        }
+    }
+}
+
+impl Shown {
+    fn is_running(&self) -> bool {
+        self.replay.state == ReplayState::Running
+    }
+
+    fn what(&self) -> String {
+        let replay = &self.replay;
+        let mut words = match (replay.kind, replay.delivery_state.as_deref()) {
+            (ReplayKind::Missing, _) => "Events it never got".to_owned(),
+            (ReplayKind::Deliveries, Some("dead")) => "Dead letters".to_owned(),
+            (ReplayKind::Deliveries, Some("delivered")) => "Delivered ones again".to_owned(),
+            (ReplayKind::Deliveries, Some(_)) => "Those that wait".to_owned(),
+            (ReplayKind::Deliveries, None) => "Whatever has not arrived".to_owned(),
+        };
+        if let Some(reason) = replay.reason {
+            words = format!("{words} ({reason})");
+        }
+        words
+    }
+
+    /// In words that a person can plan by.
+    fn time_left(&self) -> String {
+        match self.replay.seconds_left() {
+            None => "not known yet".to_owned(),
+            Some(seconds) if seconds < 90 => format!("{seconds} s"),
+            Some(seconds) if seconds < 5_400 => format!("{} min", seconds / 60),
+            Some(seconds) => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
+        }
+    }
+
+    fn rate(&self) -> String {
+        self.replay.rate().map_or_else(
+            || "not measured yet".to_owned(),
+            |rate| format!("{rate:.0} a second"),
+        )
+    }
+
+    fn percent(&self) -> i64 {
+        match self.replay.total {
+            0 => 100,
+            total => self.replay.done() * 100 / total,
+        }
+    }
+
+    fn arrived(&self) -> i64 {
+        let replay = &self.replay;
+        (replay.done() - replay.skipped - replay.retrying - replay.dead).max(0)
+    }
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "replays.html")]
+struct ReplaysPage {
+    frame: Frame,
+    endpoint: String,
+    replays: Vec<Shown>,
+    next: Option<String>,
+}
+
+pub(crate) async fn list(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Query(query): Query<ReplaysQuery>,
+) -> Result<Response, PageProblem> {
+    let before: Option<i64> = query.cursor.as_deref().map(listing::decode).transpose()?;
+    let mut rows = replays::list(&app.pool, session.scope(), before.unwrap_or(i64::MAX), LINES + 1).await?;
+    let more = rows.len() as i64 > LINES;
+    rows.truncate(LINES as usize);
+    let next = rows
+        .last()
+        .filter(|_| more)
+        .map(|last| listing::encode(&last.id.0));
+    let page = ReplaysPage {
+        frame: Frame::new(session, "replays"),
+        endpoint: query.endpoint,
+        replays: rows.into_iter().map(Shown::from).collect(),
+        next,
+    };
+    Ok(page.into_response())
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "replay.html")]
+struct ReplayPage {
+    frame: Frame,
+    shown: Shown,
+}
+
+pub(crate) async fn show(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Path(id): Path<String>,
+    Query(query): Query<DoneQuery>,
+) -> Result<Response, PageProblem> {
+    let shown = Shown::from(find(&app, session.scope(), &id).await?);
+    let running = shown.is_running();
+    let sentences = [
+        ("started", "The replay has begun."),
+        ("cancelled", "The replay was cancelled."),
+    ];
+    let page = ReplayPage {
+        frame: Frame::new(session, "replays").with_done(&query.done, &sentences),
+        shown,
+    };
+    Ok(match running {
+        true => (REFRESH, page).into_response(),
+        false => page.into_response(),
+    })
+}
+
+/// One of what is looked at before it is begun.
+struct Preview {
+    form: ReplayForm,
+    found: Result<DryRun, String>,
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "replay_preview.html")]
+pub(crate) struct PreviewPage {
+    frame: Frame,
+    previews: Vec<Preview>,
+    total: i64,
+    /// The forms again, for the button.
+    asks: String,
+    rate: i32,
+    rate_max: i32,
+}
+
+/// What would be sent: of groups of dead letters (`group=endpoint~type~reason`, several), or of one form.
+pub(crate) async fn preview(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    RawQuery(query): RawQuery,
+) -> Result<PreviewPage, PageProblem> {
+    let forms = read_query(query.as_deref().unwrap_or_default());
+    if forms.is_empty() || forms.len() > ASKS_MAX {
+        return Err(Problem::bad_request(format!(
+            "Choose between 1 and {ASKS_MAX} groups. Go back and choose."
+        ))
+        .into());
+    }
+    let mut connection = app.pool.acquire().await?;
+    let mut previews = Vec::new();
+    for form in forms {
+        let found = match wanted(&app, session.scope(), &form).await {
+            Ok(wanted) => dry_run(&app, &mut connection, &wanted).await,
+            Err(problem) => Err(problem),
+        };
+        let found = found.map_err(|problem| problem.detail);
+        previews.push(Preview { form, found });
+    }
+    let good = previews.iter().filter(|preview| preview.found.is_ok());
+    let asks: Vec<&ReplayForm> = good.map(|preview| &preview.form).collect();
+    let asks = serde_json::to_string(&asks).unwrap_or_default();
+    let total = previews.iter().filter_map(|one| one.found.as_ref().ok());
+    let total = total.map(|found| found.total).sum();
+    Ok(PreviewPage {
+        frame: Frame::new(session, "replays"),
+        total,
+        asks,
+        previews,
+        rate: RATE_DEFAULT,
+        rate_max: RATE_MAX,
+    })
+}
+
+fn read_query(query: &str) -> Vec<ReplayForm> {
+    let mut one = ReplayForm::default();
+    let mut groups = Vec::new();
+    for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
+        let text = Some(value.trim().to_owned()).filter(|value| !value.is_empty());
+        match name.as_ref() {
+            "group" => groups.extend(read_group(&value)),
+            "endpoint" => one.endpoint = text,
+            "kind" => one.kind = text,
+            "state" => one.state = text,
+            "type" => one.r#type = text,
+            "since" => one.since = text.map(in_utc),
+            "until" => one.until = text.map(in_utc),
+            _ => {}
+        }
+    }
+    if groups.is_empty() && one.endpoint.is_some() {
+        let ReplayForm { kind, state, .. } = &mut one;
+        // The choice of the form is one word for both.
+        if kind.as_deref() != Some("missing") {
+            *state = state.take().or(kind.take()).filter(|word| word != "failed");
+        }
+        return vec![one];
+    }
+    for group in &mut groups {
+        group.since.clone_from(&one.since);
+        group.until.clone_from(&one.until);
+    }
+    groups
+}
+
+fn read_group(text: &str) -> Option<ReplayForm> {
+    let mut parts = text.split('~').map(str::to_owned);
+    Some(ReplayForm {
+        endpoint: Some(parts.next()?),
+        r#type: Some(parts.next()?),
+        reason: Some(parts.next()?),
+        state: Some("dead".to_owned()),
+        ..ReplayForm::default()
+    })
+}
+
+/// What a browser's field for a time holds has no zone.
+fn in_utc(text: String) -> String {
+    match text.len() {
+        16 => format!("{text}:00Z"),
+        19 => format!("{text}Z"),
+        _ => text,
+    }
+}
+
+/// The tenant is the endpoint's, and of a customer no other than their own.
+async fn wanted(
+    app: &App,
+    scope: Option<TenantId>,
+    form: &ReplayForm,
+) -> Result<crate::api::replays::Wanted, Problem> {
+    let missing = || Problem::invalid("/endpoint", "there is no such endpoint");
+    let public_id = form.endpoint.as_deref().unwrap_or_default();
+    let number = endpoints::find_number(&app.pool, scope, public_id)
+        .await?
+        .ok_or_else(missing)?;
+    let endpoint = endpoints::find_by_id(&app.pool, number)
+        .await?
+        .ok_or_else(missing)?;
+    read(app, endpoint.tenant_id, form).await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct StartForm {
+    asks: String,
+    rate_per_second: Option<i64>,
+}
+
+pub(crate) async fn start(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Extension(actor): Extension<Actor>,
+    Submitted(form): Submitted<StartForm>,
+) -> Result<Redirect, PageProblem> {
+    let asks: Vec<ReplayForm> = serde_json::from_str(&form.asks)
+        .map_err(|_| Problem::bad_request("The form can't be read. Go back and try again."))?;
+    if asks.is_empty() || asks.len() > ASKS_MAX {
+        return Err(Problem::bad_request("There is nothing to replay.").into());
+    }
+    let mut transaction = tables::begin(&app.pool).await?;
+    let mut first = None;
+    for mut ask in asks.iter().cloned() {
+        ask.rate_per_second = form.rate_per_second;
+        let wanted = wanted(&app, session.scope(), &ask).await?;
+        let replay = begin(&app, &mut transaction, &actor, &wanted).await?;
+        first.get_or_insert(replay.public_id);
+    }
+    transaction.commit().await?;
+    app.wake.now();
+    Ok(match first {
+        Some(id) if asks.len() == 1 => Redirect::to(&format!("/replays/{id}?done=started")),
+        _ => Redirect::to("/replays"),
+    })
+}
+
+pub(crate) async fn cancel(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Extension(actor): Extension<Actor>,
+    Path(id): Path<String>,
+    _: Confirmed,
+) -> Result<Redirect, PageProblem> {
+    let replay = stop(&app, &actor, session.scope(), &id).await?;
+    Ok(Redirect::to(&format!(
+        "/replays/{}?done=cancelled",
+        replay.public_id
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_and_single_forms_are_read_from_the_address() {
+        let forms = read_query("group=ep_1~invoice.paid~gone&group=ep_2~a~exhausted&since=2026-01-01T00:00");
+        assert_eq!(forms.len(), 2);
+        assert_eq!(forms[0].endpoint.as_deref(), Some("ep_1"));
+        assert_eq!(forms[1].reason.as_deref(), Some("exhausted"));
+        assert_eq!(forms[1].since.as_deref(), Some("2026-01-01T00:00:00Z"));
+        let one = read_query("endpoint=ep_1&kind=failed&since=");
+        assert_eq!((one.len(), &one[0].state, &one[0].since), (1, &None, &None));
+        assert_eq!(
+            read_query("endpoint=ep_1&kind=delivered")[0].state.as_deref(),
+            Some("delivered")
+        );
+        assert_eq!(
+            read_query("endpoint=ep_1&kind=missing")[0].kind.as_deref(),
+            Some("missing")
+        );
+        assert!(read_query("group=broken").is_empty());
+    }
+}

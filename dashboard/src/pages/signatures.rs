@@ -1,0 +1,268 @@
+//! The signature debugger: a delivery that was sent, or a request that somebody pastes, taken apart.
+//! What is computed with a secret is shown only to who may see the secret; `signed` says why.
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::{Extension, extract::State};
+use chrono::Utc;
+use postrider_proto::{DeliveryId, EndpointId, TenantId};
+use serde::Deserialize;
+
+use super::{Frame, Moment, PageProblem};
+use crate::{
+    Shared,
+    auth::{Session, Submitted},
+    deliveries::{self, Filter},
+    input::Query,
+    problem::Problem,
+    signed::{self, Command, Known, Mistake, Request, Verdict},
+    tables::{
+        attempts,
+        endpoints::{self, EndpointRow},
+        events, secrets,
+    },
+};
+
+const SECRETS_SHOWN_MAX: i64 = 20;
+const PICKS: i64 = 8;
+/// More of the signed bytes is not shown; the commands hold all of them.
+const SHOWN_BYTES_MAX: usize = 16 * 1024;
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SignaturesQuery {
+    delivery: String,
+    attempt: Option<i16>,
+}
+
+/// A delivery to choose from.
+struct Pick {
+    id: String,
+    event: String,
+    event_type: String,
+    url: String,
+}
+
+/// One signature of the header, and where it comes from.
+struct Made {
+    signature: String,
+    state: &'static str,
+    created: Moment,
+    retires: Moment,
+}
+
+/// An attempt taken apart.
+struct Shown {
+    delivery: String,
+    event: String,
+    url: String,
+    number: i16,
+    numbers: Vec<i16>,
+    format: &'static str,
+    sent: Moment,
+    header: String,
+    before: String,
+    content: String,
+    content_bytes: usize,
+    is_cut: bool,
+    made: Vec<Made>,
+    commands: Vec<Command>,
+    mistakes: Vec<Mistake>,
+}
+
+/// What was pasted, so that the form has it still.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PasteForm {
+    endpoint: String,
+    id: String,
+    timestamp: String,
+    signature: String,
+    body: String,
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "signatures.html")]
+pub(crate) struct SignaturesPage {
+    frame: Frame,
+    picks: Vec<Pick>,
+    wanted: String,
+    shown: Option<Shown>,
+    pasted: PasteForm,
+    verdict: Option<Verdict>,
+}
+
+pub(crate) async fn show(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Query(query): Query<SignaturesQuery>,
+) -> Result<SignaturesPage, PageProblem> {
+    let wanted = query.delivery.trim();
+    let shown = match wanted {
+        "" => None,
+        text => Some(take_apart(&app, &session, text, query.attempt).await?),
+    };
+    let mut page = blank(&app, session).await?;
+    page.wanted = wanted.to_owned();
+    page.shown = shown;
+    Ok(page)
+}
+
+async fn blank(app: &Shared, session: Session) -> Result<SignaturesPage, PageProblem> {
+    let filter = Filter {
+        tenant: session.scope(),
+        ..Filter::default()
+    };
+    let (found, _) = deliveries::list(&app.pool, &filter, None, PICKS).await?;
+    Ok(SignaturesPage {
+        picks: found
+            .iter()
+            .map(|delivery| Pick {
+                id: delivery.id().to_string(),
+                event: delivery.event(),
+                event_type: delivery.event_type.clone(),
+                url: delivery.url.clone(),
+            })
+            .collect(),
+        frame: Frame::new(session, "signatures"),
+        wanted: String::new(),
+        shown: None,
+        pasted: PasteForm::default(),
+        verdict: None,
+    })
+}
+
+async fn known(app: &Shared, endpoint: &EndpointRow) -> Result<Vec<Known>, Problem> {
+    let rows = secrets::latest(&app.pool, endpoint.id, SECRETS_SHOWN_MAX).await?;
+    Ok(Known::open(&app.vault, endpoint.owner(), rows))
+}
+
+async fn take_apart(
+    app: &Shared,
+    session: &Session,
+    text: &str,
+    number: Option<i16>,
+) -> Result<Shown, Problem> {
+    let missing = || Problem::not_found("delivery");
+    let id: DeliveryId = text.parse().map_err(|_| missing())?;
+    let delivery = deliveries::find(&app.pool, session.scope(), id)
+        .await?
+        .ok_or_else(missing)?;
+    let endpoint = endpoints::find_by_id(&app.pool, id.endpoint)
+        .await?
+        .ok_or_else(missing)?;
+    let body = events::load(&app.pool, &[id.event])
+        .await?
+        .pop()
+        .map(|event| event.body)
+        .unwrap_or_default();
+    let sent: Vec<_> = attempts::of_delivery(&app.pool, id)
+        .await?
+        .into_iter()
+        .filter(|attempt| attempt.signature.is_some())
+        .collect();
+    let attempt = sent
+        .iter()
+        .find(|attempt| number.is_none_or(|number| attempt.number == number))
+        .ok_or_else(|| {
+            Problem::conflict("Nothing was sent yet in this attempt: there is no signature to look at.")
+        })?;
+    let header = attempt.signature.clone().unwrap_or_default();
+    let event = delivery.event();
+    let request = Request {
+        format: endpoint.settings.signature,
+        event_id: &event,
+        unix_seconds: attempt.started_at.timestamp(),
+        body: &body,
+    };
+    let secrets = known(app, &endpoint).await?;
+    let now = Utc::now();
+    let made: Vec<Made> = signed::signatures(&header)
+        .into_iter()
+        .map(|signature| {
+            let maker = request.maker(&signature, &secrets);
+            Made {
+                state: maker.map_or("unknown", |known| known.state(now)),
+                created: Moment(maker.map(|known| known.created_at)),
+                retires: Moment(maker.and_then(|known| known.retires_at)),
+                signature,
+            }
+        })
+        .collect();
+    // A secret that may be seen may be computed with; whoever may not see it gets the words alone.
+    let frame = Frame::new(session.clone(), "signatures");
+    let mut mistakes = secrets
+        .first()
+        .map_or(Vec::new(), |known| request.mistakes(known));
+    if !frame.may_manage() {
+        mistakes.iter_mut().for_each(|mistake| mistake.made.clear());
+    }
+    let content = request.content();
+    let before = content.len() - body.len();
+    let cut = content.len().min(SHOWN_BYTES_MAX);
+    Ok(Shown {
+        delivery: id.to_string(),
+        url: delivery.url.clone(),
+        number: attempt.number,
+        numbers: sent.iter().map(|attempt| attempt.number).collect(),
+        format: endpoint.settings.signature.as_str(),
+        sent: Moment(Some(attempt.started_at)),
+        before: String::from_utf8_lossy(&content[..before]).into_owned(),
+        content: String::from_utf8_lossy(&content[before..cut.max(before)]).into_owned(),
+        content_bytes: content.len(),
+        is_cut: cut < content.len(),
+        commands: request.commands(
+            made.first().map_or("", |made| made.signature.as_str()),
+            secrets.first().and_then(Known::public_key).as_deref(),
+        ),
+        mistakes,
+        made,
+        header,
+        event,
+    })
+}
+
+/// Changes nothing, and answers with a page: what is pasted may be longer than an address.
+pub(crate) async fn check(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Submitted(form): Submitted<PasteForm>,
+) -> Result<SignaturesPage, PageProblem> {
+    let number = endpoints::find_number(&app.pool, session.scope(), form.endpoint.trim()).await?;
+    let endpoint = load(&app, session.scope(), number).await?;
+    let header = form.signature.trim();
+    let time = signed::time_of(header).or_else(|| form.timestamp.trim().parse().ok());
+    let secrets = known(&app, &endpoint).await?;
+    // A form's lines end in \r\n whatever was pasted; bodies are sent with \n or none.
+    let body = form.body.replace("\r\n", "\n");
+    let request = Request {
+        format: endpoint.settings.signature,
+        event_id: form.id.trim(),
+        unix_seconds: time.unwrap_or_default(),
+        body: body.as_bytes(),
+    };
+    let verdict = match time {
+        Some(_) => request.verdict(header, &secrets, Utc::now()),
+        None => Verdict {
+            good: false,
+            words: "There is no time: it is the t of the header, or Webhook-Timestamp.".to_owned(),
+        },
+    };
+    let mut page = blank(&app, session).await?;
+    page.verdict = Some(verdict);
+    page.pasted = form;
+    Ok(page)
+}
+
+async fn load(
+    app: &Shared,
+    scope: Option<TenantId>,
+    number: Option<EndpointId>,
+) -> Result<EndpointRow, Problem> {
+    let row = match number {
+        Some(number) => endpoints::find_by_id(&app.pool, number).await?,
+        None => None,
+    };
+    row.filter(|row| scope.is_none_or(|tenant| tenant == row.tenant_id))
+        .ok_or_else(|| Problem::not_found("endpoint"))
+}

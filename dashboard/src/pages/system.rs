@@ -1,0 +1,203 @@
+//! What the installation stands on: dispatchers with their shards, partitions, sizes.
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::{Extension, extract::State};
+use chrono::NaiveDate;
+
+use super::{Frame, Moment, PageProblem};
+use crate::{
+    Shared,
+    auth::Session,
+    tables::system::{self, DatabaseRow, DispatcherRow, ShardRow, TableRow},
+};
+
+/// Older days are summed up.
+const DAYS_SHOWN: usize = 31;
+
+/// One day's partitions.
+#[derive(Default, Clone)]
+struct Day {
+    name: String,
+    events: i64,
+    attempts: i64,
+    bytes: i64,
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "system.html")]
+pub(crate) struct SystemPage {
+    frame: Frame,
+    version: &'static str,
+    database: DatabaseRow,
+    dispatchers: Vec<DispatcherRow>,
+    shards: Vec<ShardRow>,
+    unowned: usize,
+    days: Vec<Day>,
+    older: Option<Day>,
+    days_ahead: usize,
+    tables: Vec<TableRow>,
+}
+
+impl SystemPage {
+    fn started(&self, dispatcher: &DispatcherRow) -> Moment {
+        Moment(Some(dispatcher.started_at))
+    }
+
+    fn expires(&self, dispatcher: &DispatcherRow) -> Moment {
+        Moment(Some(dispatcher.expires_at))
+    }
+
+    fn ranges(&self, dispatcher: &DispatcherRow) -> String {
+        ranges(&dispatcher.shards)
+    }
+
+    fn size(&self, bytes: &i64) -> String {
+        size(*bytes)
+    }
+
+    fn number(&self, number: &i64) -> String {
+        grouped(*number)
+    }
+}
+
+pub(crate) async fn show(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+) -> Result<SystemPage, PageProblem> {
+    let shards = system::shards(&app.pool).await?;
+    let today: NaiveDate = sqlx::query_scalar("select (clock_timestamp() at time zone 'utc')::date")
+        .fetch_one(&app.pool)
+        .await?;
+    let mut days = by_day(system::partitions(&app.pool).await?);
+    let is_ahead = |day: &Day| day.name > today.to_string();
+    let days_ahead = days.iter().filter(|day| is_ahead(day)).count();
+    days.retain(|day| !is_ahead(day));
+    let older = days.split_off(days.len().min(DAYS_SHOWN));
+    Ok(SystemPage {
+        frame: Frame::new(session, "system"),
+        version: env!("CARGO_PKG_VERSION"),
+        database: system::database(&app.pool).await?,
+        dispatchers: system::dispatchers(&app.pool).await?,
+        unowned: shards.iter().filter(|shard| shard.owner.is_none()).count(),
+        shards,
+        days,
+        older: summed(&older),
+        days_ahead,
+        tables: system::tables(&app.pool).await?,
+    })
+}
+
+/// Partitions are named after their table and day: `events_20261116`. The newest first.
+fn by_day(partitions: Vec<TableRow>) -> Vec<Day> {
+    let mut days: BTreeMap<NaiveDate, Day> = BTreeMap::new();
+    for partition in partitions {
+        let Some((table, day)) = partition.name.rsplit_once('_') else {
+            continue;
+        };
+        let Ok(date) = NaiveDate::parse_from_str(day, "%Y%m%d") else {
+            continue;
+        };
+        let day = days.entry(date).or_default();
+        day.name = date.to_string();
+        day.bytes += partition.bytes;
+        match table {
+            "events" => day.events = partition.rows,
+            _ => day.attempts = partition.rows,
+        }
+    }
+    days.into_values().rev().collect()
+}
+
+fn summed(days: &[Day]) -> Option<Day> {
+    let oldest = days.last()?;
+    Some(Day {
+        name: format!("{} and older, from {}", days[0].name, oldest.name),
+        events: days.iter().map(|day| day.events).sum(),
+        attempts: days.iter().map(|day| day.attempts).sum(),
+        bytes: days.iter().map(|day| day.bytes).sum(),
+    })
+}
+
+/// `0–20, 33`.
+fn ranges(shards: &[i16]) -> String {
+    let mut spans: Vec<(i16, i16)> = Vec::new();
+    for shard in shards {
+        match spans.last_mut() {
+            Some((_, last)) if *last + 1 == *shard => *last = *shard,
+            _ => spans.push((*shard, *shard)),
+        }
+    }
+    let words: Vec<String> = spans
+        .into_iter()
+        .map(|(first, last)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}–{last}"),
+        })
+        .collect();
+    words.join(", ")
+}
+
+fn size(bytes: i64) -> String {
+    let units = [
+        (1_000_000_000_000, "TB"),
+        (1_000_000_000, "GB"),
+        (1_000_000, "MB"),
+        (1_000, "kB"),
+    ];
+    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, word)) => format!("{:.1} {word}", bytes as f64 / unit as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
+/// With a thin space between thousands.
+fn grouped(number: i64) -> String {
+    let digits = number.unsigned_abs().to_string();
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .filter_map(|group| std::str::from_utf8(group).ok())
+        .collect();
+    format!("{}{}", if number < 0 { "−" } else { "" }, groups.join("\u{2009}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_for_people() {
+        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0–2, 5, 7–8");
+        assert_eq!(ranges(&[]), "");
+        assert_eq!(size(999), "999 B");
+        assert_eq!(size(1_500_000), "1.5 MB");
+        assert_eq!(grouped(1_234_567), "1\u{2009}234\u{2009}567");
+        assert_eq!(grouped(12), "12");
+    }
+
+    #[test]
+    fn partitions_are_put_together_by_day() {
+        let part = |name: &str, rows, bytes| TableRow {
+            name: name.to_owned(),
+            rows,
+            bytes,
+        };
+        let days = by_day(vec![
+            part("events_20261115", 1, 10),
+            part("attempts_20261116", 3, 100),
+            part("events_20261116", 2, 1_000),
+            part("odd", 9, 9),
+        ]);
+        let told: Vec<_> = days
+            .iter()
+            .map(|d| (d.name.as_str(), d.events, d.attempts, d.bytes))
+            .collect();
+        assert_eq!(told, [("2026-11-16", 2, 3, 1_100), ("2026-11-15", 1, 0, 10)]);
+        assert!(summed(&[]).is_none());
+        assert_eq!(summed(&days).map(|day| day.bytes), Some(1_110));
+    }
+}

@@ -1,0 +1,273 @@
+//! Tenants: found, made, renamed, removed, and the way into a customer's own pages.
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::{
+    Extension,
+    extract::{Path, State},
+    response::Redirect,
+};
+use serde::Deserialize;
+
+use super::{DoneQuery, Frame, Moment, PageProblem};
+use crate::{
+    Shared,
+    api::tenants::{TenantForm, remove, store},
+    auth::{
+        Actor, Confirmed, Session, Submitted, Tenant,
+        portal::{self, Link},
+    },
+    input::{Query, is_plain_text},
+    listing,
+    problem::Problem,
+    tables::{
+        self,
+        api_keys::{self, KeyRow},
+        audit::{self, AuditRow, Narrowed},
+        sessions::{self, Holder},
+        tenants::{self, TenantRow, TenantSummary},
+    },
+};
+
+const LINES: i64 = 50;
+const KEYS_SHOWN_MAX: i64 = 100;
+const ENTRIES_SHOWN: i64 = 10;
+const WORDS_BYTES_MAX: usize = 200;
+const DONE: [(&str, &str); 3] = [
+    ("made", "The tenant is made."),
+    ("changed", "The tenant is changed."),
+    (
+        "ended",
+        "Everybody who came by a link of this tenant is signed out.",
+    ),
+];
+const DONE_LIST: [(&str, &str); 1] = [("removed", "The tenant is deleted; nothing more is sent for it.")];
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct TenantsQuery {
+    q: String,
+    cursor: Option<String>,
+    done: String,
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "tenants.html")]
+pub(crate) struct TenantsPage {
+    frame: Frame,
+    words: String,
+    lines: Vec<TenantSummary>,
+    next: Option<String>,
+}
+
+impl TenantsPage {
+    fn moment(&self, row: &TenantRow) -> Moment {
+        Moment(Some(row.created_at))
+    }
+}
+
+pub(crate) async fn list(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Query(query): Query<TenantsQuery>,
+) -> Result<TenantsPage, PageProblem> {
+    if !is_plain_text(&query.q, WORDS_BYTES_MAX) {
+        return Err(Problem::bad_request("These words can't be looked for.").into());
+    }
+    let after = query
+        .cursor
+        .as_deref()
+        .map(listing::decode::<String>)
+        .transpose()?;
+    let found = tenants::search(&app.pool, query.q.trim(), &after.unwrap_or_default(), LINES + 1).await?;
+    let page = listing::Page::cut(found, LINES, |tenant| tenant.row.slug.clone());
+    Ok(TenantsPage {
+        frame: Frame::new(session, "tenants").with_done(&query.done, &DONE_LIST),
+        words: query.q,
+        lines: page.data,
+        next: page.next_cursor,
+    })
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "tenant.html")]
+pub(crate) struct TenantPage {
+    frame: Frame,
+    tenant: TenantSummary,
+    created: Moment,
+    /// In force, of this tenant alone.
+    keys: Vec<KeyRow>,
+    customers: i64,
+    entries: Vec<AuditRow>,
+    /// Made just now, and shown this once.
+    link: Option<Link>,
+}
+
+impl TenantPage {
+    fn name(&self) -> &str {
+        self.tenant.row.name.as_deref().unwrap_or_default()
+    }
+
+    fn at(&self, entry: &AuditRow) -> Moment {
+        Moment(Some(entry.at))
+    }
+
+    fn expires(&self, link: &Link) -> Moment {
+        Moment(Some(link.expires_at))
+    }
+}
+
+pub(crate) async fn show(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Path(slug): Path<String>,
+    Query(query): Query<DoneQuery>,
+) -> Result<TenantPage, PageProblem> {
+    let mut page = load(&app, session, &slug, None).await?;
+    page.frame = page.frame.with_done(&query.done, &DONE);
+    Ok(page)
+}
+
+async fn find(app: &Shared, slug: &str) -> Result<TenantRow, Problem> {
+    tenants::find(&app.pool, slug)
+        .await?
+        .ok_or_else(|| Problem::not_found("tenant"))
+}
+
+async fn load(
+    app: &Shared,
+    session: Session,
+    slug: &str,
+    link: Option<Link>,
+) -> Result<TenantPage, PageProblem> {
+    let row = find(app, slug).await?;
+    let of_tenant = Narrowed {
+        tenant: Some(row.id),
+        actor: None,
+    };
+    Ok(TenantPage {
+        created: Moment(Some(row.created_at)),
+        keys: api_keys::list_of_tenant(&app.pool, row.id, KEYS_SHOWN_MAX).await?,
+        customers: sessions::count(&app.pool, Holder::Tenant(row.id)).await?,
+        entries: audit::list(&app.pool, &of_tenant, i64::MAX, ENTRIES_SHOWN).await?,
+        tenant: tenants::summary(&app.pool, row.id).await?,
+        frame: Frame::new(session, "tenants"),
+        link,
+    })
+}
+
+#[derive(Deserialize)]
+pub(crate) struct MakeForm {
+    id: String,
+    name: String,
+}
+
+/// What is there already is not changed by a form that says "new".
+pub(crate) async fn make(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Submitted(form): Submitted<MakeForm>,
+) -> Result<Redirect, PageProblem> {
+    let slug = form.id.trim();
+    if tenants::find(&app.pool, slug).await?.is_some() {
+        return Err(Problem::conflict("There is a tenant of this id already.").into());
+    }
+    let wanted = TenantForm {
+        name: said(form.name),
+        ..TenantForm::default()
+    };
+    let (row, _) = store(&app, &actor, slug, wanted).await?;
+    Ok(Redirect::to(&format!("/tenants/{}?done=made", row.slug)))
+}
+
+#[derive(Deserialize)]
+pub(crate) struct ChangeForm {
+    name: String,
+    rotate_every_days: String,
+    retention_days: String,
+}
+
+pub(crate) async fn change(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Path(slug): Path<String>,
+    Submitted(form): Submitted<ChangeForm>,
+) -> Result<Redirect, PageProblem> {
+    let row = find(&app, &slug).await?;
+    let wanted = TenantForm {
+        name: said(form.name),
+        rotate_every_days: days("rotate_every_days", &form.rotate_every_days)?,
+        retention_days: days("retention_days", &form.retention_days)?,
+        all_operational_events: Some(row.all_operational_events),
+    };
+    store(&app, &actor, &row.slug, wanted).await?;
+    Ok(Redirect::to(&format!("/tenants/{}?done=changed", row.slug)))
+}
+
+fn days(field: &str, text: &str) -> Result<Option<i64>, Problem> {
+    match text.trim() {
+        "" => Ok(None),
+        text => text
+            .parse()
+            .map(Some)
+            .map_err(|_| Problem::invalid(format!("/{field}"), "must be a whole number of days")),
+    }
+}
+
+fn said(text: String) -> Option<String> {
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+#[derive(Deserialize)]
+pub(crate) struct RemoveForm {
+    /// The id, written once more.
+    confirm: String,
+}
+
+pub(crate) async fn delete(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Path(slug): Path<String>,
+    Submitted(form): Submitted<RemoveForm>,
+) -> Result<Redirect, PageProblem> {
+    if form.confirm.trim() != slug {
+        return Err(Problem::invalid("/confirm", "must be the id of the tenant, to be sure").into());
+    }
+    remove(&app, &actor, &slug).await?;
+    Ok(Redirect::to("/tenants?done=removed"))
+}
+
+pub(crate) async fn make_link(
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Extension(actor): Extension<Actor>,
+    Path(slug): Path<String>,
+    _: Confirmed,
+) -> Result<TenantPage, PageProblem> {
+    let row = find(&app, &slug).await?;
+    let tenant = Tenant {
+        id: row.id,
+        slug: row.slug,
+    };
+    let mut transaction = tables::begin(&app.pool).await?;
+    let link = portal::make(&app, &mut transaction, &actor, &tenant).await?;
+    transaction.commit().await?;
+    load(&app, session, &slug, Some(link)).await
+}
+
+pub(crate) async fn end_sessions(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Path(slug): Path<String>,
+    _: Confirmed,
+) -> Result<Redirect, PageProblem> {
+    let row = find(&app, &slug).await?;
+    let tenant = Tenant {
+        id: row.id,
+        slug: row.slug,
+    };
+    let mut transaction = tables::begin(&app.pool).await?;
+    portal::end_all(&mut transaction, &actor, &tenant).await?;
+    transaction.commit().await?;
+    Ok(Redirect::to(&format!("/tenants/{}?done=ended", tenant.slug)))
+}

@@ -1,0 +1,486 @@
+//! A JSON Schema as a person reads it: its fields as lines, what differs between two of them, and an example that fits.
+//! Pure. Invariant: what is made is bounded, however the schema is nested or refers to itself.
+
+use serde_json::{Map, Value, json};
+
+const FIELDS_MAX: usize = 500;
+const DEPTH_MAX: usize = 12;
+/// Values of an `enum` that are listed.
+const VALUES_SHOWN_MAX: usize = 12;
+/// An example is no larger than this many values.
+const EXAMPLE_VALUES_MAX: usize = 1_000;
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Field {
+    /// `customer.address.city`, `lines[].amount`.
+    pub(crate) path: String,
+    pub(crate) kind: String,
+    pub(crate) required: bool,
+    pub(crate) description: String,
+    /// What else is said about the value, a few words each.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Field {
+    /// What a reader of the data has to know.
+    fn said(&self) -> String {
+        let mut said = self.kind.clone();
+        if self.required {
+            said.push_str(", required");
+        }
+        for note in &self.notes {
+            said.push_str(", ");
+            said.push_str(note);
+        }
+        said
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Added,
+    Removed,
+    Changed,
+}
+
+impl Change {
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Added => "added",
+            Self::Removed => "removed",
+            Self::Changed => "changed",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Difference {
+    pub(crate) change: Change,
+    pub(crate) path: String,
+    pub(crate) before: String,
+    pub(crate) after: String,
+}
+
+/// The fields in the order of their names, those of an object below it.
+pub(crate) fn fields(schema: &Value) -> Vec<Field> {
+    let mut found = Vec::new();
+    below(schema, schema, "", &mut Vec::new(), &mut found);
+    found
+}
+
+pub(crate) fn differences(before: &[Field], after: &[Field]) -> Vec<Difference> {
+    let find = |fields: &[Field], path: &str| fields.iter().find(|field| field.path == path).map(Field::said);
+    let gone = before.iter().filter_map(|field| match find(after, &field.path) {
+        None => Some(Difference {
+            change: Change::Removed,
+            path: field.path.clone(),
+            before: field.said(),
+            after: String::new(),
+        }),
+        Some(now) if now != field.said() => Some(Difference {
+            change: Change::Changed,
+            path: field.path.clone(),
+            before: field.said(),
+            after: now,
+        }),
+        Some(_) => None,
+    });
+    let come = after.iter().filter(|field| find(before, &field.path).is_none());
+    let come = come.map(|field| Difference {
+        change: Change::Added,
+        path: field.path.clone(),
+        before: String::new(),
+        after: field.said(),
+    });
+    let mut all: Vec<Difference> = gone.chain(come).collect();
+    all.sort_by(|a, b| a.path.cmp(&b.path));
+    all
+}
+
+/// `above` are the references that lead here: one that comes again is not followed again.
+fn below<'a>(
+    root: &'a Value,
+    schema: &'a Value,
+    path: &str,
+    above: &mut Vec<&'a str>,
+    found: &mut Vec<Field>,
+) {
+    if above.len() > DEPTH_MAX || found.len() >= FIELDS_MAX {
+        return;
+    }
+    let name = reference(schema).unwrap_or_default();
+    if !name.is_empty() && above.contains(&name) {
+        return;
+    }
+    above.push(name);
+    let schema = resolved(root, schema);
+    for part in list(schema, "allOf") {
+        below(root, part, path, above, found);
+    }
+    let forms = if list(schema, "oneOf").is_empty() {
+        "anyOf"
+    } else {
+        "oneOf"
+    };
+    for (number, form) in list(schema, forms).iter().enumerate() {
+        let path = format!("{path} (form {})", number + 1);
+        below(root, form, path.trim_start(), above, found);
+    }
+    if let Some(items) = schema.get("items") {
+        below(root, items, &format!("{path}[]"), above, found);
+    }
+    let required: Vec<&str> = list(schema, "required")
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    for (name, property) in properties(schema) {
+        if found.len() >= FIELDS_MAX {
+            break;
+        }
+        let path = if path.is_empty() {
+            name.clone()
+        } else {
+            format!("{path}.{name}")
+        };
+        let shown = resolved(root, property);
+        let description = [property, shown]
+            .iter()
+            .find_map(|schema| schema.get("description")?.as_str())
+            .unwrap_or_default();
+        let mut notes = notes(shown);
+        if reference(property).is_some_and(|name| above.contains(&name)) {
+            notes.push("the same again".to_owned());
+        }
+        found.push(Field {
+            path: path.clone(),
+            kind: kind(root, shown, 0),
+            required: required.contains(&name.as_str()),
+            description: description.to_owned(),
+            notes,
+        });
+        below(root, property, &path, above, found);
+    }
+    above.pop();
+}
+
+fn properties(schema: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    schema
+        .get("properties")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+}
+
+fn reference(schema: &Value) -> Option<&str> {
+    schema.get("$ref").and_then(Value::as_str)
+}
+
+fn list<'a>(schema: &'a Value, keyword: &str) -> &'a [Value] {
+    schema
+        .get(keyword)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
+/// What a reference inside the schema leads to. References that lead out of it are not stored.
+fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
+    let mut at = schema;
+    for _ in 0..DEPTH_MAX {
+        let target = at
+            .get("$ref")
+            .and_then(Value::as_str)
+            .and_then(|text| text.strip_prefix('#'))
+            .and_then(|pointer| root.pointer(pointer));
+        match target {
+            Some(target) => at = target,
+            None => break,
+        }
+    }
+    at
+}
+
+fn kind(root: &Value, schema: &Value, depth: usize) -> String {
+    if depth > DEPTH_MAX {
+        return "…".to_owned();
+    }
+    let schema = resolved(root, schema);
+    let plain = match schema.get("type") {
+        Some(Value::String(word)) => word.clone(),
+        Some(Value::Array(words)) => {
+            let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
+            words.join(" or ")
+        }
+        _ if schema.get("properties").is_some() => "object".to_owned(),
+        _ if !list(schema, "oneOf").is_empty() => format!("one of {} forms", list(schema, "oneOf").len()),
+        _ if !list(schema, "anyOf").is_empty() => format!("any of {} forms", list(schema, "anyOf").len()),
+        _ if schema.get("const").is_some() || schema.get("enum").is_some() => "value".to_owned(),
+        _ => "anything".to_owned(),
+    };
+    match schema.get("items") {
+        Some(items) if plain == "array" => format!("array of {}", kind(root, items, depth + 1)),
+        _ => plain,
+    }
+}
+
+fn notes(schema: &Value) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Some(value) = schema.get("const") {
+        notes.push(format!("always {value}"));
+    }
+    let values = list(schema, "enum");
+    if !values.is_empty() {
+        let shown: Vec<String> = values
+            .iter()
+            .take(VALUES_SHOWN_MAX)
+            .map(Value::to_string)
+            .collect();
+        let more = if values.len() > VALUES_SHOWN_MAX {
+            " …"
+        } else {
+            ""
+        };
+        notes.push(format!("one of {}{more}", shown.join(" ")));
+    }
+    for (keyword, words) in [
+        ("format", "format"),
+        ("pattern", "matches"),
+        ("minimum", "at least"),
+        ("exclusiveMinimum", "more than"),
+        ("maximum", "at most"),
+        ("exclusiveMaximum", "less than"),
+        ("multipleOf", "a multiple of"),
+        ("minLength", "shortest"),
+        ("maxLength", "longest"),
+        ("minItems", "items at least"),
+        ("maxItems", "items at most"),
+        ("default", "default"),
+    ] {
+        match schema.get(keyword) {
+            None => {}
+            Some(Value::String(text)) => notes.push(format!("{words} {text}")),
+            Some(value) => notes.push(format!("{words} {value}")),
+        }
+    }
+    if schema.get("deprecated") == Some(&Value::Bool(true)) {
+        notes.push("deprecated".to_owned());
+    }
+    notes
+}
+
+/// Data that fits the schema, as far as its plain parts say. A `pattern` is not followed.
+pub(crate) fn example(schema: &Value) -> Value {
+    let mut left = EXAMPLE_VALUES_MAX;
+    made(schema, schema, &mut Vec::new(), &mut left).unwrap_or(Value::Null)
+}
+
+/// None where the schema comes round to itself: what is optional is left out there.
+fn made<'a>(root: &'a Value, schema: &'a Value, above: &mut Vec<&'a str>, left: &mut usize) -> Option<Value> {
+    let name = reference(schema).unwrap_or_default();
+    let comes_round = !name.is_empty() && above.contains(&name);
+    if comes_round || above.len() > DEPTH_MAX || *left == 0 {
+        return None;
+    }
+    *left -= 1;
+    let schema = resolved(root, schema);
+    let given = ["const", "example", "default"]
+        .iter()
+        .find_map(|keyword| schema.get(keyword));
+    let given = given.or_else(|| list(schema, "examples").first());
+    if let Some(value) = given.or_else(|| list(schema, "enum").first()) {
+        return Some(value.clone());
+    }
+    above.push(name);
+    let value = made_up(root, schema, above, left);
+    above.pop();
+    Some(value)
+}
+
+fn made_up<'a>(root: &'a Value, schema: &'a Value, above: &mut Vec<&'a str>, left: &mut usize) -> Value {
+    let all = list(schema, "allOf");
+    let any = list(schema, "oneOf").iter().chain(list(schema, "anyOf")).next();
+    let word = match schema.get("type") {
+        Some(Value::String(word)) => word.as_str(),
+        Some(Value::Array(words)) => {
+            let mut words = words.iter().filter_map(Value::as_str);
+            words.find(|word| *word != "null").unwrap_or("null")
+        }
+        _ if schema.get("properties").is_some() || !all.is_empty() => "object",
+        _ => match any {
+            None => "string",
+            Some(form) => return made(root, form, above, left).unwrap_or(Value::Null),
+        },
+    };
+    match word {
+        "object" => {
+            let mut object = Map::new();
+            for part in all.iter().chain(any) {
+                if let Some(Value::Object(part)) = made(root, part, above, left) {
+                    object.extend(part);
+                }
+            }
+            for (name, property) in properties(schema) {
+                if let Some(value) = made(root, property, above, left) {
+                    object.insert(name.clone(), value);
+                }
+            }
+            Value::Object(object)
+        }
+        "array" => {
+            let count = whole(schema, "minItems").unwrap_or(1).clamp(1, 3);
+            let count = whole(schema, "maxItems").map_or(count, |most| count.min(most.max(0)));
+            let items = schema.get("items").into_iter();
+            let items = items.flat_map(|items| (0..count).map(move |_| items));
+            items.filter_map(|items| made(root, items, above, left)).collect()
+        }
+        "integer" => json!(number(schema, 1.0).round() as i64),
+        "number" => json!(number(schema, 1.5)),
+        "boolean" => json!(true),
+        "null" => Value::Null,
+        _ => Value::String(text(schema)),
+    }
+}
+
+fn whole(schema: &Value, keyword: &str) -> Option<i64> {
+    schema.get(keyword)?.as_i64()
+}
+
+fn number(schema: &Value, otherwise: f64) -> f64 {
+    let of = |keyword: &str| schema.get(keyword).and_then(Value::as_f64);
+    let low = of("minimum").or(of("exclusiveMinimum").map(|low| low + 1.0));
+    let high = of("maximum").or(of("exclusiveMaximum").map(|high| high - 1.0));
+    let value = low.map_or(otherwise, |low| low.max(otherwise));
+    let value = high.map_or(value, |high| high.min(value));
+    match of("multipleOf") {
+        Some(step) if step > 0.0 => (value / step).ceil() * step,
+        _ => value,
+    }
+}
+
+fn text(schema: &Value) -> String {
+    let formed = match schema.get("format").and_then(Value::as_str).unwrap_or_default() {
+        "date-time" => "2026-01-15T09:30:00Z",
+        "date" => "2026-01-15",
+        "time" => "09:30:00Z",
+        "duration" => "P3D",
+        "email" => "ada@example.com",
+        "hostname" => "example.com",
+        "ipv4" => "192.0.2.1",
+        "ipv6" => "2001:db8::1",
+        "uri" | "uri-reference" => "https://example.com/",
+        "uuid" => "0190b6a8-7c1e-7c3a-9d5e-2f6b8c1d4e7f",
+        _ => "",
+    };
+    if !formed.is_empty() {
+        return formed.to_owned();
+    }
+    let least = whole(schema, "minLength").unwrap_or(0).clamp(0, 100) as usize;
+    let most = whole(schema, "maxLength").unwrap_or(i64::MAX).max(0);
+    let mut text = "text".repeat(least.div_ceil(4).max(1));
+    text.truncate(usize::try_from(most).unwrap_or(usize::MAX).min(least.max(4)));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_sender::Schema;
+
+    fn invoice() -> Value {
+        json!({
+            "type": "object",
+            "required": ["id", "amount", "lines"],
+            "properties": {
+                "id": {"type": "string", "pattern": "^inv_", "examples": ["inv_1"]},
+                "amount": {"type": "integer", "minimum": 50},
+                "currency": {"enum": ["EUR", "USD"]},
+                "paid_at": {"type": ["string", "null"], "format": "date-time"},
+                "customer": {"$ref": "#/$defs/customer"},
+                "lines": {"type": "array", "minItems": 2, "items": {"type": "object", "properties": {"sku": {"type": "string", "minLength": 6}}}},
+            },
+            "$defs": {"customer": {"type": "object", "description": "Who pays", "properties": {
+                "email": {"type": "string", "format": "email"},
+                "parent": {"$ref": "#/$defs/customer"},
+            }}},
+        })
+    }
+
+    #[test]
+    fn a_schema_becomes_lines_and_refers_to_itself_only_so_far() {
+        let fields = fields(&invoice());
+        let line = |path: &str| {
+            fields
+                .iter()
+                .find(|field| field.path == path)
+                .cloned()
+                .expect(path)
+        };
+        assert_eq!(line("amount").notes, ["at least 50"]);
+        assert!(line("amount").required && !line("currency").required);
+        assert_eq!(line("currency").notes, [r#"one of "EUR" "USD""#]);
+        assert_eq!(line("paid_at").kind, "string or null");
+        assert_eq!(line("lines").kind, "array of object");
+        assert_eq!(line("lines[].sku").kind, "string");
+        assert_eq!(line("customer").description, "Who pays");
+        assert_eq!(line("customer.email").notes, ["format email"]);
+        assert_eq!(line("customer.parent").notes, ["the same again"]);
+        assert_eq!(fields.len(), 9);
+    }
+
+    #[test]
+    fn an_example_fits_its_schema() {
+        for schema in [
+            invoice(),
+            json!(true),
+            json!({}),
+            json!({"oneOf": [{"type": "object", "properties": {"a": {"type": "number", "maximum": 0.5}}}]}),
+            json!({"allOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"b": {"type": "boolean"}}}]}),
+            json!({"type": "object", "properties": {"n": {"type": "integer", "exclusiveMinimum": 3, "multipleOf": 5}}}),
+            json!({"type": "object", "properties": {"s": {"type": "string", "maxLength": 2}}}),
+        ] {
+            let compiled = Schema::compile(&schema).expect("a schema");
+            let data = example(&schema);
+            assert_eq!(compiled.violations(&data.to_string()), [], "{schema}: {data}");
+        }
+    }
+
+    #[test]
+    fn what_differs_is_told_field_by_field() {
+        let before = invoice();
+        let mut after = invoice();
+        after["properties"]["amount"] = json!({"type": "string"});
+        after["properties"]["note"] = json!({"type": "string"});
+        after["properties"]
+            .as_object_mut()
+            .expect("an object")
+            .remove("currency");
+        let told: Vec<(Change, String)> = differences(&fields(&before), &fields(&after))
+            .into_iter()
+            .map(|difference| (difference.change, difference.path))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                (Change::Changed, "amount".to_owned()),
+                (Change::Removed, "currency".to_owned()),
+                (Change::Added, "note".to_owned()),
+            ]
+        );
+        assert!(differences(&fields(&before), &fields(&before)).is_empty());
+    }
+
+    #[test]
+    fn a_schema_that_grows_without_end_is_cut_off() {
+        let mut schema = json!({"type": "string"});
+        for _ in 0..40 {
+            schema = json!({"type": "object", "properties": {"a": schema.clone(), "b": {"type": "string"}}});
+        }
+        assert!(fields(&schema).len() <= FIELDS_MAX);
+        let wide: Map<String, Value> = (0..2_000)
+            .map(|n| (format!("f{n}"), json!({"type": "string"})))
+            .collect();
+        let wide = json!({"type": "object", "properties": wide});
+        assert_eq!(fields(&wide).len(), FIELDS_MAX);
+        example(&wide);
+    }
+}

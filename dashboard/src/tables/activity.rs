@@ -1,0 +1,96 @@
+//! What dispatchers have in hand: `endpoint_activity`, `dispatchers` and `shards`. Read here; dispatchers write them.
+//! Nothing is counted by walking over `queue` or `retries`.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EndpointId, TenantId};
+use sqlx::{FromRow, PgExecutor};
+
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct SystemRow {
+    pub(crate) now: DateTime<Utc>,
+    pub(crate) in_flight: i64,
+    pub(crate) waiting_in_memory: i64,
+    /// When the oldest first attempt that could be made now was emitted.
+    pub(crate) oldest_at: Option<DateTime<Utc>>,
+    pub(crate) circuits_open: i64,
+    /// What Postgres itself keeps of how many rows the tables have: near the truth, and free.
+    pub(crate) in_queue: i64,
+    pub(crate) in_retries: i64,
+    pub(crate) dead_letters: i64,
+}
+
+pub(crate) async fn system(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+) -> Result<SystemRow, sqlx::Error> {
+    sqlx::query_as(
+        "select clock_timestamp() as now, a.*, greatest(pg_stat_get_live_tuples('postrider.queue'::regclass), 0) as in_queue,
+                greatest(pg_stat_get_live_tuples('postrider.retries'::regclass), 0) as in_retries,
+                (select coalesce(sum(c.count), 0)::bigint from postrider.dead_letter_counts c
+                 where $1::int is null or c.tenant_id = $1) as dead_letters
+         from (
+             select coalesce(sum(a.in_flight), 0)::bigint as in_flight,
+                    coalesce(sum(a.waiting), 0)::bigint as waiting_in_memory, min(a.oldest_at) as oldest_at,
+                    count(*) filter (where a.circuit_open) as circuits_open
+             from postrider.endpoint_activity a
+             join postrider.dispatchers d on d.id = a.writer and d.expires_at > clock_timestamp()
+             where $1::int is null or a.endpoint_id in (select id from postrider.endpoints where tenant_id = $1)
+         ) a",
+    )
+    .bind(tenant)
+    .fetch_one(db)
+    .await
+}
+
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct ActivityRow {
+    pub(crate) endpoint_id: EndpointId,
+    pub(crate) in_flight: i32,
+    pub(crate) places: i32,
+    pub(crate) waiting: i32,
+    pub(crate) more_waiting: bool,
+    pub(crate) oldest_at: Option<DateTime<Utc>>,
+    pub(crate) circuit_open: bool,
+}
+
+/// Of those that have anything going on.
+pub(crate) async fn of_endpoints(
+    db: impl PgExecutor<'_>,
+    endpoints: &[EndpointId],
+) -> Result<Vec<ActivityRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select a.endpoint_id, a.in_flight, a.places, a.waiting, a.more_waiting, a.oldest_at, a.circuit_open
+         from postrider.endpoint_activity a
+         join postrider.dispatchers d on d.id = a.writer and d.expires_at > clock_timestamp()
+         where a.endpoint_id = any($1)",
+    )
+    .bind(endpoints)
+    .fetch_all(db)
+    .await
+}
+
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct DispatcherRow {
+    pub(crate) name: String,
+    pub(crate) started_at: DateTime<Utc>,
+    pub(crate) leaving: bool,
+    pub(crate) shards: i64,
+    pub(crate) in_flight: i64,
+}
+
+/// Those whose lease is in force.
+pub(crate) async fn dispatchers(
+    db: impl PgExecutor<'_>,
+    limit: i64,
+) -> Result<Vec<DispatcherRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select d.name, d.started_at, d.leaving,
+                (select count(*) from postrider.shards s where s.owner = d.id) as shards,
+                (select coalesce(sum(a.in_flight), 0)::bigint from postrider.endpoint_activity a
+                 where a.writer = d.id) as in_flight
+         from postrider.dispatchers d where d.expires_at > clock_timestamp() order by d.started_at limit $1",
+    )
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}

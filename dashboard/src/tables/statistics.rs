@@ -1,0 +1,146 @@
+//! `minute_statistics` and `hour_statistics`: read here; dispatchers write them.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EndpointId, TenantId};
+use sqlx::{FromRow, PgExecutor};
+
+/// Endpoint and minute pairs looked at when the worst are asked for.
+const FAILURES_WALKED_MAX: i64 = 20_000;
+
+/// What was counted in a minute or an hour.
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct CountRow {
+    pub(crate) at: DateTime<Utc>,
+    pub(crate) delivered: i32,
+    pub(crate) retried: i32,
+    pub(crate) dead: i32,
+    /// By `Class`.
+    pub(crate) classes: Vec<i32>,
+    /// By `BOUNDS_MS`.
+    pub(crate) durations: Vec<i32>,
+}
+
+/// The minutes of these endpoints from an instant on, in no order. One dispatcher's count of a minute is a row.
+pub(crate) async fn minutes(
+    db: impl PgExecutor<'_>,
+    endpoints: &[EndpointId],
+    since: DateTime<Utc>,
+) -> Result<Vec<CountRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select m.minute as at, m.delivered, m.retried, m.dead, m.classes, m.durations
+         from unnest($1::int[]) as e (id)
+         join postrider.minute_statistics m on m.endpoint_id = e.id and m.minute >= $2",
+    )
+    .bind(endpoints)
+    .bind(since)
+    .fetch_all(db)
+    .await
+}
+
+/// The hours of these endpoints from an instant on, and the minutes that are not part of an hour yet.
+pub(crate) async fn hours(
+    db: impl PgExecutor<'_>,
+    endpoints: &[EndpointId],
+    since: DateTime<Utc>,
+) -> Result<Vec<CountRow>, sqlx::Error> {
+    sqlx::query_as(
+        "with made as (
+             select coalesce(max(hour) + interval '1 hour', '-infinity') as until
+             from postrider.hour_statistics where endpoint_id = 0
+         )
+         select h.hour as at, h.delivered, h.retried, h.dead, h.classes, h.durations
+         from unnest($1::int[]) as e (id)
+         join postrider.hour_statistics h on h.endpoint_id = e.id and h.hour >= $2
+         union all
+         select m.minute, m.delivered, m.retried, m.dead, m.classes, m.durations
+         from unnest($1::int[]) as e (id)
+         join postrider.minute_statistics m
+             on m.endpoint_id = e.id and m.minute >= greatest($2, (select until from made))",
+    )
+    .bind(endpoints)
+    .bind(since)
+    .fetch_all(db)
+    .await
+}
+
+/// An endpoint's hour without its durations.
+#[derive(Debug, Clone, Copy, FromRow)]
+pub(crate) struct PlainRow {
+    pub(crate) endpoint_id: EndpointId,
+    pub(crate) at: DateTime<Utc>,
+    pub(crate) delivered: i64,
+    pub(crate) retried: i64,
+    pub(crate) dead: i64,
+}
+
+/// As `hours`, of many endpoints for a list: minutes that are not part of an hour yet are added up to theirs.
+pub(crate) async fn plain_hours(
+    db: impl PgExecutor<'_>,
+    endpoints: &[EndpointId],
+    since: DateTime<Utc>,
+) -> Result<Vec<PlainRow>, sqlx::Error> {
+    sqlx::query_as(
+        "with made as (
+             select coalesce(max(hour) + interval '1 hour', '-infinity') as until
+             from postrider.hour_statistics where endpoint_id = 0
+         )
+         select h.endpoint_id, h.hour as at, h.delivered::bigint, h.retried::bigint, h.dead::bigint
+         from unnest($1::int[]) as e (id)
+         join postrider.hour_statistics h on h.endpoint_id = e.id and h.hour >= $2
+         union all
+         select m.endpoint_id, date_trunc('hour', m.minute, 'UTC'), sum(m.delivered), sum(m.retried), sum(m.dead)
+         from unnest($1::int[]) as e (id)
+         join postrider.minute_statistics m
+             on m.endpoint_id = e.id and m.minute >= greatest($2, (select until from made))
+         group by 1, 2",
+    )
+    .bind(endpoints)
+    .bind(since)
+    .fetch_all(db)
+    .await
+}
+
+/// An endpoint that fails, with what it is to be called.
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct WorstRow {
+    pub(crate) endpoint: String,
+    pub(crate) url: String,
+    pub(crate) tenant: String,
+    pub(crate) state: postrider_proto::EndpointState,
+    pub(crate) failed: i64,
+    pub(crate) attempts: i64,
+    pub(crate) failing_since: Option<DateTime<Utc>>,
+}
+
+/// Those with the most failed attempts since an instant, of all tenants or one. Only minutes with failures are looked
+/// at, the newest first.
+pub(crate) async fn worst(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+    since: DateTime<Utc>,
+    limit: i64,
+) -> Result<Vec<WorstRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select p.public_id as endpoint, p.url, t.slug as tenant, p.state, w.failed, w.attempts, h.failing_since
+         from (
+             select endpoint_id, sum(retried + dead)::bigint as failed, sum(delivered + retried + dead)::bigint as attempts
+             from (
+                 select endpoint_id, delivered, retried, dead from postrider.minute_statistics
+                 where any_failed and endpoint_id <> 0 and minute >= $1
+                   and ($2::int is null or endpoint_id in (select id from postrider.endpoints where tenant_id = $2))
+                 order by minute desc limit $3
+             ) m
+             group by endpoint_id
+         ) w
+         join postrider.endpoints p on p.id = w.endpoint_id and p.state <> 'deleted'
+         join postrider.tenants t on t.id = p.tenant_id
+         left join postrider.endpoint_health h on h.endpoint_id = w.endpoint_id
+         order by w.failed desc, p.id limit $4",
+    )
+    .bind(since)
+    .bind(tenant)
+    .bind(FAILURES_WALKED_MAX)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}

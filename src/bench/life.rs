@@ -1,0 +1,73 @@
+//! (t) A whole life in a minute or three: partitions of ten seconds come and go under a steady load, what waits is not lost
+//! with them, and the database stops growing.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use reqwest::Method;
+use serde_json::json;
+
+use super::{
+    report::{Bound, Report},
+    world::Ground,
+};
+
+const RETENTION: &str = "10s";
+const EMITS_PER_SECOND: u64 = 100;
+const DRAIN_WAIT: Duration = Duration::from_secs(60);
+
+pub(super) async fn run(ground: &mut Ground, report: &mut Report, length: Duration) -> anyhow::Result<()> {
+    eprintln!(
+        "(t) {} s of life with a retention of {RETENTION} …",
+        length.as_secs()
+    );
+    let mut world = ground.empty_world().await?;
+    world.settings.push(("POSTRIDER_RETENTION", RETENTION));
+    world.start().await?;
+    world.wait_until_owned(1).await?;
+    world.tenants(2).await?;
+    world.endpoints(0, 1, "/fast/life", 16).await?;
+    world.endpoints(1, 2, "/fast/paused", 16).await?;
+    let list = world
+        .call(Method::GET, "/tenants/t1/endpoints", json!(null))
+        .await?;
+    let endpoint = list["data"][0]["id"].as_str().context("no endpoint")?;
+    let path = format!("/tenants/t1/endpoints/{endpoint}");
+    let enable = async |on: bool| world.call(Method::PATCH, &path, json!({ "enabled": on })).await;
+    enable(false).await?;
+
+    let mut tick = tokio::time::interval(Duration::from_micros(1_000_000 / EMITS_PER_SECOND));
+    let (began, mut emitted, mut waiting) = (Instant::now(), 0_u64, 0_u64);
+    let (mut half, mut names) = (0, std::collections::BTreeSet::new());
+    while began.elapsed() < length {
+        tick.tick().await;
+        world.emit(0).await?;
+        emitted += 1;
+        if emitted.is_multiple_of(EMITS_PER_SECOND) {
+            world.emit(1).await?;
+            waiting += 1;
+            names.extend(world.partitions().await?);
+            if half == 0 && began.elapsed() > length * 2 / 3 {
+                half = world.stored_bytes().await?;
+            }
+        }
+    }
+    let left = world.partitions().await?;
+    let gone = names.iter().filter(|name| !left.contains(name)).count();
+    let grown = world.stored_bytes().await? as f64 / half.max(1) as f64;
+    enable(true).await?;
+    world.wait_received("paused", waiting, DRAIN_WAIT).await?;
+    world.wait_received("life", emitted, DRAIN_WAIT).await?;
+    report.figure("(t) partitions dropped", gone as f64, Some(Bound::AtLeast(2.0)));
+    report.figure(
+        "(t) what waited for a paused endpoint and arrived, share",
+        world.received("paused").await?.count as f64 / waiting as f64,
+        Some(Bound::AtLeast(1.0)),
+    );
+    report.figure(
+        "(t) stored at the end over two thirds of the way",
+        grown,
+        Some(Bound::AtMost(1.2)),
+    );
+    world.end().await
+}

@@ -1,0 +1,175 @@
+//! The pages in a real browser, as a person uses them.
+
+use fantoccini::Locator;
+use reqwest::Method;
+use serde_json::json;
+
+use crate::support::{Answer, Browser, Crawl, Database, Postrider, Receiver, World};
+
+#[tokio::test]
+async fn a_person_finds_a_dead_letter_reads_why_and_watches_its_replay_arrive() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::Status(500));
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({ "retry_schedule": ["0s"] }))
+        .await;
+    api.emit(
+        "acme",
+        json!({ "id": "evt_lost", "type": "invoice.paid", "data": {} }),
+    )
+    .await;
+    let dead = api.wait_for_state("acme", "dead", 1).await;
+
+    let browser = Browser::start().await;
+    browser.open(&program.url("/dead-letters")).await;
+    assert!(
+        browser.address().await.ends_with("/sign-in"),
+        "nothing for a stranger"
+    );
+    browser.sign_in(&program).await;
+    browser.press("Dead letters").await;
+    browser.read("every attempt of the schedule failed").await;
+    let id = dead[0]["id"].as_str().expect("an id");
+    browser.open(&program.url(&format!("/deliveries/{id}"))).await;
+    browser.read("500").await;
+
+    receiver.answer(Answer::Status(204));
+    browser.click("form[action$='/replay'] button").await;
+    receiver.wait_for(2).await;
+    api.wait_for_state("acme", "delivered", 1).await;
+    browser.open(&program.url(&format!("/deliveries/{id}"))).await;
+    browser.see(".state.delivered").await;
+    browser.read("204").await;
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn both_secrets_are_seen_to_sign_while_one_is_rotated() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
+    let rotate = format!("/tenants/acme/endpoints/{}/secret/rotate", endpoint.id);
+    api.call(Method::POST, &rotate, Some(json!({ "overlap_seconds": 3600 })))
+        .await;
+    api.emit("acme", json!({ "type": "invoice.paid", "data": { "amount": 1 } }))
+        .await;
+    let delivered = api.wait_for_state("acme", "delivered", 1).await;
+    let sent = receiver.wait_for(1).await;
+
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    browser.press("Signatures").await;
+    browser
+        .fill(
+            "input[name=delivery]",
+            delivered[0]["id"].as_str().expect("an id"),
+        )
+        .await;
+    browser.press("Take it apart").await;
+    browser.see(".state.current").await;
+    browser.see(".state.retiring").await;
+    for signature in sent[0].header("webhook-signature").split(',').skip(1) {
+        browser.read(signature.trim_start_matches("v1=")).await;
+    }
+    let shown = browser
+        .script("return document.querySelector('#signed').textContent")
+        .await;
+    let signed = format!(
+        "{}.{}",
+        sent[0].signed_at(),
+        String::from_utf8_lossy(&sent[0].body)
+    );
+    assert_eq!(shown, json!(signed), "the very bytes");
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_customer_who_comes_by_a_link_sees_only_their_own() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let world = World::make(&program).await;
+    let api = program.api();
+    let (_, link) = api.call(Method::POST, "/tenants/acme/portal-links", None).await;
+
+    let browser = Browser::start().await;
+    browser.open(link["url"].as_str().expect("a url")).await;
+    assert!(
+        !browser.address().await.contains("token"),
+        "gone from the address"
+    );
+    browser.see("nav.menu").await;
+    let mut crawl = Crawl::from(&world.customer_pages());
+    while let Some(page) = crawl.next() {
+        browser.open(&program.url(&page)).await;
+        let words = browser.words().await;
+        assert!(!words.contains("globex"), "{page}: {words}");
+        assert!(
+            browser.client.find(Locator::Css("nav.menu")).await.is_ok(),
+            "{page}: {words}"
+        );
+        crawl.learn(browser.links().await);
+    }
+    for page in world.foreign_pages() {
+        browser.open(&program.url(&page)).await;
+        browser.read("404").await;
+    }
+    browser.press("Back to the overview").await;
+    browser.press("Sign out").await;
+    assert!(browser.address().await.ends_with("/sign-in"));
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn hostile_strings_run_no_script_and_make_no_link_on_any_page() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let world = World::hostile(&program).await;
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    let mut crawl = Crawl::from(&world.pages());
+    while let Some(page) = crawl.next() {
+        browser.open(&program.url(&page)).await;
+        crawl.learn(browser.links().await);
+        let found = browser
+            .script(
+                "return [window.hacked === undefined, document.querySelectorAll('img[src=x], svg[onload], iframe').length, \
+                 [...document.links].filter((link) => link.protocol === 'javascript:').length, \
+                 [...document.links].filter((link) => link.origin !== location.origin).length]",
+            )
+            .await;
+        assert_eq!(found, json!([true, 0, 0, 0]), "{page}");
+    }
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn axe_finds_nothing_on_any_page_in_light_and_dark() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let world = World::make(&program).await;
+    let browser = Browser::start().await;
+    let mut found = Vec::new();
+    let strangers = ["/sign-in", "/portal?token=used"].map(str::to_owned);
+    for start in [strangers.to_vec(), world.pages()] {
+        if start.len() > strangers.len() {
+            browser.sign_in(&program).await;
+        }
+        let mut crawl = Crawl::from(&start);
+        while let Some(page) = crawl.next() {
+            browser.open(&program.url(&page)).await;
+            crawl.learn(browser.links().await);
+            for (scheme, rules) in [("light", "all"), ("dark", "color-contrast")] {
+                browser.scheme(scheme).await;
+                for violation in browser.violations(rules).await {
+                    found.push(format!("{page} ({scheme}): {violation}"));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n\n"));
+    browser.close().await;
+}

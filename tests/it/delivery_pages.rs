@@ -1,0 +1,131 @@
+//! Finding a delivery by what is known of it, and reading why it failed.
+
+use reqwest::StatusCode;
+use serde_json::json;
+
+use crate::support::{Answer, Database, Person, Postrider, Receiver};
+
+#[tokio::test]
+async fn deliveries_are_found_by_each_filter_and_by_pages() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = api
+        .acme(&receiver.url("/hook"), json!({ "retry_schedule": ["0s"] }))
+        .await;
+    for n in 0..60 {
+        api.emit(
+            "acme",
+            json!({ "id": format!("evt_ok_{n}"), "type": "invoice.paid", "data": {} }),
+        )
+        .await;
+    }
+    api.wait_for_state("acme", "delivered", 60).await;
+    receiver.answer(Answer::Status(502));
+    api.emit(
+        "acme",
+        json!({ "id": "evt_bad", "type": "invoice.paid", "data": {} }),
+    )
+    .await;
+    let dead = api.wait_for_state("acme", "dead", 1).await;
+
+    let mut person = Person::signed_in(&program).await;
+    let id = &endpoint.id;
+    for (query, finds) in [
+        ("status_code=502", true),
+        ("status_code=204", false),
+        ("event=evt_bad", true),
+        ("event=evt_ok_1", false),
+        ("type=invoice.paid&state=dead", true),
+        ("type=no.such", false),
+        (&*format!("endpoint={id}&state=dead"), true),
+        ("endpoint=ep_000000000000000000000000", false),
+        ("within=15m", true),
+        ("until=2020-01-01T00:00", false),
+        ("tenant=nobody", false),
+    ] {
+        let (status, page) = person.visit(&format!("/deliveries?{query}")).await;
+        assert_eq!(status, StatusCode::OK, "{query}");
+        assert_eq!(page.contains(">evt_bad<"), finds, "{query}: {page}");
+    }
+    assert_eq!(
+        person.visit("/deliveries?status_code=x").await.0,
+        StatusCode::BAD_REQUEST
+    );
+    assert_eq!(
+        person.visit("/deliveries?since=tomorrow").await.0,
+        StatusCode::BAD_REQUEST
+    );
+
+    let (_, first) = person.visit("/deliveries?type=invoice.paid").await;
+    let next = first.split("next\" href=\"").nth(1).expect("another page");
+    let next = next.split('"').next().unwrap_or_default().replace("&#38;", "&");
+    assert!(next.contains("type=invoice.paid"), "the filter stays: {next}");
+    let (_, second) = person.visit(&next).await;
+    assert!(
+        second.contains(">evt_ok_0<") && !second.contains(">evt_bad<"),
+        "{second}"
+    );
+
+    let path = format!("/deliveries/{}", dead[0]["id"].as_str().expect("an id"));
+    let (_, page) = person.visit(&path).await;
+    for part in [
+        "Refused with 502 Bad Gateway",
+        "Webhook-Signature",
+        "curl -sS -i -X POST",
+        "every attempt",
+    ] {
+        assert!(page.contains(part), "no {part} in {page}");
+    }
+    let event = page.split("href=\"/events/").nth(1).expect("a link to the event");
+    let event = event.split('"').next().unwrap_or_default().to_owned();
+    let (status, page) = person.visit(&format!("/events/{event}")).await;
+    assert_eq!(status, StatusCode::OK);
+    for part in ["evt_bad", "2026-01-15", "/hook", "&#34;data&#34;: {}"] {
+        assert!(page.contains(part), "no {part} in {page}");
+    }
+}
+
+#[tokio::test]
+async fn what_customers_supply_is_text_on_every_page() {
+    const HOSTILE: &str = "<script>alert(1)</script>";
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::Body(400, format!("{HOSTILE}\r\n")));
+    let api = program.api();
+    let endpoint = api
+        .acme(
+            &receiver.url("/hook?x='\"><script>alert(1)</script>"),
+            json!({ "retry_schedule": ["0s"], "description": HOSTILE }),
+        )
+        .await;
+    api.emit(
+        "acme",
+        json!({ "id": "evt_bad", "type": "invoice.paid", "data": { "text": HOSTILE } }),
+    )
+    .await;
+    let dead = api.wait_for_state("acme", "dead", 1).await;
+    let delivery = dead[0]["id"].as_str().expect("an id");
+    let mut person = Person::signed_in(&program).await;
+    let (_, page) = person.visit(&format!("/deliveries/{delivery}")).await;
+    let event = page.split("href=\"/events/").nth(1).expect("a link");
+    let event = event.split('"').next().unwrap_or_default().to_owned();
+    for path in [
+        "/".to_owned(),
+        "/deliveries".to_owned(),
+        format!("/deliveries?type={HOSTILE}&tenant={HOSTILE}"),
+        format!("/deliveries/{delivery}"),
+        format!("/events/{event}"),
+        "/endpoints".to_owned(),
+        format!("/endpoints/{}", endpoint.id),
+        format!("/endpoints/{}/settings", endpoint.id),
+        format!("/endpoints/{}/secrets", endpoint.id),
+        "/endpoints/rotations".to_owned(),
+    ] {
+        let (_, page) = person.visit(&path).await;
+        assert!(!page.contains("<script>"), "{path}: {page}");
+        assert!(!page.contains("javascript:"), "{path}");
+    }
+}

@@ -1,0 +1,135 @@
+//! What the overview and an endpoint's page say of what was sent, from the minute statistics.
+
+use std::time::{Duration, Instant};
+
+use postrider_dispatcher::rollup;
+use reqwest::StatusCode;
+use serde_json::json;
+use sqlx::PgPool;
+
+use crate::support::{Answer, Database, Person, Postrider, Receiver, until};
+
+#[tokio::test]
+async fn what_was_sent_is_counted_and_shown_within_seconds() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let good = api.acme(&receiver.url("/good"), json!({})).await;
+    for n in 0..20 {
+        api.emit(
+            "acme",
+            json!({ "id": format!("evt_{n}"), "type": "invoice.paid", "data": {} }),
+        )
+        .await;
+    }
+    receiver.wait_for(20).await;
+    receiver.answer(Answer::Status(503));
+    api.endpoint("acme", &receiver.url("/bad"), json!({ "retry_schedule": ["0s"] }))
+        .await;
+    api.emit(
+        "acme",
+        json!({ "id": "evt_dead", "type": "invoice.paid", "data": {} }),
+    )
+    .await;
+    api.wait_for_state("acme", "dead", 1).await;
+
+    let dead = "select coalesce(sum(dead), 0)::bigint from postrider.minute_statistics where endpoint_id = 0";
+    until("the dead letter is counted", || async {
+        (database.count(dead).await == 1).then_some(())
+    })
+    .await;
+    for (what, of) in [("by all", "endpoint_id = 0"), ("by endpoint", "endpoint_id <> 0")] {
+        let from = format!("from postrider.minute_statistics where {of}");
+        let delivered = format!("select sum(delivered)::bigint {from}");
+        assert_eq!(
+            database.count(&delivered).await,
+            20,
+            "each is counted once, {what}"
+        );
+        let timed = format!("select (select sum(n) from (select unnest(durations) n {from}) d)::bigint");
+        let attempts = format!("select sum(delivered + retried + dead)::bigint {from}");
+        assert_eq!(
+            database.count(&timed).await,
+            database.count(&attempts).await,
+            "{what}"
+        );
+    }
+
+    let mut person = Person::signed_in(&program).await;
+    for path in ["/", "/?range=24h", "/?range=7d"] {
+        let (status, page) = person.visit(path).await;
+        assert_eq!(status, StatusCode::OK);
+        for part in ["Dead letters", "/bad", "64 of 64 shards", "<svg class=\"chart\""] {
+            assert!(page.contains(part), "{path} has no {part}: {page}");
+        }
+    }
+    let (status, page) = person.visit(&format!("/endpoints/{}", good.id)).await;
+    assert_eq!(status, StatusCode::OK);
+    assert!(page.contains("of 16") && page.contains("Latency p50"), "{page}");
+    let (_, page) = person.visit("/endpoints?state=active").await;
+    assert!(page.contains("/good") && page.contains("/bad"), "{page}");
+}
+
+#[tokio::test]
+async fn a_live_part_comes_as_an_event_and_ends_with_the_program() {
+    let database = Database::fresh().await;
+    let mut program = Postrider::start(&database).await;
+    let mut person = Person::signed_in(&program).await;
+    let mut stream = person.open("/live/overview?range=1h").await;
+    let mut told = String::new();
+    while !told.contains("\n\n") {
+        let part = stream.chunk().await.expect("a stream").expect("an event");
+        told.push_str(&String::from_utf8_lossy(&part));
+    }
+    assert!(
+        told.starts_with("data: ") && told.contains("Deliveries per second"),
+        "{told}"
+    );
+    assert!(
+        Person::new(&program)
+            .visit("/live/overview")
+            .await
+            .0
+            .is_redirection(),
+        "not to a stranger"
+    );
+    let began = Instant::now();
+    assert!(program.stop().await.success());
+    assert!(
+        began.elapsed() < Duration::from_secs(15),
+        "an open stream does not hold the stop up"
+    );
+    while let Ok(Some(_)) = stream.chunk().await {}
+}
+
+/// Endpoint, delivered, retried, classes, durations.
+type HourRow = (i32, i32, i32, Vec<i32>, Vec<i32>);
+
+#[tokio::test]
+async fn hours_are_made_of_minutes_and_making_them_again_changes_nothing() {
+    let database = Database::fresh().await;
+    let _program = Postrider::start(&database).await;
+    database
+        .execute(
+        "insert into postrider.minute_statistics
+            (endpoint_id, minute, writer, delivered, retried, dead, any_failed, classes, durations)
+         select e, date_trunc('hour', clock_timestamp(), 'UTC') - interval '1 hour' + make_interval(mins => m),
+                gen_random_uuid(), 2, 1, 0, true, '{2,0,0,1}', '{1,2}'
+         from generate_series(0, 1) e, generate_series(0, 59, 20) m, generate_series(1, 2) writer",
+    )
+    .await;
+    let pool = PgPool::connect_with(database.options()).await.expect("a pool");
+    for _ in 0..2 {
+        rollup::run(&pool).await.expect("hours");
+        let hours: Vec<HourRow> = sqlx::query_as(
+            "select endpoint_id, delivered, retried, classes, durations from postrider.hour_statistics
+             where endpoint_id <= 1 order by endpoint_id",
+        )
+        .fetch_all(&pool)
+        .await
+        .expect("hours");
+        let hour = |endpoint| (endpoint, 12, 6, vec![12, 0, 0, 6], vec![6, 12]);
+        assert_eq!(hours, [hour(0), hour(1)]);
+    }
+}
