@@ -116,11 +116,6 @@ impl Operation {
             .answers_whole::<T>(Some(LIST_PAGE_MAX), words)
     }
 
-    /// A list that is one page.
-    pub(super) fn answers_list<T: ToSchema>(self, words: &str) -> Self {
-        self.answers_whole::<T>(None, words)
-    }
-
     fn answers_whole<T: ToSchema>(mut self, most: Option<i64>, words: &str) -> Self {
         let item = named::<T>(&mut self.schemas);
         let name = format!("{}Page", T::name());
