@@ -35,9 +35,9 @@ const PAGE_ROWS: i64 = 256;
 /// Rows of one endpoint in one transaction after which the tail leaves the rest on disk and goes on behind it.
 const ENDPOINT_ROWS_MAX: usize = 128;
 /// Between two looks for something new on an idle system.
-const IDLE_WAIT: Duration = Duration::from_millis(14);
+const IDLE_WAIT: Duration = Duration::from_millis(18);
 /// After so many looks the engine is asked whether it wants something else.
-const IDLE_LOOKS_MAX: u32 = 70;
+const IDLE_LOOKS_MAX: u32 = 55;
 const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// What the engine wants of one cycle.

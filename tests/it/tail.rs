@@ -94,7 +94,7 @@ const PRODUCE: &str = "
 
 #[tokio::test]
 async fn every_committed_delivery_arrives_once_whatever_its_transaction_did() {
-    const ELSEWHERE: usize = 200;
+    const ELSEWHERE: usize = 300;
     let mut fleet = Fleet::start(2).await;
     let receiver = Receiver::start().await;
     let paths = ["/a", "/b", "/c"];
