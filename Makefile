@@ -5,7 +5,7 @@ NODE := target/node
 export POSTRIDER_TEST_PYTHON := $(CURDIR)/$(VENV)/bin/python
 export POSTRIDER_TEST_NODE_PATH := $(CURDIR)/$(NODE)/node_modules
 
-.PHONY: help run test bench screenshots fmt lint install
+.PHONY: help run test bench chaos soak screenshots fmt lint install
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-11s %s\n", $$1, $$2 }'
@@ -25,6 +25,19 @@ bench: ## measures deliveries beside the bare HTTP client, in one run
 
 screenshots: $(NODE)/installed ## makes the pictures of every page in docs/screenshots/
 	cargo test --test it -- --ignored --exact screenshots::every_page_has_its_picture
+
+SEED ?= $(shell date +%s)
+MINUTES ?=
+
+chaos: ## tries to lose an event: SEED=… repeats a plan of faults, MINUTES=… is how long (10)
+	@sh deploy/install.sh postgres
+	POSTRIDER_CHAOS_SEED=$(SEED) POSTRIDER_CHAOS_SECONDS=$$(($(or $(MINUTES),10) * 60)) \
+		cargo test --test chaos -- --exact runs::nothing_is_lost_whatever_happens --nocapture
+
+soak: ## half of the measured throughput for MINUTES=… (30); the report goes to docs/soak/
+	@sh deploy/install.sh postgres
+	POSTRIDER_SOAK_SECONDS=$$(($(or $(MINUTES),30) * 60)) \
+		cargo test --release --test chaos -- --exact soak::half_the_throughput_for_long_changes_nothing --ignored --nocapture
 
 install: ## only installs what is missing
 	@sh deploy/install.sh postgres python curl namespaces browser

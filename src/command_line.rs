@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     bench::{self, BenchFlags},
+    commands::{self, Tool},
     log, master_key, metrics, roles, seed,
     settings::{Environment, Flags, Settings},
-    types_command::{self, TypesCommand},
     up,
     verify::{self, VerifyArguments},
 };
@@ -51,9 +51,8 @@ enum Command {
     RotateMasterKey(Box<Flags>),
     /// Checks the signature of a captured request, and says in words what is wrong with it
     Verify(VerifyArguments),
-    /// Event types as files: export and import, over the API at POSTRIDER_URL with the key POSTRIDER_API_KEY
-    #[command(subcommand)]
-    Types(TypesCommand),
+    #[command(flatten)]
+    Tool(Tool),
     /// Prints the HTTP API's description: OpenAPI 3.1
     Openapi,
     /// Measures deliveries beside the bare HTTP client, on a database of its own
@@ -109,11 +108,12 @@ pub fn run() -> ExitCode {
                 Err(error) => refuse(EXIT_USAGE, &format!("{error:#}")),
             };
         }
-        Command::Types(command) => {
-            return finish(on_runtime(types_command::run(
-                command,
-                &Environment::of_process(),
-            )));
+        Command::Tool(tool) => {
+            let environment = Environment::of_process();
+            return match start_runtime() {
+                Ok(runtime) => runtime.block_on(commands::run(tool, &environment)),
+                Err(error) => refuse(1, &format!("{error:#}")),
+            };
         }
         Command::Openapi => {
             print!("{}", postrider_dashboard::openapi_document());
@@ -154,10 +154,17 @@ pub fn run() -> ExitCode {
 }
 
 fn on_runtime(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    start_runtime()?.block_on(work)
+}
+
+fn start_runtime() -> anyhow::Result<runtime::Runtime> {
     let runtime = runtime::Builder::new_multi_thread().enable_all().build();
-    runtime
-        .context("the runtime could not be started")?
-        .block_on(work)
+    runtime.context("the runtime could not be started")
+}
+
+/// What there is to complete.
+pub(crate) fn command() -> clap::Command {
+    CommandLine::command()
 }
 
 fn finish(done: anyhow::Result<()>) -> ExitCode {
@@ -195,4 +202,14 @@ fn stop_on_signal() -> std::io::Result<CancellationToken> {
         }
     });
     Ok(stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_arguments_have_one_name() {
+        CommandLine::command().debug_assert();
+    }
 }

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
+use postrider_dispatcher::answer;
 use sqlx::{
     Connection, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -28,7 +29,7 @@ pub(crate) async fn pool(options: &PgConnectOptions, role: &str) -> anyhow::Resu
         }
         time::sleep(CONNECT_PAUSE).await;
     }
-    PgPoolOptions::new()
+    answer::lively(PgPoolOptions::new())
         .max_connections(POOL_CONNECTIONS_MAX)
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .connect_with(named(options, role))

@@ -84,7 +84,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     }
     let grpc = listen_for_grpc(settings.grpc_listen).await?;
     let listeners = addresses([Some(&listener), health.as_ref(), grpc.as_ref()])?;
-    let mut parts = Parts::new(stop);
+    let mut parts = Parts::new(stop.clone());
     if let Some(listener) = health {
         parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
     }
@@ -103,6 +103,8 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         defaults: settings.dispatcher,
         admin_api_key,
         metrics: crate::metrics::render,
+        stop,
+        streams: postrider_dashboard::streams(),
     };
     announce(&listener, "api")?;
     parts.add("dashboard", |stop| {

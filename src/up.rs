@@ -98,7 +98,7 @@ async fn run(
         health.as_ref(),
         grpc.as_ref(),
     ])?);
-    let mut parts = Parts::new(stop);
+    let mut parts = Parts::new(stop.clone());
     if let Some(listener) = health {
         parts.add("health", |stop| {
             health::serve(listener, serving_pool.clone(), stop)
@@ -133,6 +133,8 @@ async fn run(
         public_url: public_url.clone(),
         admin_api_key: api_key.value.clone(),
         metrics: crate::metrics::render,
+        stop,
+        streams: postrider_dashboard::streams(),
     };
     roles::announce(&listener, "api")?;
     parts.add("dashboard", |stop| {

@@ -27,6 +27,9 @@ pub(crate) struct VerifyArguments {
     /// When the request came in, in unix seconds [default: now]
     #[arg(long)]
     at: Option<i64>,
+    /// Write JSON, for programs
+    #[arg(long)]
+    json: bool,
 }
 
 /// Status 0 when the signature is right and made with the current secret.
@@ -48,7 +51,14 @@ pub(crate) fn run(arguments: &VerifyArguments, environment: &Environment) -> any
     }
     let request = Request::read(&headers, body);
     let finding = request.examine(&secrets, arguments.at.unwrap_or_else(|| Utc::now().timestamp()));
-    println!("{}", finding.words);
+    if arguments.json {
+        println!(
+            "{}",
+            serde_json::json!({"verified": finding.good, "detail": finding.words})
+        );
+    } else {
+        println!("{}", finding.words);
+    }
     Ok(if finding.good {
         ExitCode::SUCCESS
     } else {

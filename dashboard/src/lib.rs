@@ -16,6 +16,7 @@ pub mod grpc;
 mod idempotency;
 mod input;
 mod json_text;
+mod listening;
 mod listing;
 mod live;
 mod openapi;
@@ -36,7 +37,7 @@ use std::{io, net::SocketAddr, sync::Arc};
 use axum::Router;
 use postrider_dispatcher::{Settings, Wake, guard::Guard, vault::Vault};
 use sqlx::PgPool;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use live::Live;
@@ -65,9 +66,18 @@ pub struct App {
     /// The base of links, and whether cookies may travel over plain http.
     pub public_url: String,
     pub admin_api_key: String,
+    /// Ends what would go on for as long as somebody reads.
+    pub stop: CancellationToken,
+    /// Places for those.
+    pub streams: Arc<Semaphore>,
     pub request_rates: RequestRates,
     /// The figures of this process, as Prometheus reads them.
     pub metrics: fn() -> String,
+}
+
+/// Places for listeners' streams.
+pub fn streams() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(listening::STREAMS_MAX))
 }
 
 /// One copy for each request is one count more on an `Arc`.
@@ -90,6 +100,7 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> io::Result<()> {
     let app = Arc::new(app);
+    tokio::spawn(listening::sweep(app.clone(), stop.clone()));
     // With the peer's address: tries to sign in are counted by it.
     let service = routes::build(app.clone(), Live::until(stop.clone()))
         .0

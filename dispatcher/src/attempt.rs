@@ -16,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    answer::Answered,
     clock::Clock,
     endpoint::Endpoint,
     engine::Event,
@@ -160,6 +161,7 @@ impl Attempts {
         .bind(first)
         .bind(last)
         .fetch_all(&self.pool)
+        .answered()
         .await?;
         let held = match rows.len() < ids.len() {
             true => self.held(&ids, &rows).await?,
@@ -196,6 +198,7 @@ impl Attempts {
         )
         .bind(missing)
         .fetch_all(&self.pool)
+        .answered()
         .await
     }
 

@@ -207,6 +207,10 @@ async fn forget_settings(db: &mut PgConnection, tenant: TenantId) -> Result<(), 
             select id from postrider.endpoints where tenant_id = $1)",
         "delete from postrider.endpoint_health where endpoint_id in (
             select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.trials where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.listeners where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
         "delete from postrider.alerts where endpoint_id in (
             select id from postrider.endpoints where tenant_id = $1)",
         "update postrider.endpoints set url = 'https://erased.invalid/', description = null, types = '{erased}',

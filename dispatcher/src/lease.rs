@@ -35,8 +35,12 @@ impl Lease {
     }
 
     pub(crate) fn is_valid(&self) -> bool {
+        self.is_valid_at(Instant::now())
+    }
+
+    pub(crate) fn is_valid_at(&self, now: Instant) -> bool {
         let term = self.term();
-        Instant::now() < term.until && !term.over.is_cancelled()
+        now < term.until && !term.over.is_cancelled()
     }
 
     /// Goes on with something only while the lease is valid, and looks before every step of it. A process that was frozen
@@ -56,8 +60,12 @@ impl Lease {
     /// Answers with a new term if one began, because the one before was over, said or not. What was begun under that one
     /// stays over: a process that was frozen may have lost its shards meanwhile.
     pub(crate) fn extend(&self, until: Instant) -> Option<CancellationToken> {
+        self.extend_at(Instant::now(), until)
+    }
+
+    pub(crate) fn extend_at(&self, now: Instant, until: Instant) -> Option<CancellationToken> {
         let mut term = self.term();
-        if Instant::now() >= term.until {
+        if now >= term.until {
             term.over.cancel();
         }
         term.until = until;

@@ -6,6 +6,7 @@
 //! Invariant: no coordination per delivery. One owner for an endpoint, fenced by an epoch, is what makes the bulkhead
 //! exact across machines.
 
+pub mod answer;
 mod attempt;
 mod breaker;
 mod clock;
@@ -13,12 +14,15 @@ mod disable;
 mod endpoint;
 mod engine;
 pub mod erasure;
+#[cfg(test)]
+mod fleet_simulation;
 pub mod guard;
 mod job;
 mod jobs;
 mod lane;
 mod lease;
 pub mod notices;
+mod ownership;
 pub mod partitions;
 mod places;
 pub mod planned_rotation;
@@ -56,11 +60,15 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
+use answer::Answered;
 pub use settings::Settings;
 pub use wake::Wake;
 
 /// Connections that read bodies and record results.
 const HOT_CONNECTIONS: u32 = 4;
+/// Connections that renew the lease, apart from all others: nothing else may make it wait. The second one is for when the
+/// first has fallen silent.
+const LEASE_CONNECTIONS: u32 = 2;
 
 /// How the planner is told to do what the hot path's few statements need: walk an index for each row of a list. It
 /// knows nothing of how long the lists are, plans for tables that were empty a moment ago, and would scan them.
@@ -122,10 +130,14 @@ impl Dispatcher {
         let (activity, activity_out) = watch::channel(Vec::new());
         let statistics = statistics::Statistics::default();
 
-        let direct = self.direct.options(HOT_PLANS);
-        let hot = PgPoolOptions::new()
+        let direct = self.direct.clone().options(HOT_PLANS);
+        let hot = answer::lively(PgPoolOptions::new())
             .max_connections(HOT_CONNECTIONS)
             .connect_with(direct.clone())
+            .await?;
+        let leases = answer::lively(PgPoolOptions::new())
+            .max_connections(LEASE_CONNECTIONS)
+            .connect_with(self.direct.clone())
             .await?;
         let recorder = record::Recorder {
             pool: hot.clone(),
@@ -163,7 +175,7 @@ impl Dispatcher {
             out: messages,
         };
         let shards = shards::Shards {
-            pool: self.pool.clone(),
+            pool: leases,
             id,
             name: self.settings.name.clone(),
             lease: lease.clone(),
@@ -264,6 +276,7 @@ async fn publish_applied(pool: PgPool, id: Uuid, mut applied: watch::Receiver<Op
             .bind(id)
             .bind(snapshot)
             .execute(&pool)
+            .answered()
             .await;
         if let Err(error) = written {
             tracing::warn!(%error, "the applied settings could not be published; trying again");
@@ -281,7 +294,8 @@ async fn drop_deleted(pool: PgPool, mut deleted: mpsc::UnboundedReceiver<Endpoin
             "delete from postrider.queue where endpoint_id = $1",
             "delete from postrider.retries where endpoint_id = $1",
         ] {
-            match sqlx::query(statement).bind(endpoint).execute(&pool).await {
+            let delete = sqlx::query(statement).bind(endpoint).execute(&pool);
+            match delete.answered().await {
                 Ok(done) => {
                     metrics::counter!("postrider_deliveries_dropped_total").increment(done.rows_affected())
                 }

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Wake,
+    answer::Answered,
     clock::Clock,
     endpoint::{self, EndpointRow},
     job::Job,
@@ -175,7 +176,7 @@ impl Reader {
 
 impl Session {
     async fn open(options: &PgConnectOptions) -> Result<Self, sqlx::Error> {
-        let connection = PgConnection::connect_with(options).await?;
+        let connection = PgConnection::connect_with(options).answered().await?;
         Ok(Self {
             connection,
             previous: None,
@@ -205,7 +206,10 @@ impl Session {
         let begin = "begin isolation level repeatable read, read only; \
                      select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()";
         let asked_at = Instant::now();
-        let row = sqlx::raw_sql(begin).fetch_one(&mut self.connection).await?;
+        let row = sqlx::raw_sql(begin)
+            .fetch_one(&mut self.connection)
+            .answered()
+            .await?;
         let (snapshot, now) = self.snapshot_of(&row)?;
         clock.set(asked_at, now);
         let mut rows = 0;
@@ -228,7 +232,10 @@ impl Session {
         if cycle.sweep {
             self.sweep(&cycle.owned, out).await?;
         }
-        sqlx::raw_sql("commit").execute(&mut self.connection).await?;
+        sqlx::raw_sql("commit")
+            .execute(&mut self.connection)
+            .answered()
+            .await?;
         // Settings of taken shards are as new as this snapshot too.
         let settings = (settings || !cycle.taken.is_empty()).then(|| snapshot.as_str().to_owned());
         self.previous = Some(snapshot);
@@ -256,6 +263,7 @@ impl Session {
             let row =
                 sqlx::query("select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()")
                     .fetch_one(&mut self.connection)
+                    .answered()
                     .await?;
             let (snapshot, now) = self.snapshot_of(&row)?;
             clock.set(asked_at, now);
@@ -291,6 +299,7 @@ impl Session {
         .bind(xids(new.iter().map(|range| range.start)))
         .bind(xids(new.iter().map(|range| range.end)))
         .fetch_all(&mut self.connection)
+        .answered()
         .await?;
         let known: Vec<EndpointId> = changed
             .iter()
@@ -298,7 +307,7 @@ impl Session {
             .filter(|id| self.known.contains(id))
             .collect();
         if !known.is_empty() {
-            let rows = endpoint::load(&mut self.connection, &known).await?;
+            let rows = endpoint::load(&mut self.connection, &known).answered().await?;
             say(out, Message::Endpoints { rows, taken: false }).await?;
         }
         Ok(!changed.is_empty())
@@ -388,6 +397,7 @@ impl Session {
         .bind(after.event)
         .bind(PAGE_ROWS)
         .fetch_all(&mut self.connection)
+        .answered()
         .await
     }
 
@@ -402,7 +412,7 @@ impl Session {
         if unknown.is_empty() {
             return Ok(());
         }
-        let rows = endpoint::load(&mut self.connection, &unknown).await?;
+        let rows = endpoint::load(&mut self.connection, &unknown).answered().await?;
         self.known.extend(unknown);
         say(out, Message::Endpoints { rows, taken: false }).await
     }
@@ -418,9 +428,10 @@ impl Session {
         )
         .bind(taken)
         .fetch_all(&mut self.connection)
+        .answered()
         .await?;
         for ids in ids.chunks(PAGE_ROWS as usize) {
-            let rows = endpoint::load(&mut self.connection, ids).await?;
+            let rows = endpoint::load(&mut self.connection, ids).answered().await?;
             self.known.extend(ids);
             say(out, Message::Endpoints { rows, taken: true }).await?;
         }
@@ -449,6 +460,7 @@ impl Session {
         .bind(&floors)
         .bind(&limits)
         .fetch_all(&mut self.connection)
+        .answered()
         .await?;
         let mut rows = rows.into_iter().peekable();
         // The lateral join keeps the order of the list, so that each endpoint's rows stand together.
@@ -491,6 +503,7 @@ impl Session {
         .bind(&endpoints)
         .bind(&limits)
         .fetch_all(&mut self.connection)
+        .answered()
         .await?;
         let mut rows = rows.into_iter().peekable();
         for (endpoint, asked) in due {
@@ -540,6 +553,7 @@ impl Session {
             .bind(endpoint)
             .bind(keys)
             .fetch_all(&mut self.connection)
+            .answered()
             .await?;
             let heads = rows.into_iter().map(WaitingRow::job).collect();
             say(
@@ -562,6 +576,7 @@ impl Session {
         )
         .bind(owned)
         .fetch_all(&mut self.connection)
+        .answered()
         .await?;
         self.introduce(endpoints.iter().copied(), out).await?;
         say(out, Message::Swept { endpoints }).await

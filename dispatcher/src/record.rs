@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
+    answer::Answered,
     clock::Clock,
     disable::{Cause, disable},
     endpoint::Endpoint,
@@ -133,12 +134,12 @@ impl Recorder {
         let mut wait = Duration::from_millis(20);
         loop {
             let began = Instant::now();
-            match write(&self.pool, self.owner, batch, kept).await {
+            match write(&self.pool, self.owner, batch, kept).answered().await {
                 Ok(rows) => {
                     metrics::histogram!("postrider_record_seconds").record(began.elapsed());
                     metrics::histogram!("postrider_record_rows").record(batch.len() as f64);
                     for (endpoint, cause) in to_disable(batch, &rows) {
-                        if let Err(error) = disable(&self.pool, endpoint, cause).await {
+                        if let Err(error) = disable(&self.pool, endpoint, cause).answered().await {
                             // Its next answer brings us here again.
                             tracing::warn!(%endpoint, %error, "an endpoint could not be disabled yet");
                         }

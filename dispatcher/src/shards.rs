@@ -1,27 +1,26 @@
-//! Who owns which shard. One row per dispatcher, renewed every second and valid for five by the database's clock; a
-//! shard's row changes only when it is taken or released, and each change counts its epoch up.
+//! Leases and shards in the database. One row per dispatcher, renewed every second and valid for five by the database's
+//! clock; a shard's row changes only when it is taken or released, and each change counts its epoch up. What follows from
+//! the rows is decided in `ownership.rs`.
 //!
-//! Invariant: a shard is taken only from an owner that is expired by the database's clock *and* was seen unrenewed for
-//! a whole lease by this process's own clock. So a clock that steps can't make two owners.
+//! Invariant: no question to the database, however long it hangs, keeps the lease from ending in time.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use chrono::{DateTime, Utc};
 use postrider_proto::{Epoch, Shard, limits::SHARDS};
-use sqlx::{FromRow, PgPool};
+use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::{engine::Event, lease::Lease};
+use crate::{
+    answer::{Answered, within},
+    engine::Event,
+    lease::Lease,
+    ownership::{DispatcherRow, LEASE, MARGIN, RENEW_EVERY, ShardRow, View},
+};
 
-const LEASE: Duration = Duration::from_secs(5);
-const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// The lease is over here this much before the database says so.
-const MARGIN: Duration = Duration::from_millis(500);
+/// A question to the database that takes longer is given up: the next tick asks on another connection.
+const ASK_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Shards {
     pub(crate) pool: PgPool,
@@ -33,98 +32,57 @@ pub(crate) struct Shards {
     pub(crate) drained: mpsc::UnboundedReceiver<Shard>,
 }
 
-/// The table of shards as this process last saw it, and what it has seen of the others.
-#[derive(Default)]
-struct View {
-    held: HashMap<Shard, Epoch>,
-    draining: HashSet<Shard>,
-    /// This process is stopping: it takes nothing more.
-    leaving: bool,
-    /// When each other dispatcher's expiry was last seen to change.
-    renewed: HashMap<Uuid, (DateTime<Utc>, Instant)>,
-}
-
-#[derive(Debug, FromRow)]
-struct DispatcherRow {
-    id: Uuid,
-    expires_at: DateTime<Utc>,
-    expired: bool,
-    leaving: bool,
-}
-
-#[derive(Debug, FromRow)]
-struct ShardRow {
-    shard: Shard,
-    owner: Option<Uuid>,
-    epoch: Epoch,
-}
-
 impl Shards {
     /// Renews and balances. When the process is stopping, gives each shard back as soon as nothing of it is on the wire, so
     /// that one endpoint that hangs does not hold up the others; when told to leave, whatever is left.
-    pub(crate) async fn run(mut self, stopping: CancellationToken, leave: CancellationToken) {
-        let mut view = View::default();
+    pub(crate) async fn run(self, stopping: CancellationToken, leave: CancellationToken) {
+        // Beside the questions to the database: however long they hang, the lease is over in time.
+        let watch = watch(self.lease.clone(), self.events.clone());
+        tokio::select! {
+            () = self.keep(stopping, leave) => {}
+            () = watch => {}
+        }
+    }
+
+    async fn keep(mut self, stopping: CancellationToken, leave: CancellationToken) {
+        let mut view = View::new(self.id);
         let mut drained = Vec::new();
         let mut tick = tokio::time::interval(RENEW_EVERY);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            let until = self.lease.until();
             tokio::select! {
                 _ = tick.tick() => self.renew(&mut view).await,
-                () = tokio::time::sleep_until(until.into()), if self.lease.is_valid() => {}
                 n = self.drained.recv_many(&mut drained, SHARDS as usize) => {
                     if n == 0 { break }
                     self.release_drained(&mut view, &drained).await;
                     drained.clear();
                 }
-                () = stopping.cancelled(), if !view.leaving => {
-                    view.leaving = true;
+                () = stopping.cancelled(), if !view.is_leaving() => {
+                    view.leave();
                     self.renew(&mut view).await;
                 }
                 () = leave.cancelled() => break,
             }
-            if self.lease.expire(Instant::now()) {
-                tracing::warn!("the lease ran out: nothing is sent until it is renewed");
-                let _ = self.events.send(Event::Suspended);
-            }
         }
-        if let Err(error) = self.leave().await {
+        if let Err(error) = self.leave().answered().await {
             tracing::warn!(%error, "the shards could not be released; they expire by themselves");
         }
     }
 
     async fn renew(&self, view: &mut View) {
         let asked_at = Instant::now();
-        // A renewal that hangs is no renewal: the next tick tries another connection.
-        let renewed = tokio::time::timeout(RENEW_EVERY * 2, self.renew_and_look(view.leaving)).await;
-        let (dispatchers, shards) = match renewed {
-            Ok(Ok(tables)) => tables,
-            Ok(Err(error)) => return tracing::warn!(%error, "the lease could not be renewed"),
-            Err(_) => return tracing::warn!("the lease could not be renewed: the database does not answer"),
+        let (dispatchers, shards) = match within(ASK_MAX, self.renew_and_look(view.is_leaving())).await {
+            Ok(tables) => tables,
+            Err(error) => return tracing::warn!(%error, "the lease could not be renewed"),
         };
         let term = self.lease.extend(asked_at + LEASE - MARGIN);
-        view.note_owners(&dispatchers, Instant::now());
-        let mine: HashMap<Shard, Epoch> = shards
-            .iter()
-            .filter(|row| row.owner == Some(self.id))
-            .map(|row| (row.shard, row.epoch))
-            .collect();
-        let lost: Vec<Shard> = view
-            .held
-            .iter()
-            .filter(|(shard, epoch)| mine.get(shard) != Some(epoch))
-            .map(|(s, _)| *s)
-            .collect();
-        if !lost.is_empty() {
-            view.held.retain(|shard, _| !lost.contains(shard));
-            view.draining.retain(|shard| !lost.contains(shard));
-            let _ = self.events.send(Event::Lost(lost));
+        let changes = view.look(&dispatchers, &shards, Instant::now());
+        if !changes.lost.is_empty() {
+            let _ = self.events.send(Event::Lost(changes.lost));
         }
-        let found: Vec<(Shard, Epoch)> = mine
-            .into_iter()
-            .filter(|(shard, _)| !view.held.contains_key(shard))
-            .collect();
-        self.gain(view, found);
+        if !changes.found.is_empty() {
+            let _ = self.events.send(Event::Gained(changes.found));
+        }
         // After what was lost: under the new term nothing of that may be sent.
         if let Some(term) = term {
             let _ = self.events.send(Event::Resumed(term));
@@ -132,77 +90,34 @@ impl Shards {
         self.balance(view, &dispatchers, &shards).await;
     }
 
-    fn gain(&self, view: &mut View, shards: Vec<(Shard, Epoch)>) {
-        if !shards.is_empty() {
-            view.held.extend(shards.iter().copied());
-            let _ = self.events.send(Event::Gained(shards));
-        }
-    }
-
     /// Takes what is free up to this dispatcher's share, or begins to give back what is above it.
     async fn balance(&self, view: &mut View, dispatchers: &[DispatcherRow], shards: &[ShardRow]) {
-        let now = Instant::now();
-        let live = dispatchers.iter().filter(|d| !d.expired && !d.leaving);
-        let mut live: Vec<Uuid> = live.map(|d| d.id).collect();
-        live.sort_unstable();
-        let share = if view.leaving {
-            0
-        } else {
-            fair_share(&live, self.id)
-        };
-        if view.held.len() < share {
-            let mut free: Vec<(Shard, Epoch)> = shards
-                .iter()
-                .filter(|row| {
-                    row.owner != Some(self.id) && row.owner.is_none_or(|owner| view.is_dead(owner, now))
-                })
-                .map(|row| (row.shard, row.epoch))
-                .collect();
-            // Dispatchers that start together begin at different places.
-            let rank = live.iter().position(|id| *id == self.id).unwrap_or(0);
-            let turn = rank * usize::from(SHARDS as u16) / live.len().max(1);
-            free.sort_unstable_by_key(|(shard, _)| {
-                (shard.0 as usize + SHARDS as usize - turn) % SHARDS as usize
-            });
-            free.truncate(share - view.held.len());
-            if !free.is_empty() {
-                match take(&self.pool, self.id, &free).await {
-                    Ok(taken) => {
-                        tracing::info!(shards = taken.len(), "took shards");
-                        self.gain(view, taken);
-                    }
-                    Err(error) => tracing::warn!(%error, "free shards could not be taken"),
+        let free = view.wanted(dispatchers, shards, Instant::now());
+        if !free.is_empty() {
+            match within(ASK_MAX, take(&self.pool, self.id, &free)).await {
+                Ok(taken) if taken.is_empty() => {}
+                Ok(taken) => {
+                    tracing::info!(shards = taken.len(), "took shards");
+                    view.gained(&taken);
+                    let _ = self.events.send(Event::Gained(taken));
                 }
+                Err(error) => tracing::warn!(%error, "free shards could not be taken"),
             }
         }
-        let kept = view.held.len() - view.draining.len();
-        if kept > share {
-            let mut surplus: Vec<Shard> = view
-                .held
-                .keys()
-                .copied()
-                .filter(|shard| !view.draining.contains(shard))
-                .collect();
-            surplus.sort_unstable();
-            let surplus = surplus.split_off(share);
-            view.draining.extend(surplus.iter().copied());
+        let surplus = view.surplus(dispatchers);
+        if !surplus.is_empty() {
             let _ = self.events.send(Event::Drain(surplus));
         }
     }
 
     async fn release_drained(&self, view: &mut View, drained: &[Shard]) {
-        let drained: Vec<Shard> = drained
-            .iter()
-            .copied()
-            .filter(|s| view.draining.contains(s))
-            .collect();
+        let drained = view.to_release(drained);
         if drained.is_empty() {
             return;
         }
-        match release(&self.pool, self.id, &drained).await {
+        match within(ASK_MAX, release(&self.pool, self.id, &drained)).await {
             Ok(()) => {
-                view.draining.retain(|shard| !drained.contains(shard));
-                view.held.retain(|shard, _| !drained.contains(shard));
+                view.released(&drained);
                 let _ = self.events.send(Event::Lost(drained));
             }
             Err(error) => {
@@ -254,35 +169,23 @@ impl Shards {
     }
 }
 
-impl View {
-    fn note_owners(&mut self, dispatchers: &[DispatcherRow], now: Instant) {
-        self.renewed
-            .retain(|id, _| dispatchers.iter().any(|d| d.id == *id));
-        for row in dispatchers {
-            let seen = self.renewed.entry(row.id).or_insert((row.expires_at, now));
-            if seen.0 != row.expires_at {
-                *seen = (row.expires_at, now);
-            }
+/// Ends the lease as soon as its time has come.
+async fn watch(lease: Lease, events: mpsc::UnboundedSender<Event>) {
+    loop {
+        let now = Instant::now();
+        if lease.expire(now) {
+            tracing::warn!("the lease ran out: nothing is sent until it is renewed");
+            let _ = events.send(Event::Suspended);
         }
-    }
-
-    /// The statement that takes a shard checks the database's clock; this is the check by our own.
-    /// A row that is gone was deleted by its owner as it left, or long after it died.
-    fn is_dead(&self, owner: Uuid, now: Instant) -> bool {
-        self.renewed
-            .get(&owner)
-            .is_none_or(|(_, since)| now.duration_since(*since) >= LEASE)
+        // One that is over has no end to wait for, until it is renewed.
+        let until = lease.until();
+        let next = if until > now { until } else { now + RENEW_EVERY };
+        tokio::time::sleep_until(next.into()).await;
     }
 }
 
-/// The shares of all live dispatchers add up to all shards.
-fn fair_share(live: &[Uuid], me: Uuid) -> usize {
-    let (all, count) = (SHARDS as usize, live.len().max(1));
-    let rank = live.iter().position(|id| *id == me).unwrap_or(0);
-    all / count + usize::from(rank < all % count)
-}
-
-/// Waits for the old owner's last records, which hold the rows `for share`.
+/// Nothing is recorded under the old owner once this is committed. A shard that its last records hold `for share` is left
+/// for the next time: waiting for them, on a connection that may hang, would cost this process its own lease.
 async fn take(pool: &PgPool, me: Uuid, free: &[(Shard, Epoch)]) -> Result<Vec<(Shard, Epoch)>, sqlx::Error> {
     let (shards, epochs): (Vec<Shard>, Vec<Epoch>) = free.iter().copied().unzip();
     sqlx::query_as(
@@ -291,7 +194,7 @@ async fn take(pool: &PgPool, me: Uuid, free: &[(Shard, Epoch)]) -> Result<Vec<(S
              where (s.shard, s.epoch) in (select * from unnest($2::smallint[], $3::bigint[]))
                and not exists (select from postrider.dispatchers d
                                where d.id = s.owner and d.expires_at > clock_timestamp())
-             order by s.shard for update
+             order by s.shard for update skip locked
          )
          update postrider.shards s set owner = $1, epoch = s.epoch + 1
          from free where s.shard = free.shard
@@ -313,51 +216,4 @@ async fn release(pool: &PgPool, me: Uuid, shards: &[Shard]) -> Result<(), sqlx::
     .execute(pool)
     .await?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_add_up_to_all_shards() {
-        for count in 1..=70 {
-            let live: Vec<Uuid> = (0..count).map(Uuid::from_u128).collect();
-            let shares: Vec<usize> = live.iter().map(|id| fair_share(&live, *id)).collect();
-            assert_eq!(shares.iter().sum::<usize>(), SHARDS as usize);
-            assert!(
-                shares
-                    .iter()
-                    .max()
-                    .zip(shares.iter().min())
-                    .is_some_and(|(most, least)| most - least <= 1)
-            );
-        }
-    }
-
-    #[test]
-    fn an_owner_is_dead_only_after_a_lease_of_silence_seen_here() {
-        let (start, owner) = (Instant::now(), Uuid::from_u128(1));
-        let row = |seconds| DispatcherRow {
-            id: owner,
-            expires_at: DateTime::from_timestamp(seconds, 0).expect("in range"),
-            expired: true,
-            leaving: false,
-        };
-        let mut view = View::default();
-        view.note_owners(&[row(1)], start);
-        assert!(
-            !view.is_dead(owner, start + Duration::from_secs(4)),
-            "seen only for four seconds"
-        );
-        view.note_owners(&[row(2)], start + Duration::from_secs(4));
-        assert!(
-            !view.is_dead(owner, start + Duration::from_secs(6)),
-            "it renewed meanwhile"
-        );
-        view.note_owners(&[row(2)], start + Duration::from_secs(9));
-        assert!(view.is_dead(owner, start + Duration::from_secs(9)));
-        view.note_owners(&[], start);
-        assert!(view.is_dead(owner, start), "its row is gone");
-    }
 }

@@ -21,7 +21,7 @@ use crate::{
     lane::{DueRead, LIVE_IN_A_ROW_MAX, Lane, REPLAY_SHARE, ReadNumber, Refill, Verdict},
 };
 
-const HISTORIES: u64 = 3_000;
+const HISTORIES: u64 = 4_000;
 const STEPS: usize = 300;
 const KEYS: i64 = 3;
 

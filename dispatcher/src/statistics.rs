@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
+    answer::Answered,
     clock::Clock,
     record::{Fate, Finished, Recorded},
     retry::Next,
@@ -207,18 +208,23 @@ impl Flusher {
             }
             self.flush_counts().await;
             let activity = self.activity.borrow_and_update().clone();
-            if let Err(error) = publish(&self.pool, self.writer, &mut published, &activity).await {
+            if let Err(error) = publish(&self.pool, self.writer, &mut published, &activity)
+                .answered()
+                .await
+            {
                 tracing::debug!(%error, "the endpoints' activity could not be published yet");
                 published.clear();
             }
         }
-        let _ = publish(&self.pool, self.writer, &mut published, &[]).await;
+        let _ = publish(&self.pool, self.writer, &mut published, &[])
+            .answered()
+            .await;
     }
 
     async fn flush_counts(&self) {
         let rows = self.statistics.take(self.clock.now());
         for part in rows.chunks(ROWS_MAX) {
-            if let Err(error) = write(&self.pool, self.writer, part).await {
+            if let Err(error) = write(&self.pool, self.writer, part).answered().await {
                 tracing::debug!(%error, "statistics could not be written yet");
                 self.statistics.give_back(part);
             }

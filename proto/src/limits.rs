@@ -25,6 +25,8 @@ pub const SCHEDULE_STEPS_MAX: usize = 50;
 /// Of a policy that rotates secrets by itself. The old one signs for three days and is announced three days before.
 pub const ROTATE_DAYS_MIN: i64 = 7;
 pub const ROTATE_DAYS_MAX: i64 = 730;
+/// A threshold of dead letters that somebody wants to hear of.
+pub const ALERT_DEAD_LETTERS_MAX: i64 = 1_000_000_000;
 pub const ENDPOINT_CONCURRENCY_MAX: i64 = 1024;
 pub const RATE_PER_SECOND_MAX: i64 = 100_000;
 pub const TIMEOUT_MS_MIN: i64 = 100;

@@ -19,7 +19,10 @@ const SECRETS: [&str; 8] = [
     "POSTRIDER_ENDPOINT_SECRET",
 ];
 
-const FLAGS: [&str; 20] = [
+const FLAGS: [&str; 22] = [
+    // Of the tools.
+    "POSTRIDER_URL",
+    "POSTRIDER_TENANT",
     "POSTRIDER_DATA_DIR",
     "POSTRIDER_LISTEN",
     "POSTRIDER_METRICS_LISTEN",

@@ -103,6 +103,11 @@ pub(crate) struct Installation {
 
 impl Installation {
     pub(crate) async fn start(disk_megabytes: Option<u32>) -> Arc<Self> {
+        Self::start_with(disk_megabytes, SERVER).await
+    }
+
+    /// With these lines in the server's configuration.
+    pub(crate) async fn start_with(disk_megabytes: Option<u32>, server: &'static str) -> Arc<Self> {
         let folder = tempfile::tempdir().expect("a folder");
         let disk = disk_megabytes.and_then(SmallDisk::mount);
         if disk_megabytes.is_some() && disk.is_none() {
@@ -111,7 +116,7 @@ impl Installation {
         let below = disk
             .as_ref()
             .map_or_else(std::env::temp_dir, |disk| disk.folder().to_owned());
-        let database = Database::on_private_server_in(below, SERVER).await;
+        let database = Database::on_private_server_in(below, server).await;
         let clock = skewed_clock(folder.path());
         if clock.is_none() {
             eprintln!("SKIPPED: no C compiler, so that no dispatcher's clock is wrong");
@@ -399,6 +404,14 @@ impl Installation {
         }
     }
 
+    /// Another database of the same server.
+    pub(crate) async fn connect_to(&self, database: &str) -> PgConnection {
+        let options = self.database.options().database(database);
+        <PgConnection as sqlx::Connection>::connect_with(&options)
+            .await
+            .expect("connected")
+    }
+
     pub(crate) async fn history(&self) -> History {
         let mut alarms = Vec::new();
         for slot in self.dispatchers.iter().chain(&self.apis) {
@@ -424,6 +437,12 @@ impl Installation {
 pub(crate) fn new_secret() -> String {
     let bytes: [u8; 32] = rand::random();
     format!("whsec_{}", data_encoding::BASE64.encode(&bytes))
+}
+
+/// A program that belongs to the server, beside its `psql`.
+pub(crate) fn server_program(database: &Database, name: &str) -> std::process::Command {
+    let psql = database.cluster().psql();
+    std::process::Command::new(psql.with_file_name(name))
 }
 
 fn launch(role: &'static str, database: &Database, proxy: &Proxy) -> Launch {

@@ -15,6 +15,8 @@ use crate::{
     receivers::Mood,
 };
 
+/// Until a dispatcher has given up every connection that fell silent.
+const SILENCE_LASTS: Duration = Duration::from_secs(12);
 /// Overlap of a rotation: the old secret signs for this long.
 const OVERLAP_SECONDS: i64 = 2;
 
@@ -60,6 +62,12 @@ async fn inflict(it: &Installation, fault: Fault) {
         }
         Fault::Sever(target) => {
             it.proxy(target).cut();
+            of_dispatcher(target, Harm::Outage)
+        }
+        Fault::Silence(target) => {
+            it.proxy(target).silence();
+            // Found out by waiting in vain.
+            sleep(SILENCE_LASTS).await;
             of_dispatcher(target, Harm::Outage)
         }
         Fault::Freeze(target, length) => {

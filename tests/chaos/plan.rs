@@ -30,6 +30,8 @@ pub(crate) enum Fault {
     CrashDatabase,
     Sever(Target),
     Freeze(Target, Duration),
+    /// The connections there are never answer again.
+    Silence(Target),
     LoseReplies(Target, Duration),
     /// Every session of ours is ended by the server.
     TerminateSessions,
@@ -62,6 +64,7 @@ impl Fault {
             Self::CrashDatabase => "crash database",
             Self::Sever(_) => "sever",
             Self::Freeze(..) => "freeze",
+            Self::Silence(_) => "silence",
             Self::LoseReplies(..) => "lose replies",
             Self::TerminateSessions => "terminate sessions",
             Self::FillDisk(_) => "fill disk",
@@ -163,8 +166,9 @@ impl Dice {
             14..24 => Fault::Sleep(self.process(), self.millis(300, 9_000)),
             24..29 => Fault::Restart(self.process()),
             29..33 => Fault::CrashDatabase,
-            33..40 => Fault::Sever(self.connections()),
-            40..46 => Fault::Freeze(self.connections(), self.millis(300, 9_000)),
+            33..37 => Fault::Sever(self.connections()),
+            37..41 => Fault::Silence(self.connections()),
+            41..46 => Fault::Freeze(self.connections(), self.millis(300, 9_000)),
             46..52 => Fault::LoseReplies(self.connections(), self.millis(50, 3_000)),
             52..56 => Fault::TerminateSessions,
             56..58 => Fault::FillDisk(self.millis(500, 3_000)),

@@ -11,7 +11,7 @@ use crate::{
     runs,
 };
 
-const QUIET: Duration = Duration::from_secs(4);
+const QUIET: Duration = Duration::from_secs(3);
 
 fn accepted(request: &Request) -> bool {
     request.status.is_some_and(|status| status / 100 == 2)

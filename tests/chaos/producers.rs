@@ -79,6 +79,8 @@ pub(crate) struct Producers {
     pub(crate) database: PgConnectOptions,
     /// Where the APIs are now.
     pub(crate) apis: Arc<RwLock<Vec<String>>>,
+    /// Whether HTTP producers repeat every request until it is known to be done.
+    pub(crate) persistent: bool,
     /// Between two transactions of one producer.
     pub(crate) pause: Duration,
     pub(crate) stop: CancellationToken,
@@ -223,7 +225,7 @@ impl Producer {
                     (vec![draft], outcome)
                 }
                 // Without one it can't be repeated.
-                6..8 => {
+                6..8 if !self.shared.persistent => {
                     let draft = self.draft(tenant);
                     let path = format!("/v1/tenants/{tenant}/events");
                     let outcome = self.post(&path, &draft.as_request(false)).await;
@@ -233,7 +235,12 @@ impl Producer {
                     let drafts: Vec<Draft> = (0..3).map(|_| self.draft(tenant)).collect();
                     let events: Vec<Value> = drafts.iter().map(|draft| draft.as_request(true)).collect();
                     let path = format!("/v1/tenants/{tenant}/events/batch");
-                    let outcome = self.post(&path, &json!({ "events": events })).await;
+                    let body = json!({ "events": events });
+                    let outcome = if self.shared.persistent {
+                        self.repeat(&path, &body).await
+                    } else {
+                        self.post(&path, &body).await
+                    };
                     (drafts, outcome)
                 }
             };

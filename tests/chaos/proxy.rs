@@ -30,6 +30,7 @@ pub(crate) struct Proxy {
     address: SocketAddr,
     mode: watch::Sender<Mode>,
     cuts: watch::Sender<u64>,
+    silences: watch::Sender<u64>,
     accepting: JoinHandle<()>,
 }
 
@@ -39,11 +40,14 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("bound");
         let (mode, cuts) = (watch::Sender::new(Mode::Pass), watch::Sender::new(0));
-        let accepting = tokio::spawn(accept(listener, socket, mode.clone(), cuts.clone()));
+        let silences = watch::Sender::new(0);
+        let accepting = accept(listener, socket, mode.clone(), cuts.clone(), silences.clone());
+        let accepting = tokio::spawn(accepting);
         Self {
             address,
             mode,
             cuts,
+            silences,
             accepting,
         }
     }
@@ -54,6 +58,11 @@ impl Proxy {
 
     pub(crate) fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
+    }
+
+    /// Every connection there is falls silent for ever, as when a firewall forgets it. New ones can be made at once.
+    pub(crate) fn silence(&self) {
+        self.silences.send_modify(|silences| *silences += 1);
     }
 
     /// Ends every connection there is. New ones can be made at once.
@@ -68,16 +77,23 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, socket: PathBuf, mode: watch::Sender<Mode>, cuts: watch::Sender<u64>) {
+async fn accept(
+    listener: TcpListener,
+    socket: PathBuf,
+    mode: watch::Sender<Mode>,
+    cuts: watch::Sender<u64>,
+    silences: watch::Sender<u64>,
+) {
     let mut connections = tokio::task::JoinSet::new();
     loop {
         let Ok((client, _)) = listener.accept().await else {
             continue;
         };
         let (socket, mode, mut cuts) = (socket.clone(), mode.subscribe(), cuts.subscribe());
+        let silences = silences.subscribe();
         connections.spawn(async move {
             tokio::select! {
-                () = forward(client, socket, mode) => {}
+                () = forward(client, socket, mode, silences) => {}
                 _ = cuts.changed() => {}
             }
         });
@@ -86,16 +102,24 @@ async fn accept(listener: TcpListener, socket: PathBuf, mode: watch::Sender<Mode
 }
 
 /// Ends when one side does. A server that is not there is a connection that is closed at once.
-async fn forward(client: TcpStream, socket: PathBuf, mode: watch::Receiver<Mode>) {
+async fn forward(
+    client: TcpStream,
+    socket: PathBuf,
+    mode: watch::Receiver<Mode>,
+    mut silences: watch::Receiver<u64>,
+) {
     let _ = client.set_nodelay(true);
     let Ok(server) = UnixStream::connect(socket).await else {
         return;
     };
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
+    let (mut client, mut server) = (client, server);
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
     tokio::select! {
         () = copy(from_client, to_server, Direction::ToServer, mode.clone()) => {}
         () = copy(from_server, to_client, Direction::ToClient, mode) => {}
+        // Both sockets stay open.
+        _ = silences.changed() => std::future::pending().await,
     }
 }
 

@@ -113,6 +113,8 @@ pub(crate) fn all_routes() -> Vec<Route> {
         metrics: String::new,
         trials: Trials::new(Default::default()).expect("a client"),
         request_rates: RequestRates::new(NonZeroU32::MAX, NonZeroU32::MAX),
+        stop: Default::default(),
+        streams: postrider_dashboard::streams(),
     })
 }
 
@@ -181,6 +183,7 @@ impl Things {
             ("{key}", &self.key),
             ("{type}", "invoice.paid"),
             ("{login}", "looker"),
+            ("{listener}", "lis_000000000000000000000000"),
             ("{replay}", &self.replay),
             // Only admins ask for these, and there is none.
             ("{erasure}", "ers_0000000000000000"),
@@ -273,8 +276,13 @@ impl Callers {
         let method: Method = route.method.parse().expect("a method");
         let mut request = self.client.request(method.clone(), program.url(path));
         if !method.is_safe() {
+            // One that is read, so that the answer is about the thing and not about the form.
+            let form = match route.path {
+                "/v1/tenants/{tenant}/endpoints/{endpoint}/alert" => r#"{"dead_letters":5}"#,
+                _ => "{}",
+            };
             request = match route.path.starts_with("/v1/") {
-                true => request.header("content-type", "application/json").body("{}"),
+                true => request.header("content-type", "application/json").body(form),
                 false => request
                     .header("content-type", "application/x-www-form-urlencoded")
                     .body("a=b"),
@@ -364,8 +372,9 @@ async fn each_route_admits_those_it_should_and_nobody_else() {
             let (verdict, status, body) = judged(answer).await;
             let what = format!("{} {path} as {caller:?}: {status} {body}", route.method);
             assert!(!status.is_server_error(), "{what}");
-            // There is no erasure, for admins neither.
-            if route.path.contains("{erasure}")
+            // There is no erasure, for admins neither, and no listener.
+            let unmade = ["{listener}", "{erasure}"];
+            if unmade.iter().any(|part| route.path.contains(part))
                 && verdict == Verdict::NotThere
                 && expected == Verdict::Admitted
             {
@@ -471,6 +480,10 @@ async fn what_may_be_deleted_is_deleted_by_those_who_may() {
                 }
                 // Stopped, not taken away.
                 "/v1/tenants/{tenant}/replays/{replay}" => format!("/tenants/acme/replays/{}", own.replay),
+                "/v1/tenants/{tenant}/listeners/{listener}" => {
+                    let (_, made) = admin.call(Method::POST, "/tenants/acme/listeners", None).await;
+                    format!("/tenants/acme/listeners/{}", made["id"].as_str().expect("an id"))
+                }
                 path => panic!("say here what DELETE {path} takes away"),
             };
             paths.push(path);

@@ -4,7 +4,7 @@ use fantoccini::Locator;
 use reqwest::Method;
 use serde_json::json;
 
-use crate::support::{Answer, Browser, Crawl, Database, Postrider, Receiver, World};
+use crate::support::{Answer, Browser, Crawl, Database, Postrider, Receiver, World, until};
 
 #[tokio::test]
 async fn a_person_finds_a_dead_letter_reads_why_and_watches_its_replay_arrive() {
@@ -153,7 +153,7 @@ async fn axe_finds_nothing_on_any_page_in_light_and_dark() {
     let world = World::make(&program).await;
     let browser = Browser::start().await;
     let mut found = Vec::new();
-    let strangers = ["/sign-in", "/portal?token=used"].map(str::to_owned);
+    let strangers = ["/sign-in", "/docs", "/portal?token=used"].map(str::to_owned);
     for start in [strangers.to_vec(), world.pages()] {
         if start.len() > strangers.len() {
             browser.sign_in(&program).await;
@@ -171,5 +171,78 @@ async fn axe_finds_nothing_on_any_page_in_light_and_dark() {
         }
     }
     assert!(found.is_empty(), "{}", found.join("\n\n"));
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_secret_is_rotated_by_hand_and_both_are_in_force() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    browser
+        .open(&program.url(&format!("/endpoints/{}/secrets", endpoint.id)))
+        .await;
+    browser.press("Rotate …").await;
+    browser.press("Rotate now").await;
+    browser.see(".state.retiring").await;
+    browser.see(".state.current").await;
+    browser.press("Reveal").await;
+    browser.read(&endpoint.secret).await;
+
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    let sent = receiver.wait_for(1).await;
+    assert!(
+        sent[0].verify(&endpoint.secret).is_ok(),
+        "the old one signs still"
+    );
+    let header = sent[0].header("webhook-signature");
+    assert_eq!(header.matches("v1=").count(), 2, "{header}");
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn many_dead_letters_are_replayed_at_once_and_the_bar_is_seen_to_fill() {
+    const DEAD: usize = 12;
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::Status(500));
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({ "retry_schedule": ["0s"] }))
+        .await;
+    for number in 0..DEAD {
+        api.emit(
+            "acme",
+            json!({ "type": "invoice.paid", "data": { "number": number } }),
+        )
+        .await;
+    }
+    api.wait_for_state("acme", "dead", DEAD).await;
+
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    browser.press("Dead letters").await;
+    browser.click("input[name=group]").await;
+    browser.press("Preview a replay").await;
+    browser.read(&format!("{DEAD} would be sent")).await;
+    // Held until the page has been seen: the first ones are on the wire, the bar has not filled.
+    receiver.answer(Answer::Hold);
+    browser.press(&format!("Replay {DEAD}")).await;
+    receiver.wait_in_flight(1).await;
+    browser.press("Replays").await;
+    browser.see("progress").await;
+    browser.read("running").await;
+    receiver.release();
+    api.wait_for_state("acme", "delivered", DEAD).await;
+    until("the page says that it is done", || async {
+        browser.open(&program.url("/replays")).await;
+        browser.words().await.contains("done").then_some(())
+    })
+    .await;
     browser.close().await;
 }

@@ -1,6 +1,7 @@
 //! End-to-end tests: the real program as processes, a real Postgres, receivers that record what reached them.
 //! One binary, so that one database server serves them all. A file for each behaviour.
 
+#[allow(dead_code, reason = "shared with the other test program, which uses the rest")]
 mod support;
 
 mod access;
@@ -16,7 +17,6 @@ mod delivery_pages;
 mod description;
 mod egress;
 mod emit;
-mod emit;
 mod endpoint_pages;
 mod erasure;
 mod export;
@@ -27,6 +27,7 @@ mod grpc;
 mod hostile_input;
 mod hostile_pages;
 mod idempotency;
+mod listen;
 mod operational;
 mod order;
 mod outbox;
@@ -50,5 +51,6 @@ mod screenshots;
 mod strangers;
 mod supply_chain;
 mod tail;
+mod tools;
 mod trials;
 mod types_command;

@@ -25,6 +25,9 @@ async fn every_page_has_its_picture() {
         browser.open(&program.url(&page)).await;
         take(&browser, &folder, &name).await;
     }
+    browser.open(&program.url(&world.delivery_page())).await;
+    browser.press("The event").await;
+    take(&browser, &folder, "event").await;
     let (_, link) = program
         .api()
         .call(Method::POST, "/tenants/acme/portal-links", None)

@@ -5,6 +5,7 @@ use axum::{
     extract::{Path, State},
     http::StatusCode,
 };
+use postrider_proto::limits::ALERT_DEAD_LETTERS_MAX;
 use serde::Deserialize;
 use serde_json::json;
 use utoipa::ToSchema;
@@ -24,8 +25,6 @@ use crate::{
     },
 };
 
-const THRESHOLD_MAX: i64 = 1_000_000_000;
-
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = AlertSettings)]
@@ -42,7 +41,8 @@ pub(crate) async fn put(
     Body(form): Body<AlertForm>,
 ) -> Answer<AlertRow> {
     let mut faults = Faults::default();
-    let threshold: Option<i64> = faults.number("dead_letters", Some(form.dead_letters), 1, THRESHOLD_MAX);
+    let threshold: Option<i64> =
+        faults.number("dead_letters", Some(form.dead_letters), 1, ALERT_DEAD_LETTERS_MAX);
     faults.done()?;
     let mut transaction = tables::begin(&app.pool).await?;
     let row = endpoints::lock(&mut *transaction, tenant.id, &endpoint)

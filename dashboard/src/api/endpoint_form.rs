@@ -90,7 +90,7 @@ pub(crate) struct EndpointForm {
 }
 
 /// What an endpoint is before anything is said about it.
-pub(super) fn blank() -> EndpointSettings {
+pub(crate) fn blank() -> EndpointSettings {
     EndpointSettings {
         url: String::new(),
         description: None,

@@ -16,6 +16,7 @@ pub(crate) mod erasures;
 pub(crate) mod event_types;
 pub(crate) mod events;
 pub(crate) mod health;
+pub(crate) mod listeners;
 pub(crate) mod portal_links;
 pub(crate) mod replays;
 pub(crate) mod rotations;

@@ -44,6 +44,7 @@ pub(crate) struct ReplayForm {
     /// Null is whatever has not arrived: dead letters, and those that wait for their next attempt.
     #[schema(schema_with = shapes::delivery_state_or_null)]
     pub(crate) state: Option<String>,
+    #[schema(schema_with = shapes::type_or_null_plain)]
     pub(crate) r#type: Option<String>,
     #[schema(schema_with = shapes::dead_reason_or_null)]
     pub(crate) reason: Option<String>,

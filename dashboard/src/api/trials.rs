@@ -103,16 +103,15 @@ async fn prepare(
     Ok((row, target, model))
 }
 
-pub(crate) async fn test(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, id)): Path<(String, String)>,
-    claim: Claim,
-    OptionalBody(form): OptionalBody<TrialForm>,
-) -> Result<Response, Problem> {
-    let (row, target, model) = prepare(&app, &tenant, &id, &form).await?;
-    let _place = trials::admit(&app, &row, TESTS).await?;
+/// One test event, whatever comes of it.
+pub(crate) async fn send_test(
+    app: &Shared,
+    tenant: &Tenant,
+    id: &str,
+    form: &TrialForm,
+) -> Result<TestAttempt, Problem> {
+    let (row, target, model) = prepare(app, tenant, id, form).await?;
+    let _place = trials::admit(app, &row, TESTS).await?;
     let event = model.event(target.now(), None);
     let t = target.now().timestamp();
     let signature = target.sign(&event.id, t, &event.body, &target.secrets);
@@ -126,23 +125,50 @@ pub(crate) async fn test(
             target.timeout,
         )
         .await;
-    let view = TestAttempt {
+    Ok(TestAttempt {
         attempt: target.attempt(&sent),
         event: event.id,
         r#type: model.type_name,
         version: model.version,
-    };
-    let detail = json!({"outcome": sent.outcome.kind().as_str(), "type": view.r#type});
-    answer(
-        &app,
-        claim,
-        &actor,
-        &tenant,
-        &id,
-        (Action::EndpointTested, detail),
-        &view,
-    )
-    .await
+    })
+}
+
+pub(crate) async fn run_probe(
+    app: &Shared,
+    tenant: &Tenant,
+    id: &str,
+    form: &TrialForm,
+) -> Result<ProbeReport, Problem> {
+    let began = Instant::now();
+    let (row, target, model) = prepare(app, tenant, id, form).await?;
+    let _place = trials::admit(app, &row, PROBES).await?;
+    let type_name = model.type_name.clone();
+    let probe = Probe::new(target, model, app.trials.sender.clone());
+    let findings = probe.run().await;
+    Ok(ProbeReport {
+        endpoint: row.public_id,
+        url: row.settings.url,
+        r#type: type_name,
+        score: score(&findings),
+        passed: has_passed(&findings),
+        requests: probe.requests(),
+        duration_ms: began.elapsed().as_millis() as u64,
+        checks: findings.into_iter().map(ProbeFinding::from).collect(),
+    })
+}
+
+pub(crate) async fn test(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Extension(tenant): Extension<Tenant>,
+    Path((_, id)): Path<(String, String)>,
+    claim: Claim,
+    OptionalBody(form): OptionalBody<TrialForm>,
+) -> Result<Response, Problem> {
+    let view = send_test(&app, &tenant, &id, &form).await?;
+    let detail = json!({"outcome": view.attempt.outcome, "type": view.r#type});
+    let done = (Action::EndpointTested, detail);
+    answer(&app, claim, &actor, &tenant, &id, done, &view).await
 }
 
 pub(crate) async fn probe(
@@ -153,33 +179,9 @@ pub(crate) async fn probe(
     claim: Claim,
     OptionalBody(form): OptionalBody<TrialForm>,
 ) -> Result<Response, Problem> {
-    let began = Instant::now();
-    let (row, target, model) = prepare(&app, &tenant, &id, &form).await?;
-    let _place = trials::admit(&app, &row, PROBES).await?;
-    let type_name = model.type_name.clone();
-    let probe = Probe::new(target, model, app.trials.sender.clone());
-    let findings = probe.run().await;
-    let report = ProbeReport {
-        endpoint: row.public_id,
-        url: row.settings.url,
-        r#type: type_name,
-        score: score(&findings),
-        passed: has_passed(&findings),
-        requests: probe.requests(),
-        duration_ms: began.elapsed().as_millis() as u64,
-        checks: findings.into_iter().map(ProbeFinding::from).collect(),
-    };
-    let detail = json!({"score": report.score});
-    answer(
-        &app,
-        claim,
-        &actor,
-        &tenant,
-        &id,
-        (Action::EndpointProbed, detail),
-        &report,
-    )
-    .await
+    let report = run_probe(&app, &tenant, &id, &form).await?;
+    let done = (Action::EndpointProbed, json!({"score": report.score}));
+    answer(&app, claim, &actor, &tenant, &id, done, &report).await
 }
 
 /// After what was sent, so that no transaction is open meanwhile: two requests with one key that run at the same time

@@ -17,6 +17,7 @@ use crate::{
         erasures::ErasureView,
         event_types::{TypeForm, TypeView},
         events::{EmitForm, EventView},
+        listeners::{ListenerForm, ListenerView},
         portal_links::{LinkForm, LinkView},
         replays::{DryRun, ReplayForm, ReplayView},
         secrets::{RotateForm, Secrets},
@@ -206,6 +207,33 @@ fn endpoints() -> Vec<Operation> {
         .may_take::<TrialForm>()
         .answers::<ProbeReport>(200, "What was found, with a score.")
         .refuses(&[429]),
+        Operation::post(Own, "/v1/tenants/{tenant}/listeners", "createListener", "Listen on your own machine")
+            .tells(
+                "A temporary endpoint for somebody who develops a receiver. It ends half a minute after nobody reads its \
+                 requests. `postrider listen` does all of this.",
+            )
+            .may_take::<ListenerForm>()
+            .answers::<ListenerView>(201, "Made. Read its requests within half a minute."),
+        Operation::get(
+            Own,
+            "/v1/tenants/{tenant}/listeners/{listener}/requests",
+            "readListener",
+            "Read a listener's requests as they come",
+        )
+        .tells(
+            "The answer goes on for as long as it is read: one JSON object a line, `{}` when nothing has come for a while. \
+             Forward `headers` and the bytes in `body` (base64) as they are and the signature verifies. Each is handed over \
+             once and not tried again.",
+        )
+        .answers_in(200, "application/x-ndjson", json!({"type": "string"}), "Lines.")
+        .refuses(&[429]),
+        Operation::delete(
+            Own,
+            "/v1/tenants/{tenant}/listeners/{listener}",
+            "deleteListener",
+            "End a listener",
+        )
+        .answers_nothing("Ended."),
         Operation::get(Own, "/v1/tenants/{tenant}/rotations", "listRotations", "List how far rotations are")
             .answers_page::<RotationRow>("One for each endpoint."),
         Operation::put(Own, ALERT, "putAlert", "Ask for an alert")
@@ -247,7 +275,9 @@ fn deliveries() -> Vec<Operation> {
                 json!({"type": "string", "enum": ["json", "ndjson", "csv"]}),
                 "`ndjson` and `csv` are streams of all that match, of any length; `Accept` asks for them too.",
             )
-            .answers_page::<DeliveryView>("The newest first."),
+            .answers_page::<DeliveryView>("The newest first.")
+            .or_in("application/x-ndjson", json!({"type": "string"}))
+            .or_in("text/csv", json!({"type": "string"})),
         Operation::get(Own, DELIVERY, "getDelivery", "Read a delivery with its attempts")
             .answers::<DeliveryWithAttempts>(200, "The delivery."),
         Operation::post(
@@ -292,6 +322,20 @@ fn administration() -> Vec<Operation> {
             .answers_page::<KeyView>("Without the keys themselves."),
         Operation::delete(Admin, "/v1/api-keys/{key}", "revokeApiKey", "Revoke an API key")
             .answers_nothing("Revoked."),
+        Operation::get(
+            Admin,
+            "/v1/erasures",
+            "listErasures",
+            "List what became of deleted tenants' data",
+        )
+        .answers_page::<ErasureView>("The newest first."),
+        Operation::get(
+            Admin,
+            "/v1/erasures/{erasure}",
+            "getErasure",
+            "Read how far an erasure is",
+        )
+        .answers::<ErasureView>(200, "The erasure."),
         Operation::get(Admin, "/v1/audit", "listAudit", "List who did what")
             .answers_page::<AuditView>("The newest first."),
     ]

@@ -107,7 +107,16 @@ impl Operation {
     }
 
     /// `limit` and `cursor`, and a page of `T` as the answer.
-    pub(super) fn answers_page<T: ToSchema>(mut self, words: &str) -> Self {
+    pub(super) fn answers_page<T: ToSchema>(self, words: &str) -> Self {
+        let limit =
+            json!({"type": "integer", "minimum": 1, "maximum": LIST_PAGE_MAX, "default": LIST_PAGE_DEFAULT});
+        let cursor = json!({"type": "string"});
+        self.query("limit", limit, "Entries of one page.")
+            .query("cursor", cursor, "The `next_cursor` of the page before.")
+            .answers_whole::<T>(Some(LIST_PAGE_MAX), words)
+    }
+
+    fn answers_whole<T: ToSchema>(mut self, most: Option<i64>, words: &str) -> Self {
         let item = named::<T>(&mut self.schemas);
         let name = format!("{}Page", T::name());
         self.schemas.insert(
@@ -116,7 +125,7 @@ impl Operation {
                 "type": "object",
                 "required": ["data", "next_cursor"],
                 "properties": {
-                    "data": {"type": "array", "items": item, "maxItems": LIST_PAGE_MAX},
+                    "data": {"type": "array", "items": item},
                     "next_cursor": {
                         "type": ["string", "null"],
                         "description": "Ask on with `?cursor=` and this; null on the last page.",
@@ -124,19 +133,16 @@ impl Operation {
                 },
             }),
         );
-        let limit =
-            json!({"type": "integer", "minimum": 1, "maximum": LIST_PAGE_MAX, "default": LIST_PAGE_DEFAULT});
-        self.query("limit", limit, "Entries of one page.")
-            .query(
-                "cursor",
-                json!({"type": "string"}),
-                "The `next_cursor` of the page before.",
-            )
-            .answers_json(
-                200,
-                json!({"$ref": format!("#/components/schemas/{name}")}),
-                words,
-            )
+        if let Some(most) = most {
+            self.schemas
+                .entry(name.clone())
+                .and_modify(|page| page["properties"]["data"]["maxItems"] = most.into());
+        }
+        self.answers_json(
+            200,
+            json!({"$ref": format!("#/components/schemas/{name}")}),
+            words,
+        )
     }
 
     pub(super) fn answers<T: ToSchema>(mut self, status: u16, words: &str) -> Self {
@@ -152,6 +158,14 @@ impl Operation {
         let content = json!({media: {"schema": schema}});
         self.answers
             .push((status, json!({"description": words, "content": content})));
+        self
+    }
+
+    /// The same status in another form, for those who ask for it.
+    pub(super) fn or_in(mut self, media: &str, schema: Value) -> Self {
+        if let Some((_, answer)) = self.answers.last_mut() {
+            answer["content"][media] = json!({"schema": schema});
+        }
         self
     }
 

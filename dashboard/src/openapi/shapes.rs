@@ -4,11 +4,11 @@ use postrider_dispatcher::replays::RATE_MAX;
 use postrider_proto::{
     DeadReason, EndpointState, OutcomeKind, ReplayKind, ReplayState,
     limits::{
-        BATCH_EVENTS_MAX, CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX, DESCRIPTION_BYTES_MAX,
-        ENDPOINT_CONCURRENCY_MAX, EVENT_ID_CHARS_MAX, EVENT_TYPE_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX,
-        KEY_NAME_BYTES_MAX, ORDERING_KEY_BYTES_MAX, OVERLAP_SECONDS_MAX, RATE_PER_SECOND_MAX,
-        ROTATE_DAYS_MAX, ROTATE_DAYS_MIN, SCHEDULE_STEPS_MAX, SECRET_BYTES_MAX, TIMEOUT_MS_MAX,
-        TIMEOUT_MS_MIN, TLS_PEM_BYTES_MAX, TYPES_PER_ENDPOINT_MAX, URL_BYTES_MAX,
+        ALERT_DEAD_LETTERS_MAX, BATCH_EVENTS_MAX, CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX,
+        DESCRIPTION_BYTES_MAX, ENDPOINT_CONCURRENCY_MAX, EVENT_ID_CHARS_MAX, EVENT_TYPE_BYTES_MAX,
+        IDEMPOTENCY_KEY_CHARS_MAX, KEY_NAME_BYTES_MAX, ORDERING_KEY_BYTES_MAX, OVERLAP_SECONDS_MAX,
+        RATE_PER_SECOND_MAX, ROTATE_DAYS_MAX, ROTATE_DAYS_MIN, SCHEDULE_STEPS_MAX, SECRET_BYTES_MAX,
+        TIMEOUT_MS_MAX, TIMEOUT_MS_MIN, TLS_PEM_BYTES_MAX, TYPES_PER_ENDPOINT_MAX, URL_BYTES_MAX,
     },
     state::{KeyRole, SignatureFormat},
 };
@@ -78,6 +78,7 @@ pub(super) fn path_parameter(name: &str) -> (Value, &'static str) {
         "event" => (value(event_id()), "The event's id."),
         "endpoint" => (json!({"type": "string"}), "The endpoint's id, `ep_…`."),
         "delivery" => (json!({"type": "string"}), "The delivery's id, `dlv_…`."),
+        "listener" => (json!({"type": "string"}), "The listener's id, `lis_…`."),
         "key" => (json!({"type": "string"}), "The key's id, `key_…`."),
         "replay" => (json!({"type": "string"}), "The replay's id, `rpl_…`."),
         "erasure" => (json!({"type": "string"}), "The erasure's id, `era_…`."),
@@ -349,6 +350,11 @@ pub(crate) fn dead_reason() -> Object {
     words(DeadReason::ALL.iter().map(|reason| reason.as_str()))
 }
 
+/// Of something that outlives its endpoint.
+pub(crate) fn any_endpoint_state() -> Object {
+    words(EndpointState::ALL.iter().map(|state| state.as_str()))
+}
+
 pub(crate) fn delivery_state_or_null() -> Object {
     words_or_null(["dead", "delivered", "pending"])
 }
@@ -381,7 +387,7 @@ pub(crate) fn threshold() -> Object {
     ObjectBuilder::new()
         .schema_type(Type::Integer)
         .minimum(Some(1))
-        .maximum(Some(1_000_000_000))
+        .maximum(Some(ALERT_DEAD_LETTERS_MAX))
         .build()
 }
 
@@ -404,5 +410,12 @@ pub(crate) fn batch() -> Array {
         .items(Ref::from_schema_name("NewEvent"))
         .min_items(Some(1))
         .max_items(Some(BATCH_EVENTS_MAX))
+        .build()
+}
+
+pub(crate) fn type_or_null_plain() -> Object {
+    text_or_null()
+        .pattern(Some(TYPE))
+        .max_length(Some(EVENT_TYPE_BYTES_MAX))
         .build()
 }

@@ -96,10 +96,6 @@ impl Frame {
         }
     }
 
-    fn may_manage(&self) -> bool {
-        Rule::Manage.admits(self.role)
-    }
-
     /// Whether to show the forms and buttons that lead to routes of this rule.
     fn may_operate(&self) -> bool {
         Rule::Operate.admits(self.role)

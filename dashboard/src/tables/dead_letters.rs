@@ -80,7 +80,7 @@ pub(crate) struct Group {
     #[schema(schema_with = shapes::dead_reason)]
     pub(crate) reason: DeadReason,
     pub(crate) count: i64,
-    #[schema(schema_with = shapes::endpoint_state)]
+    #[schema(schema_with = shapes::any_endpoint_state)]
     pub(crate) endpoint_state: EndpointState,
 }
 

@@ -249,6 +249,7 @@ pub(crate) async fn find_number(
     .await
 }
 
+/// Without listeners: they are not for people to manage.
 pub(crate) async fn list(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
@@ -258,7 +259,9 @@ pub(crate) async fn list(
     sqlx::query_as(concat!(
         "select ",
         columns!(),
-        " from postrider.endpoints where tenant_id = $1 and state <> 'deleted' and id > $2 order by id limit $3"
+        " from postrider.endpoints where tenant_id = $1 and state <> 'deleted' and id > $2
+            and not exists (select from postrider.listeners l where l.endpoint_id = endpoints.id)
+          order by id limit $3"
     ))
     .bind(tenant)
     .bind(after)

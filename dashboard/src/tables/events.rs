@@ -42,7 +42,9 @@ pub(crate) async fn find_numbers(db: impl PgExecutor<'_>, id: &str) -> Result<Ve
         "select e.event_id from (select id from postrider.tenants where deleted_at is null limit $3) t
          join postrider.event_ids e on e.tenant_id = t.id and e.id = $1
          union
-         select id from postrider.events where id = $2 and chosen_id is null",
+         select id from postrider.events where id = $2 and chosen_id is null
+         union
+         select id from postrider.events_held where id = $2 and chosen_id is null",
     )
     .bind(id)
     .bind(EventId::from_generated(id))
@@ -78,10 +80,12 @@ pub(crate) async fn load(db: impl PgExecutor<'_>, ids: &[EventId]) -> Result<Vec
         "select e.id, e.tenant_id, y.name as type_name, s.version, e.chosen_id, e.ordering_key, e.sequence, e.body, e.full_data
          from unnest($1::uuid[]) as u (id)
          cross join lateral (
-            select v.id, v.type_id, v.schema_id, v.chosen_id, v.ordering_key, v.sequence, v.body, v.full_data
+            select v.id, v.tenant_id, v.type_id, v.schema_id, v.chosen_id, v.ordering_key, v.sequence, v.body,
+                v.full_data
             from postrider.events v where v.id = u.id
             union all
-            select v.id, v.type_id, v.schema_id, v.chosen_id, v.ordering_key, v.sequence, v.body, v.full_data
+            select v.id, v.tenant_id, v.type_id, v.schema_id, v.chosen_id, v.ordering_key, v.sequence, v.body,
+                v.full_data
             from postrider.events_held v where v.id = u.id
             limit 1
          ) e

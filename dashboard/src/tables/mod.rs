@@ -11,6 +11,7 @@ pub(crate) mod endpoints;
 pub(crate) mod event_types;
 pub(crate) mod events;
 pub(crate) mod idempotency;
+pub(crate) mod listeners;
 pub(crate) mod people;
 pub(crate) mod portal_links;
 pub(crate) mod queue;

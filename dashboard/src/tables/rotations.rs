@@ -77,7 +77,9 @@ pub(crate) async fn list(
          where ($1::int is null or e.tenant_id = $1) and ($5::int is null or e.id = $5)
            and (not $6 or older.retires_at is not null or refused.count > 0
                 or coalesce(e.rotate_every_days, t.rotate_every_days, 0) > 0)
-           and e.state <> 'deleted' and e.id > $2 order by e.id limit $3",
+           and e.state <> 'deleted' and e.id > $2
+           and not exists (select from postrider.listeners l where l.endpoint_id = e.id)
+         order by e.id limit $3",
     )
     .bind(tenant)
     .bind(after)

@@ -284,12 +284,10 @@ const KINDS_MAX: usize = 100;
 
 impl Crawl {
     pub(crate) fn from(start: &[String]) -> Self {
-        let mut crawl = Self {
-            waiting: Vec::new(),
-            known: BTreeSet::new(),
-        };
-        crawl.learn(start.to_vec());
-        crawl
+        Self {
+            waiting: start.to_vec(),
+            known: start.iter().map(|page| kind_of(page)).collect(),
+        }
     }
 
     pub(crate) fn next(&mut self) -> Option<String> {
@@ -298,7 +296,8 @@ impl Crawl {
 
     pub(crate) fn learn(&mut self, links: Vec<String>) {
         for link in links {
-            if self.known.insert(kind_of(&link)) {
+            let is_page = NO_PAGES.iter().all(|start| !link.starts_with(start));
+            if is_page && self.known.insert(kind_of(&link)) {
                 self.waiting.push(link);
             }
         }
@@ -306,23 +305,23 @@ impl Crawl {
     }
 }
 
-/// Its path with ids left out, and the names of what its query says.
+/// What is not for people, or is a document of its own.
+const NO_PAGES: [&str; 5] = ["/v1/", "/docs", "/openapi.json", "/assets/", "/live/"];
+
+/// A longer part of a path is an id.
+const IDLESS_CHARS_MAX: usize = 16;
+
+/// Its path with ids left out: a filter makes no other page.
 fn kind_of(link: &str) -> String {
-    let (path, query) = link.split_once('?').unwrap_or((link, ""));
-    let path: Vec<&str> = path
-        .split('/')
-        .map(
-            |part| match part.contains(['_', '.', '@']) || part == "acme" || part == "globex" {
-                true => "*",
-                false => part,
-            },
-        )
-        .collect();
-    let query: BTreeSet<&str> = query
-        .split('&')
-        .filter_map(|pair| pair.split('=').next())
-        .collect();
-    format!("{}?{query:?}", path.join("/"))
+    let path = link.split('?').next().unwrap_or_default();
+    let parts = path.split('/').map(|part| {
+        let is_id = part.contains(['_', '.', '@'])
+            || part.len() > IDLESS_CHARS_MAX
+            || part == "acme"
+            || part == "globex";
+        if is_id { "*" } else { part }
+    });
+    parts.collect::<Vec<&str>>().join("/")
 }
 
 fn axe() -> PathBuf {

@@ -105,8 +105,20 @@ impl Database {
             .expect(statement);
     }
 
+    pub(crate) async fn execute_as_superuser(&self, statement: &str) {
+        run(&self.server.cluster, statement).await;
+    }
+
     /// The one number that this asks for.
     pub(crate) async fn count(&self, query: &str) -> i64 {
+        let mut connection = self.connect().await;
+        sqlx::query_scalar(AssertSqlSafe(query))
+            .fetch_one(&mut connection)
+            .await
+            .expect(query)
+    }
+
+    pub(crate) async fn text(&self, query: &str) -> String {
         let mut connection = self.connect().await;
         sqlx::query_scalar(AssertSqlSafe(query))
             .fetch_one(&mut connection)

@@ -200,6 +200,10 @@ impl Postrider {
         self.log.lock().expect("not poisoned").clone()
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("our own child").is_none()
     }

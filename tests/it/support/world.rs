@@ -168,6 +168,10 @@ impl World {
         named
     }
 
+    pub(crate) fn delivery_page(&self) -> String {
+        format!("/deliveries/{}", self.own.delivery)
+    }
+
     /// Of the team.
     pub(crate) fn pages(&self) -> Vec<String> {
         let team = [
@@ -199,9 +203,13 @@ impl World {
     }
 }
 
-const CUSTOMER_PAGES: [&str; 7] = [
+const CUSTOMER_PAGES: [&str; 11] = [
     "/",
     "/deliveries",
+    "/endpoints",
+    "/endpoints/new",
+    "/endpoints/rotations",
+    "/replays",
     "/dead-letters",
     "/event-types",
     "/event-types/invoice.paid",
@@ -216,6 +224,9 @@ impl Place {
             format!("/deliveries/{}", self.dead),
             format!("/signatures?delivery={}", self.delivery),
             format!("/verify?endpoint={}", self.endpoint),
+            format!("/endpoints/{}", self.endpoint),
+            format!("/endpoints/{}/secrets", self.endpoint),
+            format!("/endpoints/{}/settings", self.endpoint),
         ]
     }
 }

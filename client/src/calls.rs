@@ -1,0 +1,209 @@
+//! Every call of the API, a method each.
+
+use chrono::SecondsFormat;
+use reqwest::Method;
+use serde_json::json;
+
+use crate::{Client, Error, PageOf, models::*};
+
+impl Client {
+    pub async fn tenants(&self, page: &PageOf) -> Result<Page<Tenant>, Error> {
+        self.page(&["v1", "tenants"], page, &[]).await
+    }
+
+    pub async fn put_tenant(&self, tenant: &str, name: Option<&str>) -> Result<Tenant, Error> {
+        self.with_body(Method::PUT, &["v1", "tenants", tenant], &json!({"name": name}))
+            .await
+    }
+
+    pub async fn tenant(&self, tenant: &str) -> Result<Tenant, Error> {
+        self.get(&["v1", "tenants", tenant], &[]).await
+    }
+
+    /// Answers when nothing more is sent for it.
+    pub async fn delete_tenant(&self, tenant: &str) -> Result<(), Error> {
+        self.delete(&["v1", "tenants", tenant]).await
+    }
+
+    /// Without the schemas.
+    pub async fn event_types(&self, page: &PageOf) -> Result<Page<EventType>, Error> {
+        self.page(&["v1", "event-types"], page, &[]).await
+    }
+
+    pub async fn event_type(&self, name: &str) -> Result<EventType, Error> {
+        self.get(&["v1", "event-types", name], &[]).await
+    }
+
+    pub async fn put_event_type(&self, name: &str, settings: &EventTypeSettings) -> Result<EventType, Error> {
+        self.with_body(Method::PUT, &["v1", "event-types", name], settings)
+            .await
+    }
+
+    pub async fn delete_event_type(&self, name: &str) -> Result<(), Error> {
+        self.delete(&["v1", "event-types", name]).await
+    }
+
+    /// An event with this id and content that was there before is answered and not sent again.
+    pub async fn emit(&self, tenant: &str, event: &NewEvent) -> Result<Event, Error> {
+        let body = event.wire().map_err(|error| self.unreadable(error.to_string()))?;
+        self.with_body(Method::POST, &["v1", "tenants", tenant, "events"], &body)
+            .await
+    }
+
+    /// The newest first.
+    pub async fn events(&self, tenant: &str, page: &PageOf) -> Result<Page<Event>, Error> {
+        self.page(&["v1", "tenants", tenant, "events"], page, &[]).await
+    }
+
+    /// With its deliveries.
+    pub async fn event(&self, tenant: &str, id: &str) -> Result<Event, Error> {
+        self.get(&["v1", "tenants", tenant, "events", id], &[]).await
+    }
+
+    pub async fn create_endpoint(
+        &self,
+        tenant: &str,
+        settings: &EndpointSettings,
+    ) -> Result<Endpoint, Error> {
+        self.with_body(Method::POST, &["v1", "tenants", tenant, "endpoints"], settings)
+            .await
+    }
+
+    pub async fn endpoints(&self, tenant: &str, page: &PageOf) -> Result<Page<Endpoint>, Error> {
+        self.page(&["v1", "tenants", tenant, "endpoints"], page, &[])
+            .await
+    }
+
+    pub async fn endpoint(&self, tenant: &str, id: &str) -> Result<Endpoint, Error> {
+        self.get(&["v1", "tenants", tenant, "endpoints", id], &[]).await
+    }
+
+    /// Answers when the change is in effect.
+    pub async fn change_endpoint(
+        &self,
+        tenant: &str,
+        id: &str,
+        settings: &EndpointSettings,
+    ) -> Result<Endpoint, Error> {
+        self.with_body(
+            Method::PATCH,
+            &["v1", "tenants", tenant, "endpoints", id],
+            settings,
+        )
+        .await
+    }
+
+    /// Answers when no more requests to it are begun.
+    pub async fn delete_endpoint(&self, tenant: &str, id: &str) -> Result<(), Error> {
+        self.delete(&["v1", "tenants", tenant, "endpoints", id]).await
+    }
+
+    pub async fn secrets(&self, tenant: &str, endpoint: &str) -> Result<Secrets, Error> {
+        self.get(&["v1", "tenants", tenant, "endpoints", endpoint, "secret"], &[])
+            .await
+    }
+
+    pub async fn rotate_secret(
+        &self,
+        tenant: &str,
+        endpoint: &str,
+        rotation: &Rotation,
+    ) -> Result<Secrets, Error> {
+        let path = ["v1", "tenants", tenant, "endpoints", endpoint, "secret", "rotate"];
+        self.with_body(Method::POST, &path, rotation).await
+    }
+
+    /// One test event, now.
+    pub async fn test_endpoint(
+        &self,
+        tenant: &str,
+        endpoint: &str,
+        type_name: Option<&str>,
+    ) -> Result<TestAttempt, Error> {
+        let path = ["v1", "tenants", tenant, "endpoints", endpoint, "test"];
+        self.with_body(Method::POST, &path, &json!({"type": type_name}))
+            .await
+    }
+
+    /// A few dozen test events that tell whether the receiver is right.
+    pub async fn probe_endpoint(
+        &self,
+        tenant: &str,
+        endpoint: &str,
+        type_name: Option<&str>,
+    ) -> Result<ProbeReport, Error> {
+        let path = ["v1", "tenants", tenant, "endpoints", endpoint, "probe"];
+        self.with_body(Method::POST, &path, &json!({"type": type_name}))
+            .await
+    }
+
+    pub async fn deliveries(
+        &self,
+        tenant: &str,
+        filter: &DeliveryFilter,
+        page: &PageOf,
+    ) -> Result<Page<Delivery>, Error> {
+        let time = |time: chrono::DateTime<chrono::Utc>| time.to_rfc3339_opts(SecondsFormat::Millis, true);
+        let filter = [
+            ("state", filter.state.map(|state| state.as_str().to_owned())),
+            ("endpoint", filter.endpoint.clone()),
+            ("type", filter.type_name.clone()),
+            ("event", filter.event.clone()),
+            ("status_code", filter.status_code.map(|code| code.to_string())),
+            ("since", filter.since.map(time)),
+            ("until", filter.until.map(time)),
+        ];
+        self.page(&["v1", "tenants", tenant, "deliveries"], page, &filter)
+            .await
+    }
+
+    pub async fn delivery(&self, tenant: &str, id: &str) -> Result<DeliveryWithAttempts, Error> {
+        self.get(&["v1", "tenants", tenant, "deliveries", id], &[]).await
+    }
+
+    pub async fn replay_delivery(&self, tenant: &str, id: &str) -> Result<DeliveryWithAttempts, Error> {
+        let path = ["v1", "tenants", tenant, "deliveries", id, "replay"];
+        self.with_body(Method::POST, &path, &json!({})).await
+    }
+
+    /// A durable job that sends many deliveries again, or with `dry_run` what it would do.
+    pub async fn start_replay(&self, tenant: &str, replay: &NewReplay) -> Result<Replay, Error> {
+        self.with_body(Method::POST, &["v1", "tenants", tenant, "replays"], replay)
+            .await
+    }
+
+    pub async fn replay(&self, tenant: &str, id: &str) -> Result<Replay, Error> {
+        self.get(&["v1", "tenants", tenant, "replays", id], &[]).await
+    }
+
+    pub async fn cancel_replay(&self, tenant: &str, id: &str) -> Result<(), Error> {
+        self.delete(&["v1", "tenants", tenant, "replays", id]).await
+    }
+
+    pub async fn create_listener(&self, tenant: &str, listener: &NewListener) -> Result<Listener, Error> {
+        self.with_body(Method::POST, &["v1", "tenants", tenant, "listeners"], listener)
+            .await
+    }
+
+    pub async fn delete_listener(&self, tenant: &str, id: &str) -> Result<(), Error> {
+        self.delete(&["v1", "tenants", tenant, "listeners", id]).await
+    }
+
+    /// The key is in this answer only.
+    pub async fn create_api_key(&self, key: &NewApiKey) -> Result<ApiKey, Error> {
+        self.with_body(Method::POST, &["v1", "api-keys"], key).await
+    }
+
+    pub async fn api_keys(&self, page: &PageOf) -> Result<Page<ApiKey>, Error> {
+        self.page(&["v1", "api-keys"], page, &[]).await
+    }
+
+    pub async fn revoke_api_key(&self, id: &str) -> Result<(), Error> {
+        self.delete(&["v1", "api-keys", id]).await
+    }
+
+    /// Who did what, the newest first.
+    pub async fn audit(&self, page: &PageOf) -> Result<Page<AuditEntry>, Error> {
+        self.page(&["v1", "audit"], page, &[]).await
+    }
+}

@@ -1,0 +1,45 @@
+//! A typed client of Postrider's HTTP API.
+//! Invariant: a refusal is a value, the server's own [`Problem`] (RFC 9457), and no answer is read without a bound.
+//!
+//! ```no_run
+//! # async fn pay() -> Result<(), postrider_client::Error> {
+//! use postrider_client::{Client, Error, NewEvent};
+//!
+//! let client = Client::new("http://127.0.0.1:8080", "prk_…")?;
+//! let event = NewEvent::new("invoice.paid", r#"{"id":"inv_123"}"#).id("inv_123:paid");
+//! match client.emit("acme", &event).await {
+//!     Ok(emitted) => println!("{} is on its way", emitted.id),
+//!     Err(Error::Refused(problem)) if problem.status == 409 => println!("{}", problem.detail),
+//!     Err(error) => return Err(error),
+//! }
+//! # Ok(()) }
+//! ```
+
+mod calls;
+mod error;
+mod listening;
+mod models;
+mod transport;
+
+pub use error::{Error, Fault, Problem};
+pub use listening::{Handover, Stream};
+pub use models::*;
+pub use transport::Client;
+
+/// Which part of a list is asked for.
+#[derive(Debug, Clone, Default)]
+pub struct PageOf {
+    /// At most 1,000; the server's own number when it is not said.
+    pub limit: Option<u32>,
+    /// The `next_cursor` of the page before.
+    pub cursor: Option<String>,
+}
+
+impl PageOf {
+    pub fn limit(limit: u32) -> Self {
+        Self {
+            limit: Some(limit),
+            cursor: None,
+        }
+    }
+}

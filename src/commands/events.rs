@@ -1,0 +1,162 @@
+//! `events tail`: a tenant's events as they come, the newest at the bottom.
+//! Invariant: an event that is committed late is shown too, as long as it is among the newest that a look takes in.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::{Args, Subcommand};
+use postrider_client::{Client, Event, PageOf};
+
+use super::{
+    output::{SOFT, STRONG, json_line, told_to_stop},
+    reach::{Failure, InTenant},
+};
+use crate::settings::Environment;
+
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+const LOOK_AT: u32 = 200;
+/// More than one look takes in, so that what was shown is known again.
+const REMEMBERED_MAX: usize = 4 * LOOK_AT as usize;
+
+#[derive(Subcommand)]
+pub(crate) enum EventsCommand {
+    /// Shows events as they come, until it is stopped
+    Tail(TailArguments),
+}
+
+#[derive(Args)]
+pub(crate) struct TailArguments {
+    /// Shown of what is there already
+    #[arg(long, short = 'n', default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=i64::from(LOOK_AT)))]
+    lines: u32,
+    /// Only this type, or with .* behind it all below it
+    #[arg(long = "type")]
+    type_name: Option<String>,
+    /// Ends after what is there already
+    #[arg(long)]
+    no_follow: bool,
+    #[command(flatten)]
+    at: InTenant,
+}
+
+pub(crate) async fn run(command: EventsCommand, environment: &Environment) -> Result<ExitCode, Failure> {
+    let EventsCommand::Tail(arguments) = &command;
+    tail(arguments, environment)
+        .await
+        .map_err(|error| arguments.at.reach.failure(error))
+}
+
+async fn tail(arguments: &TailArguments, environment: &Environment) -> anyhow::Result<ExitCode> {
+    let (client, tenant) = arguments.at.open(environment).await?;
+    let mut seen = Seen::default();
+    let mut first = true;
+    loop {
+        let mut new = look(&client, &tenant, &mut seen).await?;
+        new.retain(|event| wants(arguments.type_name.as_deref(), &event.type_name));
+        if first {
+            new.drain(..new.len().saturating_sub(arguments.lines as usize));
+        }
+        first = false;
+        for event in new {
+            show(&event, arguments.at.reach.json);
+        }
+        if arguments.no_follow {
+            return Ok(ExitCode::SUCCESS);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = told_to_stop() => return Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+/// What was not seen before, the oldest first.
+async fn look(client: &Client, tenant: &str, seen: &mut Seen) -> anyhow::Result<Vec<Event>> {
+    let page = client.events(tenant, &PageOf::limit(LOOK_AT)).await?;
+    let mut new: Vec<Event> = page
+        .data
+        .into_iter()
+        .filter(|event| seen.is_new(&event.id))
+        .collect();
+    new.reverse();
+    Ok(new)
+}
+
+#[derive(Default)]
+struct Seen {
+    ids: HashSet<String>,
+    order: VecDeque<String>,
+}
+
+impl Seen {
+    fn is_new(&mut self, id: &str) -> bool {
+        if !self.ids.insert(id.to_owned()) {
+            return false;
+        }
+        self.order.push_back(id.to_owned());
+        if self.order.len() > REMEMBERED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+        true
+    }
+}
+
+fn wants(pattern: Option<&str>, type_name: &str) -> bool {
+    match pattern {
+        None | Some("*") => true,
+        Some(pattern) => match pattern.strip_suffix(".*") {
+            Some(prefix) => type_name
+                .strip_prefix(prefix)
+                .is_some_and(|rest| rest.starts_with('.')),
+            None => type_name == pattern,
+        },
+    }
+}
+
+fn show(event: &Event, json: bool) {
+    if json {
+        json_line(event);
+        return;
+    }
+    let data = event.data.as_ref().map_or("", |data| data.get());
+    let end = data.char_indices().nth(120).map_or(data.len(), |(end, _)| end);
+    anstream::println!(
+        "{SOFT}{}{SOFT:#} {STRONG}{}{STRONG:#} {} {SOFT}{}{SOFT:#}",
+        event.created_at.format("%H:%M:%S%.3f"),
+        event.type_name,
+        event.id,
+        data[..end].escape_debug()
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_or_all_below_it() {
+        assert!(
+            wants(None, "a.b")
+                && wants(Some("*"), "a.b")
+                && wants(Some("a.*"), "a.b")
+                && wants(Some("a.b"), "a.b")
+        );
+        assert!(!wants(Some("a"), "a.b") && !wants(Some("a.*"), "ab.c") && !wants(Some("a.*"), "a"));
+    }
+
+    #[test]
+    fn what_was_shown_is_not_shown_again() {
+        let mut seen = Seen::default();
+        assert!(seen.is_new("a") && !seen.is_new("a"));
+        for n in 0..REMEMBERED_MAX {
+            seen.is_new(&n.to_string());
+        }
+        assert_eq!(seen.ids.len(), seen.order.len());
+        assert!(seen.ids.len() <= REMEMBERED_MAX);
+    }
+}
