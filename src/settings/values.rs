@@ -120,3 +120,20 @@ pub(super) fn parse_format(text: &str) -> Result<bool, String> {
         _ => Err(format!("`{text}` is neither text nor json")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retention_is_a_number_and_a_unit_within_bounds() {
+        assert_eq!(parse_retention("30d"), Ok(Duration::from_secs(30 * 86_400)));
+        assert_eq!(parse_retention("90m"), Ok(Duration::from_secs(5_400)));
+        assert_eq!(parse_retention("10s"), Ok(Duration::from_secs(10)));
+        for bad in [
+            "", "d", "9s", "0d", "30", "30 weeks", "3651d", "-1d", "1.5h", "30ä", "99999999999999999999d",
+        ] {
+            assert!(parse_retention(bad).is_err(), "{bad}");
+        }
+    }
+}
