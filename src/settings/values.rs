@@ -131,7 +131,17 @@ mod tests {
         assert_eq!(parse_retention("90m"), Ok(Duration::from_secs(5_400)));
         assert_eq!(parse_retention("10s"), Ok(Duration::from_secs(10)));
         for bad in [
-            "", "d", "9s", "0d", "30", "30 weeks", "3651d", "-1d", "1.5h", "30ä", "99999999999999999999d",
+            "",
+            "d",
+            "9s",
+            "0d",
+            "30",
+            "30 weeks",
+            "3651d",
+            "-1d",
+            "1.5h",
+            "30ä",
+            "99999999999999999999d",
         ] {
             assert!(parse_retention(bad).is_err(), "{bad}");
         }

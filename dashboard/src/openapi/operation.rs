@@ -107,16 +107,10 @@ impl Operation {
     }
 
     /// `limit` and `cursor`, and a page of `T` as the answer.
-    pub(super) fn answers_page<T: ToSchema>(self, words: &str) -> Self {
+    pub(super) fn answers_page<T: ToSchema>(mut self, words: &str) -> Self {
         let limit =
             json!({"type": "integer", "minimum": 1, "maximum": LIST_PAGE_MAX, "default": LIST_PAGE_DEFAULT});
         let cursor = json!({"type": "string"});
-        self.query("limit", limit, "Entries of one page.")
-            .query("cursor", cursor, "The `next_cursor` of the page before.")
-            .answers_whole::<T>(Some(LIST_PAGE_MAX), words)
-    }
-
-    fn answers_whole<T: ToSchema>(mut self, most: Option<i64>, words: &str) -> Self {
         let item = named::<T>(&mut self.schemas);
         let name = format!("{}Page", T::name());
         self.schemas.insert(
@@ -125,7 +119,7 @@ impl Operation {
                 "type": "object",
                 "required": ["data", "next_cursor"],
                 "properties": {
-                    "data": {"type": "array", "items": item},
+                    "data": {"type": "array", "items": item, "maxItems": LIST_PAGE_MAX},
                     "next_cursor": {
                         "type": ["string", "null"],
                         "description": "Ask on with `?cursor=` and this; null on the last page.",
@@ -133,16 +127,13 @@ impl Operation {
                 },
             }),
         );
-        if let Some(most) = most {
-            self.schemas
-                .entry(name.clone())
-                .and_modify(|page| page["properties"]["data"]["maxItems"] = most.into());
-        }
-        self.answers_json(
-            200,
-            json!({"$ref": format!("#/components/schemas/{name}")}),
-            words,
-        )
+        self.query("limit", limit, "Entries of one page.")
+            .query("cursor", cursor, "The `next_cursor` of the page before.")
+            .answers_json(
+                200,
+                json!({"$ref": format!("#/components/schemas/{name}")}),
+                words,
+            )
     }
 
     pub(super) fn answers<T: ToSchema>(mut self, status: u16, words: &str) -> Self {
