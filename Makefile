@@ -48,6 +48,7 @@ fmt: ## formats the code
 lint: ## the checks that need no test
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	@sh deploy/check.sh
 
 # Libraries of others verify our signatures in the tests. Node comes with the Python packages, so that its version does
 # not depend on the system.
