@@ -199,16 +199,14 @@ async fn emit_batch(app: &App, tenant: &str, given: Vec<v1::Event>) -> Result<Ve
             format!("a batch has 1 to {BATCH_EVENTS_MAX} events"),
         ));
     }
-    let events = batch::all_good(given.into_iter().map(|event| own(tenant, event)))?;
+    let events = given.into_iter().map(|event| own(tenant, event)).collect();
     let mut transaction = tables::begin(&app.pool).await?;
-    let emitted = batch::emit_all(app, &mut transaction, &events).await?;
+    let emitted = batch::emit_all(app, &mut transaction, events).await?;
     transaction.commit().await?;
     app.wake.now();
-    let names = events.into_iter().map(|event| event.type_name);
     Ok(emitted
         .into_iter()
-        .zip(names)
-        .map(|(one, name)| view(one, name))
+        .map(|(one, event)| view(one, event.type_name))
         .collect())
 }
 

@@ -30,7 +30,7 @@ impl<const MAX: usize> Text<MAX> {
     pub(crate) fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Problem> {
         let text = std::str::from_utf8(&self.0)
             .map_err(|e| Problem::bad_request(format!("The body is not UTF-8: {e}.")))?;
-        serde_json::from_str(text).map_err(|error| match error.classify() {
+        read_object(text).map_err(|error| match error.classify() {
             Category::Data => Problem::invalid("", error.to_string()),
             Category::Syntax | Category::Eof | Category::Io => {
                 Problem::bad_request(format!("The body is not valid JSON: {error}."))
@@ -41,6 +41,17 @@ impl<const MAX: usize> Text<MAX> {
     fn is_empty(&self) -> bool {
         self.0.iter().all(u8::is_ascii_whitespace)
     }
+}
+
+/// A form is an object. `serde` would also take its fields in their order from an array.
+pub(crate) fn read_object<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, serde_json::Error> {
+    if text.trim_ascii_start().starts_with('[') {
+        serde_json::from_str::<serde::de::IgnoredAny>(text)?;
+        return Err(serde::de::Error::custom(
+            "a JSON object is expected here, not an array",
+        ));
+    }
+    serde_json::from_str(text)
 }
 
 impl<S: Send + Sync, const MAX: usize> FromRequest<S> for Text<MAX> {

@@ -14,7 +14,7 @@ use sqlx::PgConnection;
 use crate::data::readable;
 
 /// Told of one event or one schema; what is wrong beyond that is not looked for.
-pub const VIOLATIONS_MAX: usize = 50;
+pub const VIOLATIONS_MAX: usize = 200;
 const MESSAGE_CHARS_MAX: usize = 300;
 /// Compiled schemas kept, and names of types and versions that are known to mean one.
 const COMPILED_MAX: usize = 1_000;
@@ -104,11 +104,18 @@ impl Schema {
         if self.validator.is_valid(&value) {
             return Vec::new();
         }
-        self.validator
-            .iter_errors(&value)
+        let mut errors = self.validator.iter_errors(&value);
+        let mut found: Vec<Violation> = errors
+            .by_ref()
             .take(VIOLATIONS_MAX)
             .map(|error| Violation::of(&error))
-            .collect()
+            .collect();
+        if errors.next().is_some() {
+            found.push(Violation::whole(format!(
+                "there are more errors than these {VIOLATIONS_MAX}"
+            )));
+        }
+        found
     }
 }
 
@@ -343,7 +350,7 @@ mod tests {
         let schema = json!({"properties": {"a": {"items": {"const": "x".repeat(5_000)}}}});
         let data = json!({"a": vec![0; 500]}).to_string();
         let found = Schema::compile(&schema).expect("a schema").violations(&data);
-        assert_eq!(found.len(), VIOLATIONS_MAX);
+        assert_eq!(found.len(), VIOLATIONS_MAX + 1);
         assert!(
             found
                 .iter()

@@ -53,6 +53,8 @@ async fn tail(arguments: &TailArguments, environment: &Environment) -> anyhow::R
     let (client, tenant) = arguments.at.open(environment).await?;
     let mut seen = Seen::default();
     let mut first = true;
+    // One for all rounds: a signal that comes during a request is heard after it.
+    let mut stop = std::pin::pin!(told_to_stop());
     loop {
         let mut new = look(&client, &tenant, &mut seen).await?;
         new.retain(|event| wants(arguments.type_name.as_deref(), &event.type_name));
@@ -68,7 +70,7 @@ async fn tail(arguments: &TailArguments, environment: &Environment) -> anyhow::R
         }
         tokio::select! {
             () = tokio::time::sleep(LOOK_EVERY) => {}
-            () = told_to_stop() => return Ok(ExitCode::SUCCESS),
+            () = &mut stop => return Ok(ExitCode::SUCCESS),
         }
     }
 }
@@ -130,13 +132,26 @@ fn show(event: &Event, json: bool) {
         event.created_at.format("%H:%M:%S%.3f"),
         event.type_name,
         event.id,
-        data[..end].escape_debug()
+        printable(&data[..end])
     );
+}
+
+/// Without what would steer the terminal.
+fn printable(text: &str) -> String {
+    let is_steering =
+        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.replace(is_steering, "\u{fffd}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn data_is_shown_as_it_is_but_for_what_steers_the_terminal() {
+        assert_eq!(printable("{\"a\":\"ż\"}"), "{\"a\":\"ż\"}");
+        assert_eq!(printable("\u{1b}[31m\u{202e}"), "\u{fffd}[31m\u{fffd}");
+    }
 
     #[test]
     fn a_type_or_all_below_it() {

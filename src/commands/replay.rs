@@ -119,6 +119,7 @@ async fn replay(arguments: &ReplayArguments, environment: &Environment) -> anyho
 
 async fn wait(client: &Client, tenant: &str, mut replay: Replay) -> anyhow::Result<Replay> {
     let bar = progress(replay.total.max(0) as u64, "replaying");
+    let mut stop = std::pin::pin!(told_to_stop());
     loop {
         bar.set_length(replay.total.max(0) as u64);
         bar.set_position(replay.done.max(0) as u64);
@@ -131,7 +132,7 @@ async fn wait(client: &Client, tenant: &str, mut replay: Replay) -> anyhow::Resu
         };
         tokio::select! {
             () = tokio::time::sleep(LOOK_EVERY) => {}
-            () = told_to_stop() => {
+            () = &mut stop => {
                 bar.abandon();
                 // It is the server's job: it goes on without us.
                 return Ok(replay);

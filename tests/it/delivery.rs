@@ -162,3 +162,19 @@ stripe.WebhookSignature.verify_header(body, sys.argv[2], sys.argv[3], tolerance=
         assert!(String::from_utf8_lossy(&told.stderr).contains("SignatureVerificationError"));
     }
 }
+
+#[tokio::test]
+async fn a_filter_by_status_passes_over_what_got_no_answer() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/", closed.local_addr().expect("an address"));
+    drop(closed);
+    api.acme(&url, json!({ "retry_schedule": ["0s"] })).await;
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    api.wait_for_state("acme", "dead", 1).await;
+    assert!(api.deliveries("acme", "status_code=500").await.is_empty());
+    assert_eq!(api.deliveries("acme", "state=dead").await.len(), 1);
+}

@@ -1,6 +1,6 @@
 //! Many events in one request, all or none. A refusal names each bad one by its place in the list.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use axum::{
     extract::{Path, State},
@@ -20,7 +20,7 @@ use crate::{
     App, Shared,
     emits::OwnedEvent,
     idempotency::{Claim, Work},
-    input::Text,
+    input::{Text, read_object},
     openapi::shapes,
     problem::{Fault, Kind, Problem},
 };
@@ -48,7 +48,7 @@ pub(crate) struct EmittedView {
     created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     sequence: Option<i64>,
-    /// It was there before, or stands in this batch twice: nothing is sent again.
+    /// It was there before: nothing is sent again.
     duplicate: bool,
 }
 
@@ -66,33 +66,63 @@ pub(crate) async fn emit(
 ) -> Result<Response, Problem> {
     let events = read(&text, &tenant)?;
     let mut work = Work::begin(&app, claim).await?;
-    let emitted = emit_all(&app, &mut work, &events).await?;
-    let data = emitted.into_iter().zip(&events).map(view).collect();
+    let emitted = emit_all(&app, &mut work, events).await?;
+    let data = emitted.into_iter().map(view).collect();
     let response = work.commit(StatusCode::ACCEPTED, &BatchView { data }).await?;
     app.wake.now();
     Ok(response)
 }
 
-/// In the transaction of the caller, who gives it up when one is refused.
+/// In the transaction of the caller, who gives it up when one is refused. Those that can be read are tried although others
+/// can't, so that the refusal names all that are bad.
 pub(crate) async fn emit_all(
     app: &App,
     connection: &mut PgConnection,
-    events: &[OwnedEvent],
-) -> Result<Vec<Emitted>, Problem> {
-    let borrowed: Vec<_> = events.iter().map(OwnedEvent::borrow).collect();
+    read: Vec<Result<OwnedEvent, Problem>>,
+) -> Result<Vec<(Emitted, OwnedEvent)>, Problem> {
+    let mut refused = Refused::default();
+    let mut events = Vec::with_capacity(read.len());
+    let mut ids = HashMap::new();
+    for (index, event) in read.into_iter().enumerate() {
+        let event = event.and_then(|event| match &event.id {
+            Some(id) => match ids.insert(id.clone(), index) {
+                Some(first) => {
+                    let detail = format!("event {first} of this batch has the same id");
+                    Err(Problem::invalid("/id", detail))
+                }
+                None => Ok(event),
+            },
+            None => Ok(event),
+        });
+        match event {
+            Ok(event) => events.push((index, event)),
+            Err(problem) => refused.add(problem, index),
+        }
+    }
+    let borrowed: Vec<_> = events.iter().map(|(_, event)| event.borrow()).collect();
     let answers = app
         .emits
         .sender
         .emit_all(connection, &borrowed, Patience::Own)
         .await
         .map_err(|error| refusal(EmitError::Database(error), "/events"))?;
-    all_or_none(answers)
+    let mut emitted = Vec::with_capacity(answers.len());
+    for ((index, event), answer) in events.into_iter().zip(answers) {
+        match answer {
+            Ok(one) => emitted.push((one, event)),
+            // The tenant stands in the path: all of them have it, or none.
+            Err(EmitError::UnknownTenant) => return Err(Problem::not_found("tenant")),
+            Err(EmitError::Database(error)) => return Err(error.into()),
+            Err(error) => refused.add(refusal(error, ""), index),
+        }
+    }
+    refused.done().map(|()| emitted)
 }
 
-fn view((emitted, event): (Emitted, &OwnedEvent)) -> EmittedView {
+fn view((emitted, event): (Emitted, OwnedEvent)) -> EmittedView {
     EmittedView {
         id: emitted.id,
-        r#type: event.type_name.clone(),
+        r#type: event.type_name,
         version: emitted.version,
         created_at: emitted.created_at.to_rfc3339_opts(SecondsFormat::Millis, true),
         sequence: emitted.sequence,
@@ -100,7 +130,7 @@ fn view((emitted, event): (Emitted, &OwnedEvent)) -> EmittedView {
     }
 }
 
-fn read(text: &Text<BATCH_BYTES_MAX>, tenant: &str) -> Result<Vec<OwnedEvent>, Problem> {
+fn read(text: &Text<BATCH_BYTES_MAX>, tenant: &str) -> Result<Vec<Result<OwnedEvent, Problem>>, Problem> {
     let form: BatchForm<'_> = text.read()?;
     if form.events.is_empty() || form.events.len() > BATCH_EVENTS_MAX {
         return Err(Problem::invalid(
@@ -108,41 +138,12 @@ fn read(text: &Text<BATCH_BYTES_MAX>, tenant: &str) -> Result<Vec<OwnedEvent>, P
             format!("a batch has 1 to {BATCH_EVENTS_MAX} events"),
         ));
     }
-    all_good(form.events.iter().map(|raw| {
-        serde_json::from_str::<EmitForm<'_>>(raw.get())
+    let read = form.events.iter().map(|raw| {
+        read_object::<EmitForm<'_>>(raw.get())
             .map_err(|error| Problem::invalid("", error.to_string()))
             .and_then(|form| form.check(tenant))
-    }))
-}
-
-/// All of them, or everything that is wrong with each bad one.
-pub(crate) fn all_good(
-    read: impl Iterator<Item = Result<OwnedEvent, Problem>>,
-) -> Result<Vec<OwnedEvent>, Problem> {
-    let mut events = Vec::new();
-    let mut refused = Refused::default();
-    for (index, event) in read.enumerate() {
-        match event {
-            Ok(event) => events.push(event),
-            Err(problem) => refused.add(problem, &format!("/events/{index}")),
-        }
-    }
-    refused.done().map(|()| events)
-}
-
-fn all_or_none(answers: Vec<Result<Emitted, EmitError>>) -> Result<Vec<Emitted>, Problem> {
-    let mut emitted = Vec::with_capacity(answers.len());
-    let mut refused = Refused::default();
-    for (index, answer) in answers.into_iter().enumerate() {
-        match answer {
-            Ok(one) => emitted.push(one),
-            // The tenant stands in the path: all of them have it, or none.
-            Err(EmitError::UnknownTenant) => return Err(Problem::not_found("tenant")),
-            Err(EmitError::Database(error)) => return Err(error.into()),
-            Err(error) => refused.add(refusal(error, ""), &format!("/events/{index}")),
-        }
-    }
-    refused.done().map(|()| emitted)
+    });
+    Ok(read.collect())
 }
 
 /// What is wrong with each bad one; the kind that most of the answer is about.
@@ -153,11 +154,12 @@ struct Refused {
 }
 
 impl Refused {
-    fn add(&mut self, problem: Problem, below: &str) {
+    fn add(&mut self, problem: Problem, index: usize) {
+        let below = format!("/events/{index}");
         self.kinds.insert(problem.status().as_u16(), problem.kind);
         if problem.errors.is_empty() {
             self.faults.push(Fault {
-                pointer: below.to_owned(),
+                pointer: below,
                 detail: problem.detail,
             });
             return;

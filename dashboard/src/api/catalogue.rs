@@ -27,7 +27,10 @@ pub(crate) async fn show(State(app): State<Shared>) -> Answer<Value> {
         let mut versions = Vec::new();
         for schema in schemas::of_type(&app.pool, row.id).await? {
             let name = format!("{}.{}", row.name, schema.version);
-            let value = serde_json::from_str(schema.schema.get()).unwrap_or(Value::Bool(true));
+            let value = match row.thin {
+                true => thin(),
+                false => serde_json::from_str(schema.schema.get()).unwrap_or(Value::Bool(true)),
+            };
             components.insert(name.clone(), component(&row.name, &schema.version, value));
             versions.push((schema.version, name));
         }
@@ -43,6 +46,16 @@ pub(crate) async fn show(State(app): State<Shared>) -> Answer<Value> {
         "webhooks": webhooks,
         "components": {"schemas": components},
     })))
+}
+
+/// What the body of a thin type carries, whatever its data is.
+fn thin() -> Value {
+    let word = json!({"type": ["string", "number"]});
+    json!({
+        "type": "object",
+        "properties": {"object": word, "id": word, "type": word},
+        "additionalProperties": false,
+    })
 }
 
 /// With an id of its own, so that its references are looked for inside it and not in the whole document.

@@ -52,7 +52,7 @@ pub(crate) async fn list_ended_of_endpoint(
     span: Span<'_>,
 ) -> Result<Vec<Place>, sqlx::Error> {
     sqlx::query_as(
-        "select event_id, endpoint_id, ($6::int[] is null or type_id = any($6)) and ($7::smallint is null or status = $7) as may_match
+        "select event_id, endpoint_id, ($6::int[] is null or type_id = any($6)) and ($7::smallint is null or status is not distinct from $7) as may_match
          from postrider.attempts
          where final is not null and endpoint_id = $1
            and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
@@ -75,7 +75,7 @@ pub(crate) async fn list_ended_of_tenant(
     span: Span<'_>,
 ) -> Result<Vec<Place>, sqlx::Error> {
     sqlx::query_as(
-        "select event_id, endpoint_id, ($6::int[] is null or type_id = any($6)) and ($7::smallint is null or status = $7) as may_match
+        "select event_id, endpoint_id, ($6::int[] is null or type_id = any($6)) and ($7::smallint is null or status is not distinct from $7) as may_match
          from postrider.attempts
          where final is not null and tenant_id = $1
            and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
@@ -95,7 +95,7 @@ pub(crate) async fn list_ended_of_tenant(
 /// Of all tenants: walks the primary key, where nearly every row is a final one.
 pub(crate) async fn list_ended(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<Place>, sqlx::Error> {
     sqlx::query_as(
-        "select event_id, endpoint_id, ($5::int[] is null or type_id = any($5)) and ($6::smallint is null or status = $6) as may_match
+        "select event_id, endpoint_id, ($5::int[] is null or type_id = any($5)) and ($6::smallint is null or status is not distinct from $6) as may_match
          from postrider.attempts
          where final is not null and event_id between $1 and $2 and (event_id < $2 or endpoint_id < $3)
          order by event_id desc, endpoint_id desc limit $4",

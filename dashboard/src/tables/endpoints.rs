@@ -204,7 +204,7 @@ pub(crate) struct OutdatedPin {
     pub(crate) passed: i64,
 }
 
-const EVENTS_LOOKED_AT: i64 = 500;
+const EVENTS_LOOKED_AT: i64 = 10_000;
 
 pub(crate) async fn outdated_pins(
     db: impl PgExecutor<'_>,

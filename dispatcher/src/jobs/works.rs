@@ -14,11 +14,12 @@ use super::{stopped, worker_name};
 use crate::{erasure, replays::run::Runner};
 
 const QUEUE: &str = "postrider.works";
-const POLL_EVERY: Duration = Duration::from_millis(500);
-/// A worker that has not been heard of for four of these is dead. One that only slept does no harm when it wakes: every
+/// Each poll is several transactions of the library's: more often would cost an idle system more than all the rest.
+const POLL_EVERY: Duration = Duration::from_secs(2);
+/// A worker that has not been heard of for three of these is dead. One that only slept does no harm when it wakes: every
 /// step makes sure that it is still wanted.
-const HEARTBEAT: Duration = Duration::from_secs(1);
-const HEARTBEATS_MISSED_MAX: usize = 4;
+const HEARTBEAT: Duration = Duration::from_secs(2);
+const HEARTBEATS_MISSED_MAX: usize = 3;
 /// It is begun anew whenever its worker dies or stops.
 const ATTEMPTS_MAX: i32 = 1_000_000;
 /// Works that one process has under way.
