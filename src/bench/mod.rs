@@ -31,7 +31,7 @@ const PROFILING: &str = "shared_preload_libraries = 'pg_stat_statements'\npg_sta
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchFlags {
-    /// Only these scenarios, by their letters: abcdefghiklrt
+    /// Only these scenarios, by their letters: abcdefghklrtrt
     #[arg(long)]
     only: Option<String>,
     /// Fewer deliveries: a look, not a measurement
