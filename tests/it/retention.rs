@@ -170,13 +170,14 @@ async fn a_day_is_dropped_and_what_is_pending_or_dead_keeps_its_event_and_can_be
     assert_eq!(seen["state"], "delivered", "{seen}");
     assert_eq!(seen["attempts"][0]["number"], 2, "{seen}");
 
-    retention::run(&pool, MONTH).await.expect("done");
-    for table in ["events_held", "attempts_held", "dead_letters"] {
-        let left = database
-            .count(&format!("select count(*) from postrider.{table}"))
-            .await;
-        assert_eq!(left, 0, "{table}");
-    }
+    // The program's own duty may be at it: then ours does nothing, and is asked again.
+    until("nothing is held", || async {
+        retention::run(&pool, MONTH).await.expect("done");
+        let left = "select (select count(*) from postrider.events_held) + (select count(*) from postrider.attempts_held)
+                         + (select count(*) from postrider.dead_letters)";
+        (database.count(left).await == 0).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -232,7 +233,6 @@ async fn a_partition_with_an_open_transaction_on_it_is_dropped_later_and_no_emit
     let receiver = Receiver::start().await;
     let api = program.api();
     api.acme(&receiver.url("/hook"), json!({})).await;
-    forty_days_ago(&database).await;
     let mut producer = database.connect().await;
     for statement in ["begin", "select postrider.emit('acme', 'invoice.paid', '{}')"] {
         sqlx::raw_sql(sqlx::AssertSqlSafe(statement))
@@ -240,6 +240,8 @@ async fn a_partition_with_an_open_transaction_on_it_is_dropped_later_and_no_emit
             .await
             .expect(statement);
     }
+    // Only now: before it the program's own duty could drop the day unhindered.
+    forty_days_ago(&database).await;
     let pool = PgPool::connect_with(database.options()).await.expect("connected");
     // The program's own duty may be at it: then ours does nothing, and is asked again.
     let run = tokio::spawn({
