@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use postrider_proto::{EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature};
 use postrider_sender::{read_data, read_data_of_body};
-use sqlx::PgPool;
+use sqlx::{PgConnection, postgres::PgConnectOptions};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -20,9 +20,11 @@ use crate::{
     clock::Clock,
     endpoint::Endpoint,
     engine::Event,
+    hands::Hands,
     job::Job,
     lane::{Pace, Verdict},
     lease::Lease,
+    line::Line,
     places::SLOW,
     record::Finished,
     retry::{self, Jitter, Next},
@@ -77,15 +79,22 @@ impl Drop for Place {
 }
 
 /// What every attempt of this process shares.
-#[derive(Clone)]
 pub(crate) struct Attempts {
-    pub(crate) pool: PgPool,
+    pub(crate) database: PgConnectOptions,
     pub(crate) sender: Sender,
     pub(crate) clock: Clock,
     pub(crate) lease: Lease,
     pub(crate) jitter: Jitter,
     pub(crate) finished: mpsc::UnboundedSender<Finished>,
     pub(crate) tasks: TaskTracker,
+    pub(crate) hands: Hands<Work>,
+}
+
+/// What a task is given to do.
+pub(crate) struct Work {
+    picked: Picked,
+    /// Unless its event is gone.
+    content: Option<Arc<Content>>,
 }
 
 /// An event as it is sent. One read serves all its endpoints.
@@ -106,7 +115,8 @@ type StoredRow = (EventId, Option<String>, Vec<u8>, Option<Vec<u8>>);
 impl Attempts {
     /// Takes what was picked of lanes of one pace, reads bodies in batches and starts an attempt for each. Ends with the
     /// engine.
-    pub(crate) async fn run(self, pace: Pace, mut picked: mpsc::UnboundedReceiver<Picked>) {
+    pub(crate) async fn run(self: Arc<Self>, pace: Pace, mut picked: mpsc::UnboundedReceiver<Picked>) {
+        let mut line = Line::new(self.database.clone());
         let budget = Arc::new(Semaphore::new(BODY_BYTES_MAX));
         let (most, pause) = match pace {
             Pace::Fast => (BODIES_MAX, None),
@@ -114,17 +124,18 @@ impl Attempts {
         };
         let mut batch = Vec::with_capacity(most);
         while picked.recv_many(&mut batch, most).await > 0 {
-            self.start(std::mem::take(&mut batch), &budget).await;
+            self.start(std::mem::take(&mut batch), &mut line, &budget).await;
             if let Some(pause) = pause {
                 tokio::time::sleep(pause).await;
             }
         }
     }
 
-    async fn start(&self, batch: Vec<Picked>, budget: &Arc<Semaphore>) {
-        let contents = match self.contents(&batch, budget).await {
+    async fn start(self: &Arc<Self>, batch: Vec<Picked>, line: &mut Line, budget: &Arc<Semaphore>) {
+        let contents = match contents(&batch, line, budget).await {
             Ok(contents) => contents,
             Err(error) => {
+                line.close();
                 // The places are dropped, and with that the deliveries handed back.
                 tracing::warn!(%error, "bodies could not be read; the deliveries wait");
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -133,76 +144,21 @@ impl Attempts {
         };
         for picked in batch {
             let content = contents.get(&picked.job.event).cloned();
-            self.tasks.spawn(self.clone().make(picked, content));
+            if let Err(work) = self.hands.offer(Work { picked, content }) {
+                self.tasks.spawn(self.clone().work(work));
+            }
         }
     }
 
-    async fn contents(
-        &self,
-        batch: &[Picked],
-        budget: &Arc<Semaphore>,
-    ) -> Result<HashMap<EventId, Arc<Content>>, sqlx::Error> {
-        let mut ids: Vec<EventId> = batch.iter().map(|picked| picked.job.event).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        let (Some(first), Some(last)) = (ids.first(), ids.last()) else {
-            return Ok(HashMap::new());
-        };
-        // A walk for each id, not `= any`: under a generic plan that would scan every partition. The bounds leave out those
-        // of other days before the first is opened.
-        let rows: Vec<StoredRow> = sqlx::query_as(
-            "select e.* from unnest($1::uuid[]) u(id)
-             cross join lateral (
-                 select e.id, e.chosen_id, e.body, e.full_data from postrider.events e
-                 where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
-             ) e",
-        )
-        .bind(&ids)
-        .bind(first)
-        .bind(last)
-        .fetch_all(&self.pool)
-        .answered()
-        .await?;
-        let held = match rows.len() < ids.len() {
-            true => self.held(&ids, &rows).await?,
-            false => Vec::new(),
-        };
-        let mut contents = HashMap::with_capacity(rows.len() + held.len());
-        let first_held = rows.len();
-        for (index, (id, chosen_id, body, full_data)) in rows.into_iter().chain(held).enumerate() {
-            let bytes = body.len() + full_data.as_ref().map_or(0, Vec::len);
-            let share = budget.clone().acquire_many_owned(bytes as u32).await;
-            let Ok(share) = share else { continue };
-            let public_id = chosen_id.unwrap_or_else(|| id.generated());
-            contents.insert(
-                id,
-                Arc::new(Content {
-                    public_id,
-                    body: body.into(),
-                    full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
-                    held: index >= first_held,
-                    _budget: share,
-                }),
-            );
+    async fn work(self: Arc<Self>, first: Work) {
+        let mut next = Some(first);
+        while let Some(work) = next {
+            self.make(work).await;
+            next = self.hands.next().await;
         }
-        Ok(contents)
     }
 
-    /// Events whose partition is gone while deliveries of them wait.
-    async fn held(&self, ids: &[EventId], found: &[StoredRow]) -> Result<Vec<StoredRow>, sqlx::Error> {
-        let found: HashSet<EventId> = found.iter().map(|row| row.0).collect();
-        let missing: Vec<EventId> = ids.iter().copied().filter(|id| !found.contains(id)).collect();
-        sqlx::query_as(
-            "select e.id, e.chosen_id, e.body, e.full_data
-             from unnest($1::uuid[]) u(id) join postrider.events_held e on e.id = u.id",
-        )
-        .bind(missing)
-        .fetch_all(&self.pool)
-        .answered()
-        .await
-    }
-
-    async fn make(self, picked: Picked, content: Option<Arc<Content>>) {
+    async fn make(&self, Work { picked, content }: Work) {
         let Picked {
             endpoint,
             epoch,
@@ -330,6 +286,76 @@ impl Attempts {
             tls: endpoint.tls.as_ref(),
         }
     }
+}
+
+async fn contents(
+    batch: &[Picked],
+    line: &mut Line,
+    budget: &Arc<Semaphore>,
+) -> Result<HashMap<EventId, Arc<Content>>, sqlx::Error> {
+    let mut ids: Vec<EventId> = batch.iter().map(|picked| picked.job.event).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let (Some(first), Some(last)) = (ids.first(), ids.last()) else {
+        return Ok(HashMap::new());
+    };
+    let connection = line.open().await?;
+    // A walk for each id, not `= any`: under a generic plan that would scan every partition. The bounds leave out those
+    // of other days before the first is opened.
+    let rows: Vec<StoredRow> = sqlx::query_as(
+        "select e.* from unnest($1::uuid[]) u(id)
+         cross join lateral (
+             select e.id, e.chosen_id, e.body, e.full_data from postrider.events e
+             where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
+         ) e",
+    )
+    .bind(&ids)
+    .bind(first)
+    .bind(last)
+    .fetch_all(&mut *connection)
+    .answered()
+    .await?;
+    let held = match rows.len() < ids.len() {
+        true => held(connection, &ids, &rows).await?,
+        false => Vec::new(),
+    };
+    let mut contents = HashMap::with_capacity(rows.len() + held.len());
+    let first_held = rows.len();
+    for (index, (id, chosen_id, body, full_data)) in rows.into_iter().chain(held).enumerate() {
+        let bytes = body.len() + full_data.as_ref().map_or(0, Vec::len);
+        let share = budget.clone().acquire_many_owned(bytes as u32).await;
+        let Ok(share) = share else { continue };
+        let public_id = chosen_id.unwrap_or_else(|| id.generated());
+        contents.insert(
+            id,
+            Arc::new(Content {
+                public_id,
+                body: body.into(),
+                full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
+                held: index >= first_held,
+                _budget: share,
+            }),
+        );
+    }
+    Ok(contents)
+}
+
+/// Events whose partition is gone while deliveries of them wait.
+async fn held(
+    connection: &mut PgConnection,
+    ids: &[EventId],
+    found: &[StoredRow],
+) -> Result<Vec<StoredRow>, sqlx::Error> {
+    let found: HashSet<EventId> = found.iter().map(|row| row.0).collect();
+    let missing: Vec<EventId> = ids.iter().copied().filter(|id| !found.contains(id)).collect();
+    sqlx::query_as(
+        "select e.id, e.chosen_id, e.body, e.full_data
+         from unnest($1::uuid[]) u(id) join postrider.events_held e on e.id = u.id",
+    )
+    .bind(missing)
+    .fetch_all(connection)
+    .answered()
+    .await
 }
 
 /// Asked once, before the first attempt: what was tried before is sent whatever the filter says by now.

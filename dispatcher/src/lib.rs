@@ -17,10 +17,12 @@ pub mod erasure;
 #[cfg(test)]
 mod fleet_simulation;
 pub mod guard;
+mod hands;
 mod job;
 mod jobs;
 mod lane;
 mod lease;
+mod line;
 pub mod notices;
 mod ownership;
 pub mod partitions;
@@ -48,7 +50,7 @@ pub mod tls;
 pub mod vault;
 mod wake;
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use chrono::{DateTime, Utc};
 use postrider_proto::EndpointId;
@@ -64,8 +66,6 @@ use answer::Answered;
 pub use settings::Settings;
 pub use wake::Wake;
 
-/// Connections that read bodies and record results.
-const HOT_CONNECTIONS: u32 = 4;
 /// Connections that renew the lease, apart from all others: nothing else may make it wait. The second one is for when the
 /// first has fallen silent.
 const LEASE_CONNECTIONS: u32 = 2;
@@ -131,31 +131,29 @@ impl Dispatcher {
         let statistics = statistics::Statistics::default();
 
         let direct = self.direct.clone().options(HOT_PLANS);
-        let hot = answer::lively(PgPoolOptions::new())
-            .max_connections(HOT_CONNECTIONS)
-            .connect_with(direct.clone())
-            .await?;
         let leases = answer::lively(PgPoolOptions::new())
             .max_connections(LEASE_CONNECTIONS)
             .connect_with(self.direct.clone())
             .await?;
         let recorder = record::Recorder {
-            pool: hot.clone(),
+            line: line::Line::new(direct.clone()),
+            pool: self.pool.clone(),
             owner: id,
             finished: finished_out,
             out: events.clone(),
             clock: clock.clone(),
             statistics: statistics.clone(),
         };
-        let attempts = attempt::Attempts {
-            pool: hot,
+        let attempts = Arc::new(attempt::Attempts {
+            database: direct.clone(),
             sender: send::Sender::new(self.guard)?,
             clock: clock.clone(),
             lease: lease.clone(),
             jitter: self.settings.jitter,
             finished: finished.clone(),
             tasks: tasks.clone(),
-        };
+            hands: hands::Hands::new(),
+        });
         let loaders = TaskTracker::new();
         let picked = lane::Pace::ALL.map(|pace| {
             let (picked, picked_out) = mpsc::unbounded_channel();
@@ -163,8 +161,6 @@ impl Dispatcher {
             picked
         });
         loaders.close();
-        // With it goes its sender of results: the recorder ends when the last one is gone.
-        drop(attempts);
         let hurry = Wake::default();
         let reader = read::Reader {
             wake: self.wake.clone(),
@@ -245,8 +241,11 @@ impl Dispatcher {
         // What is still on the wire has had its time: it is handed back, and another owner sends it.
         lease.end();
         loaders.wait().await;
+        attempts.hands.close();
         tasks.close();
         tasks.wait().await;
+        // With it goes its sender of results: the recorder ends when the last one is gone.
+        drop(attempts);
         let flushed = tokio::time::timeout(std::time::Duration::from_secs(5), recorder).await;
         if flushed.is_err() {
             abandon.cancel();

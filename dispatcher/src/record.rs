@@ -11,8 +11,8 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use postrider_proto::{DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, Shard};
-use sqlx::{AssertSqlSafe, FromRow, PgPool};
+use postrider_proto::{DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, OutcomeKind, Shard};
+use sqlx::{AssertSqlSafe, FromRow, PgConnection, PgPool};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -24,6 +24,7 @@ use crate::{
     endpoint::Endpoint,
     engine::Event,
     job::Job,
+    line::Line,
     retry::Next,
     statistics::Statistics,
 };
@@ -99,6 +100,8 @@ pub(crate) enum Fate {
 }
 
 pub(crate) struct Recorder {
+    pub(crate) line: Line,
+    /// For what is rare.
     pub(crate) pool: PgPool,
     pub(crate) owner: Uuid,
     pub(crate) finished: mpsc::UnboundedReceiver<Finished>,
@@ -130,11 +133,11 @@ impl Recorder {
         }
     }
 
-    async fn record(&self, batch: &[Finished], kept: Kept) {
+    async fn record(&mut self, batch: &[Finished], kept: Kept) {
         let mut wait = Duration::from_millis(20);
         loop {
             let began = Instant::now();
-            match write(&self.pool, self.owner, batch, kept).answered().await {
+            match self.write(batch, kept).await {
                 Ok(rows) => {
                     metrics::histogram!("postrider_record_seconds").record(began.elapsed());
                     metrics::histogram!("postrider_record_rows").record(batch.len() as f64);
@@ -154,6 +157,7 @@ impl Recorder {
                     return self.record_apart(batch, kept, &error).await;
                 }
                 Err(error) => {
+                    self.line.close();
                     tracing::warn!(%error, results = batch.len(), "results could not be recorded yet; trying again");
                     tokio::time::sleep(wait).await;
                     wait = (wait * 2).min(RETRY_WAIT_MAX);
@@ -162,8 +166,29 @@ impl Recorder {
         }
     }
 
+    /// Most often all of them are deliveries that arrived at the first attempt, which a shorter statement records: what was
+    /// never tried is in `queue`.
+    async fn write(&mut self, batch: &[Finished], kept: Kept) -> Result<Vec<WrittenRow>, sqlx::Error> {
+        let connection = self.line.open().await?;
+        let delivered = |one: &Finished| one.next == Next::Delivered && one.number == 1;
+        if kept == Kept::Held || !batch.iter().all(delivered) {
+            return write(connection, self.owner, batch, kept).answered().await;
+        }
+        let written = write_delivered(connection, self.owner, batch).answered().await?;
+        Ok(written
+            .into_iter()
+            .filter_map(|position| batch.get(position as usize))
+            .map(|one| WrittenRow {
+                endpoint_id: one.endpoint,
+                event_id: one.event,
+                due_at: None,
+                failing_long: false,
+            })
+            .collect())
+    }
+
     /// One row that the database refuses must not hold up the others.
-    async fn record_apart(&self, batch: &[Finished], kept: Kept, error: &sqlx::Error) {
+    async fn record_apart(&mut self, batch: &[Finished], kept: Kept, error: &sqlx::Error) {
         if let [one] = batch {
             // Its partition was dropped while it was on the wire.
             if kept == Kept::ByDay && has_no_partition(error) {
@@ -264,8 +289,66 @@ fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
         .collect()
 }
 
+/// Deliveries that ended with their first attempt, by their positions in the batch.
+async fn write_delivered(
+    connection: &mut PgConnection,
+    owner: Uuid,
+    batch: &[Finished],
+) -> Result<Vec<i32>, sqlx::Error> {
+    let statement = "with held as materialized (
+             select s.shard, s.epoch from postrider.shards s
+             where s.owner = $1 and s.shard = any($4::smallint[])
+             order by s.shard for share
+         ),
+         result as materialized (
+             select i.* from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::timestamptz[], $7::int[],
+                                    $8::smallint[], $9::text[], $10::text[], $11::bytea[])
+                 with ordinality as i(endpoint_id, event_id, shard, epoch, started_at, duration_ms, status, signature, head,
+                                      body, position)
+             where i.shard << 48 | i.epoch = any (array(select h.shard::bigint << 48 | h.epoch from held h))
+         ),
+         taken as (
+             delete from postrider.queue q using result r
+             where q.endpoint_id = r.endpoint_id and q.event_id = r.event_id and q.attempt = 0
+             returning r.*, q.tenant_id, q.type_id, q.replay_id
+         ),
+         attempt as (
+             insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
+                                             outcome, status, signature, response_head, response_body, replay_id, final)
+             select event_id, endpoint_id, 1, tenant_id, type_id, started_at, duration_ms,
+                    $12, status, signature, head, body, replay_id, 'delivered'
+             from taken
+         ),
+         recovered as (
+             delete from postrider.endpoint_health h
+             where h.endpoint_id = any (array(select distinct t.endpoint_id from taken t))
+         )
+         select coalesce(array_agg(position::int - 1), '{}') from taken";
+    sqlx::query_scalar(statement)
+        .bind(owner)
+        .bind(column(batch, |one| one.endpoint))
+        .bind(column(batch, |one| one.event))
+        .bind(column(batch, |one| i64::from(one.shard.0)))
+        .bind(column(batch, |one| one.epoch))
+        .bind(column(batch, |one| one.started_at))
+        .bind(column(batch, |one| one.duration.as_millis() as i32))
+        .bind(column(batch, |one| {
+            one.outcome.status().map(|status| status as i16)
+        }))
+        .bind(column(batch, |one| one.signature.as_deref()))
+        .bind(column(batch, |one| {
+            one.outcome.answer().map(|answer| answer.head.as_str())
+        }))
+        .bind(column(batch, |one| {
+            one.outcome.answer().map(|answer| answer.body.as_slice())
+        }))
+        .bind(OutcomeKind::Accepted as i16)
+        .fetch_one(connection)
+        .await
+}
+
 async fn write(
-    pool: &PgPool,
+    connection: &mut PgConnection,
     owner: Uuid,
     batch: &[Finished],
     kept: Kept,
@@ -384,7 +467,7 @@ async fn write(
         .bind(column(batch, |one| retry(one).0))
         .bind(column(batch, |one| retry(one).1))
         .bind(column(batch, |one| one.next == Next::Filtered))
-        .fetch_all(pool)
+        .fetch_all(connection)
         .await
 }
 

@@ -14,7 +14,7 @@ use apalis::prelude::*;
 use apalis_cron::{CronScheduler, Schedule, Tick, timezone::Utc};
 use apalis_postgres::{Config, PostgresStorage};
 use sqlx::PgPool;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{notices::Teller, replays::run::Runner, vault::Vault};
 use duties::{Duty, Retention};
@@ -34,24 +34,27 @@ pub(crate) async fn migrate(pool: &PgPool) -> Result<(), apalis_postgres::Error>
 
 pub(crate) async fn run(pool: PgPool, vault: Vault, runner: Runner, teller: Teller, stop: CancellationToken) {
     let every = Every(tick_seconds(runner.retention));
-    tokio::join!(
-        keep_running("ticks", &stop, || push_ticks(pool.clone(), every, stop.clone())),
-        keep_running("duties", &stop, || do_duties(
-            pool.clone(),
-            vault.clone(),
-            Retention(runner.retention),
-            stop.clone()
-        )),
-        teller.run(&stop),
-        keep_running("works", &stop, || works::do_works(
-            pool.clone(),
-            runner.clone(),
-            stop.clone()
-        )),
-    );
+    let kept = Retention(runner.retention);
+    // A task each: a worker of apalis asks the database whenever its task is woken, by whatever it was.
+    let tasks = TaskTracker::new();
+    tasks.spawn(keep_running("ticks", stop.clone(), {
+        let (pool, stop) = (pool.clone(), stop.clone());
+        move || push_ticks(pool.clone(), every, stop.clone())
+    }));
+    tasks.spawn(keep_running("duties", stop.clone(), {
+        let (pool, stop) = (pool.clone(), stop.clone());
+        move || do_duties(pool.clone(), vault.clone(), kept, stop.clone())
+    }));
+    tasks.spawn(keep_running("works", stop.clone(), {
+        let stop = stop.clone();
+        move || works::do_works(pool.clone(), runner.clone(), stop.clone())
+    }));
+    tasks.spawn(async move { teller.run(&stop).await });
+    tasks.close();
+    tasks.wait().await;
 }
 
-async fn keep_running<F>(name: &'static str, stop: &CancellationToken, mut worker: impl FnMut() -> F)
+async fn keep_running<F>(name: &'static str, stop: CancellationToken, mut worker: impl FnMut() -> F)
 where
     F: Future<Output = Result<(), WorkerError>>,
 {
