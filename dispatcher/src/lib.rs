@@ -23,6 +23,7 @@ mod jobs;
 mod lane;
 mod lease;
 mod line;
+mod lookout;
 pub mod notices;
 mod ownership;
 pub mod partitions;

@@ -27,6 +27,7 @@ use crate::{
     endpoint::{self, EndpointRow},
     job::Job,
     lane::{DueRead, ReadNumber, Refill},
+    lookout::Lookout,
     snapshot::Snapshot,
 };
 
@@ -34,10 +35,8 @@ use crate::{
 const PAGE_ROWS: i64 = 256;
 /// Rows of one endpoint in one transaction after which the tail leaves the rest on disk and goes on behind it.
 const ENDPOINT_ROWS_MAX: usize = 128;
-/// Between two looks for something new on an idle system.
-const IDLE_WAIT: Duration = Duration::from_millis(18);
-/// After so many looks the engine is asked whether it wants something else.
-const IDLE_LOOKS_MAX: u32 = 55;
+/// After this the engine is asked whether it wants something else.
+const IDLE_WAIT_MAX: Duration = Duration::from_secs(2);
 const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// What the engine wants of one cycle.
@@ -119,6 +118,7 @@ pub(crate) struct Reader {
 /// What is known on one connection.
 struct Session {
     connection: PgConnection,
+    lookout: Lookout,
     previous: Option<Snapshot>,
     known: HashSet<EndpointId>,
 }
@@ -179,6 +179,7 @@ impl Session {
         let connection = PgConnection::connect_with(options).answered().await?;
         Ok(Self {
             connection,
+            lookout: Lookout::start(options.clone()),
             previous: None,
             known: HashSet::new(),
         })
@@ -250,28 +251,30 @@ impl Session {
         .await
     }
 
-    /// One short question at a time on an idle system: has any transaction begun or ended since? Producers in SQL are
-    /// found by this; an API in this process wakes us.
+    /// On an idle system: until any transaction has begun or ended. Producers in SQL are found by this; an API in this
+    /// process wakes us.
     async fn wait_for_change(&mut self, clock: &Clock, wake: &Wake, hurry: &Wake) -> Result<bool, ReadError> {
-        for _ in 0..IDLE_LOOKS_MAX {
-            tokio::select! {
-                () = tokio::time::sleep(IDLE_WAIT) => {}
-                () = wake.wait() => return Ok(true),
-                () = hurry.wait() => return Ok(false),
-            }
-            let asked_at = Instant::now();
-            let row =
-                sqlx::query("select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()")
-                    .fetch_one(&mut self.connection)
-                    .answered()
-                    .await?;
-            let (snapshot, now) = self.snapshot_of(&row)?;
-            clock.set(asked_at, now);
-            if Some(&snapshot) != self.previous.as_ref() {
-                return Ok(true);
-            }
+        let Some(previous) = &self.previous else {
+            return Ok(true);
+        };
+        let changed = tokio::select! {
+            changed = self.lookout.changed(previous.as_str()) => changed,
+            () = wake.wait() => true,
+            () = hurry.wait() => return Ok(false),
+            () = tokio::time::sleep(IDLE_WAIT_MAX) => false,
+        };
+        if changed {
+            return Ok(true);
         }
-        Ok(false)
+        // Is our own connection still there?
+        let asked_at = Instant::now();
+        let row = sqlx::query("select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()")
+            .fetch_one(&mut self.connection)
+            .answered()
+            .await?;
+        let (snapshot, now) = self.snapshot_of(&row)?;
+        clock.set(asked_at, now);
+        Ok(Some(&snapshot) != self.previous.as_ref())
     }
 
     fn snapshot_of(&self, row: &sqlx::postgres::PgRow) -> Result<(Snapshot, DateTime<Utc>), ReadError> {
@@ -320,11 +323,7 @@ impl Session {
         owned: &[Shard],
         out: &mpsc::Sender<Message>,
     ) -> Result<usize, ReadError> {
-        let mut after = TailKey {
-            xid: 0,
-            endpoint: EndpointId(0),
-            event: EventId::LOWEST,
-        };
+        let mut after = TailKey::before(0);
         let mut total = 0;
         loop {
             let left = &new[new.partition_point(|range| range.end <= after.xid)..];
@@ -371,30 +370,34 @@ impl Session {
     }
 
     /// A walk of the index for each range of transactions, in their order. The bounds are plain parameters: with a
-    /// function of the snapshot in the query the planner scans the table, and with `= any` it sorts everything.
+    /// function of the snapshot in the query the planner scans the table, and with `= any` it sorts everything. A range has
+    /// one lower bound, made here: of two the index would take the wrong one and walk over what was read before.
     async fn page(
         &mut self,
         new: &[Range<u64>],
         owned: &[Shard],
         after: &TailKey,
     ) -> Result<Vec<TailRow>, sqlx::Error> {
+        let starts: Vec<TailKey> = new
+            .iter()
+            .map(|range| TailKey::before(range.start).max(*after))
+            .collect();
         sqlx::query_as(
-            "select q.* from unnest($1::xid8[], $2::xid8[]) as r(low, high)
+            "select q.* from unnest($1::xid8[], $2::int[], $3::uuid[], $4::xid8[]) as r(xid, endpoint_id, event_id, high)
              cross join lateral (
                  select q.xid::text as xid, endpoint_id, event_id, tenant_id, type_id, key_id, attempt, replay_id
                  from postrider.queue q
-                 where q.xid >= r.low and q.xid < r.high and shard = any($3)
-                   and (q.xid, endpoint_id, event_id) > ($4::xid8, $5, $6)
-                 order by q.xid, endpoint_id, event_id limit $7
+                 where (q.xid, endpoint_id, event_id) > (r.xid, r.endpoint_id, r.event_id) and q.xid < r.high
+                   and shard = any($5)
+                 order by q.xid, endpoint_id, event_id limit $6
              ) q
-             limit $7",
+             limit $6",
         )
-        .bind(xids(new.iter().map(|range| range.start)))
+        .bind(xids(starts.iter().map(|start| start.xid)))
+        .bind(starts.iter().map(|start| start.endpoint).collect::<Vec<_>>())
+        .bind(starts.iter().map(|start| start.event).collect::<Vec<_>>())
         .bind(xids(new.iter().map(|range| range.end)))
         .bind(owned)
-        .bind(after.xid.to_string())
-        .bind(after.endpoint)
-        .bind(after.event)
         .bind(PAGE_ROWS)
         .fetch_all(&mut self.connection)
         .answered()
@@ -583,11 +586,22 @@ impl Session {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct TailKey {
     xid: u64,
     endpoint: EndpointId,
     event: EventId,
+}
+
+impl TailKey {
+    /// Below every row of the transaction.
+    const fn before(xid: u64) -> Self {
+        Self {
+            xid,
+            endpoint: EndpointId(0),
+            event: EventId::LOWEST,
+        }
+    }
 }
 
 struct TailRow {
