@@ -38,6 +38,7 @@ mod planned_rotation;
 mod portal;
 mod producers;
 mod properties;
+mod proxied;
 mod rate;
 mod receivers;
 mod refusals;

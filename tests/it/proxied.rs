@@ -1,0 +1,87 @@
+//! The operator's proxy, from the setting to the delivery page.
+
+use std::sync::{Arc, Mutex};
+
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::support::{Database, Postrider, Receiver};
+
+/// A proxy that lets everything through and writes down where to.
+async fn proxy() -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let address = listener.local_addr().expect("an address").to_string();
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let book = asked.clone();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let book = book.clone();
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.expect("a head"));
+                }
+                let head = String::from_utf8(head).expect("ASCII");
+                let target = head.split(' ').nth(1).expect("a target").to_owned();
+                book.lock().expect("not poisoned").push(target.clone());
+                let mut onward = TcpStream::connect(target).await.expect("connected");
+                stream
+                    .write_all(b"HTTP/1.1 200 OK\r\n\r\n")
+                    .await
+                    .expect("answered");
+                let _ = tokio::io::copy_bidirectional(&mut stream, &mut onward).await;
+            });
+        }
+    });
+    (address, asked)
+}
+
+#[tokio::test]
+async fn deliveries_go_through_the_operators_proxy_and_its_failures_are_not_the_endpoints() {
+    let database = Database::fresh().await;
+    let (address, asked) = proxy().await;
+    let url = format!("http://{address}");
+    let mut program = Postrider::start_with(&database, &[("POSTRIDER_EGRESS_PROXY", &url)]).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({})).await;
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    receiver.wait_for(1).await;
+    let target = receiver.url("/hook").replace("http://", "").replace("/hook", "");
+    assert_eq!(*asked.lock().expect("not poisoned"), [target]);
+    database.drained().await;
+    program.stop().await;
+
+    // Nobody listens there any more.
+    let gone = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let url = format!("http://{}", gone.local_addr().expect("an address"));
+    drop(gone);
+    let program = Postrider::start_with(
+        &database,
+        &[
+            ("POSTRIDER_EGRESS_PROXY", &url),
+            ("POSTRIDER_RETRY_SCHEDULE", "0s"),
+        ],
+    )
+    .await;
+    let api = program.api();
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    api.wait_for_state("acme", "dead", 1).await;
+    let dead = api.deliveries("acme", "state=dead").await;
+    let path = format!(
+        "/tenants/acme/deliveries/{}",
+        dead[0]["id"].as_str().expect("an id")
+    );
+    let error = api.get(&path).await["attempts"][0]["error"].to_string();
+    assert!(error.contains("proxy"), "{error}");
+    assert_eq!(
+        receiver.received().len(),
+        1,
+        "nothing goes past the proxy when it is down"
+    );
+}
