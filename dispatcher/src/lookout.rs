@@ -11,7 +11,7 @@ use crate::{answer::Answered, line::Line};
 /// Between two looks. The median of what a producer in SQL waits is half of it.
 const LOOK_EVERY: Duration = Duration::from_millis(18);
 /// Looks of one question: a statement holds back what the database may clean up.
-const LOOKS: i32 = 55;
+const LOOKS: i32 = 25;
 const WAIT_AFTER_ERROR: Duration = Duration::from_secs(1);
 
 /// The reader's side.
@@ -35,7 +35,7 @@ impl Lookout {
     }
 
     /// Whether something has changed since the snapshot, or since an earlier one that was asked about before and has no
-    /// answer yet. Comes within about a second. Nothing is lost when the caller stops waiting.
+    /// answer yet. Comes within half a second. Nothing is lost when the caller stops waiting.
     pub(crate) async fn changed(&mut self, seen: &str) -> bool {
         if !self.asked {
             self.asked = self.questions.try_send(seen.to_owned()).is_ok();
