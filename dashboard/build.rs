@@ -15,6 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(out.join("postrider.bin"), described.encode_to_vec())?;
     tonic_prost_build::configure()
         .build_transport(false)
+        .codec_path("crate::grpc::codec::ProblemCodec")
         .compile_fds(described)?;
     Ok(())
 }

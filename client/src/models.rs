@@ -32,11 +32,11 @@ pub struct EventType {
     pub description: Option<String>,
     #[serde(default)]
     pub thin: bool,
-    /// In the order they were published in: the last is the newest.
+    /// Sorted by the numbers in their names: the last is the newest.
     pub versions: Vec<String>,
-    /// Not in lists.
+    /// As they were written. Not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub schemas: Option<BTreeMap<String, Value>>,
+    pub schemas: Option<BTreeMap<String, Box<RawValue>>>,
     pub created_at: DateTime<Utc>,
     /// In the answer to a change that added versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -62,7 +62,7 @@ pub struct Break {
 pub struct EventTypeSettings {
     pub description: Option<String>,
     pub thin: bool,
-    pub schemas: BTreeMap<String, Value>,
+    pub schemas: BTreeMap<String, Box<RawValue>>,
 }
 
 /// An event to be emitted. `data` is the text of a JSON object and is sent as it stands.

@@ -1,9 +1,11 @@
 //! Emitting over gRPC: the words of `proto/postrider/v1/emit.proto` put into those of the HTTP API, which decides.
 //! Invariant: every call passes `auth::admit_producer` before anything is read of it.
 
+pub(crate) mod codec;
+
 use std::{io, sync::Arc, time::Duration};
 
-use axum::http::HeaderMap;
+use axum::{http::HeaderMap, middleware::map_response, response::Response as HttpResponse};
 use postrider_proto::limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX};
 use prost_types::Timestamp;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
@@ -11,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{
     Code, Request, Response, Status, Streaming,
     metadata::MetadataMap,
+    service::Routes,
     transport::{Server, server::TcpIncoming},
 };
 
@@ -39,25 +42,39 @@ const STREAM_SILENCE_MAX: Duration = Duration::from_secs(60);
 const STREAM_OPEN_MAX: usize = 256;
 const STREAM_REFUSED_MAX: usize = 1_000;
 const CALLS_PER_CONNECTION_MAX: usize = 256;
+/// The batch and what stands around it.
+const REQUEST_BYTES_MAX: usize = BATCH_BYTES_MAX + 64 * 1024;
 /// Trailers are small: the rest is in the status message.
 const FAULTS_TOLD_MAX: usize = 20;
 const MESSAGE_BYTES_MAX: usize = 4 * 1024;
 
 pub(crate) async fn serve(listener: TcpListener, app: Arc<App>, stop: CancellationToken) -> io::Result<()> {
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTION)
-        .build_v1()
-        .map_err(io::Error::other)?;
-    let emitter = EmitterServer::new(Service { app })
-        // The batch and what stands around it.
-        .max_decoding_message_size(BATCH_BYTES_MAX + 64 * 1024);
+    let reflection =
+        || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTION);
+    let emitter = EmitterServer::new(Service { app }).max_decoding_message_size(REQUEST_BYTES_MAX);
+    let routes = Routes::new(emitter)
+        .add_service(reflection().build_v1().map_err(io::Error::other)?)
+        // Older tools ask for this one only.
+        .add_service(reflection().build_v1alpha().map_err(io::Error::other)?);
+    let routes = routes.into_axum_router().layer(map_response(told_as_a_problem));
     Server::builder()
         .concurrency_limit_per_connection(CALLS_PER_CONNECTION_MAX)
-        .add_service(emitter)
-        .add_service(reflection)
+        .add_routes(Routes::from(routes))
         .serve_with_incoming_shutdown(TcpIncoming::from(listener), stop.cancelled_owned())
         .await
         .map_err(io::Error::other)
+}
+
+/// A message that is too large never comes as far as a service: `tonic` refuses it with a status of its own, which nothing
+/// else has.
+async fn told_as_a_problem(response: HttpResponse) -> HttpResponse {
+    match Status::from_header_map(response.headers()) {
+        Some(told) if told.code() == Code::OutOfRange => {
+            let detail = format!("At most {REQUEST_BYTES_MAX} bytes are taken in one message.");
+            status(Problem::new(Kind::TooLarge, detail)).into_http()
+        }
+        _ => response,
+    }
 }
 
 struct Service {

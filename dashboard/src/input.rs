@@ -7,10 +7,14 @@ use axum::{
     http::{header, request::Parts},
 };
 use http_body_util::BodyExt;
+use postrider_proto::json::find_duplicate;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::error::Category;
 
-use crate::problem::{Kind, Problem};
+use crate::{
+    misread::misread,
+    problem::{Kind, Problem},
+};
 
 /// Enough for any body but events and schemas.
 pub(crate) const BODY_BYTES_MAX: usize = 64 * 1024;
@@ -28,14 +32,21 @@ impl<const MAX: usize> Text<MAX> {
 
     /// A wrong form is 400, a wrong value or an unknown field 422.
     pub(crate) fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Problem> {
-        let text = std::str::from_utf8(&self.0)
-            .map_err(|e| Problem::bad_request(format!("The body is not UTF-8: {e}.")))?;
-        read_object(text).map_err(|error| match error.classify() {
-            Category::Data => Problem::invalid("", error.to_string()),
-            Category::Syntax | Category::Eof | Category::Io => {
-                Problem::bad_request(format!("The body is not valid JSON: {error}."))
-            }
-        })
+        read_form(self.text()?)
+    }
+
+    /// The same; and a name that an object has twice is refused, wherever it stands. Not for events, whose data is the
+    /// producer's own.
+    pub(crate) fn read_once<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Problem> {
+        let text = self.text()?;
+        if let Some(pointer) = find_duplicate(text) {
+            return Err(Problem::invalid(pointer, "is there twice"));
+        }
+        read_form(text)
+    }
+
+    fn text(&self) -> Result<&str, Problem> {
+        std::str::from_utf8(&self.0).map_err(|e| Problem::bad_request(format!("The body is not UTF-8: {e}.")))
     }
 
     fn is_empty(&self) -> bool {
@@ -43,15 +54,20 @@ impl<const MAX: usize> Text<MAX> {
     }
 }
 
-/// A form is an object. `serde` would also take its fields in their order from an array.
-pub(crate) fn read_object<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, serde_json::Error> {
+/// What the text says, or what is wrong with it.
+pub(crate) fn read_form<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Problem> {
+    let broken =
+        |error: serde_json::Error| Problem::bad_request(format!("The body is not valid JSON: {error}."));
     if text.trim_ascii_start().starts_with('[') {
-        serde_json::from_str::<serde::de::IgnoredAny>(text)?;
-        return Err(serde::de::Error::custom(
-            "a JSON object is expected here, not an array",
-        ));
+        // `serde` would take the fields of a form in their order from an array.
+        serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(broken)?;
+        return Err(Problem::invalid("", "must be an object, not an array"));
     }
-    serde_json::from_str(text)
+    serde_json::from_str(text).map_err(|error| match error.classify() {
+        // Read once more, and slower, to learn where it is wrong.
+        Category::Data => Problem::faults(vec![misread::<T>(text)]),
+        Category::Syntax | Category::Eof | Category::Io => broken(error),
+    })
 }
 
 impl<S: Send + Sync, const MAX: usize> FromRequest<S> for Text<MAX> {
@@ -103,7 +119,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let text = Text::<BODY_BYTES_MAX>::from_request(request, state).await?;
-        Ok(Self(text.read()?))
+        Ok(Self(text.read_once()?))
     }
 }
 
@@ -118,7 +134,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for OptionalB
         Ok(Self(if text.is_empty() {
             T::default()
         } else {
-            text.read()?
+            text.read_once()?
         }))
     }
 }
@@ -190,5 +206,7 @@ mod tests {
         assert_eq!(read(b"{} {}"), Err(Kind::BadRequest));
         assert_eq!(read(b"{\"name\":1}"), Err(Kind::Invalid));
         assert_eq!(read(b"{\"nam\":1}"), Err(Kind::Invalid));
+        assert_eq!(read(b"[null]"), Err(Kind::Invalid));
+        assert_eq!(read(b"[null"), Err(Kind::BadRequest));
     }
 }

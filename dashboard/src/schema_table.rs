@@ -1,6 +1,7 @@
 //! A JSON Schema as a person reads it: its fields as lines, what differs between two of them, and an example that fits.
 //! Pure. Invariant: what is made is bounded, however the schema is nested or refers to itself.
 
+use postrider_sender::resolve_reference;
 use serde_json::{Map, Value, json};
 
 const FIELDS_MAX: usize = 500;
@@ -190,8 +191,7 @@ fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
         let target = at
             .get("$ref")
             .and_then(Value::as_str)
-            .and_then(|text| text.strip_prefix('#'))
-            .and_then(|pointer| root.pointer(pointer));
+            .and_then(|text| resolve_reference(root, text));
         match target {
             Some(target) => at = target,
             None => break,
@@ -271,7 +271,11 @@ fn notes(schema: &Value) -> Vec<String> {
 /// Data that fits the schema, as far as its plain parts say. A `pattern` is not followed.
 pub(crate) fn example(schema: &Value) -> Value {
     let mut left = EXAMPLE_VALUES_MAX;
-    made(schema, schema, &mut Vec::new(), &mut left).unwrap_or(Value::Null)
+    // Data is an object, also where the schema does not say so.
+    match made(schema, schema, &mut Vec::new(), &mut left) {
+        Some(object @ Value::Object(_)) => object,
+        _ => json!({}),
+    }
 }
 
 /// None where the schema comes round to itself: what is optional is left out there.

@@ -5,6 +5,7 @@
 
 pub mod filter;
 pub mod ids;
+pub mod json;
 pub mod limits;
 pub mod outcome;
 pub mod routing;

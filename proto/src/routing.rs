@@ -20,6 +20,30 @@ pub fn is_version(text: &str) -> bool {
     is_label(text)
 }
 
+/// Sorts as versions do, like `postrider.version_rank`: digits that stand together are a number, everything else is
+/// compared character by character. The highest of a type's versions is its newest.
+pub fn version_rank(version: &str) -> String {
+    let mut rank = String::with_capacity(2 * version.len() + 8);
+    let mut rest = version;
+    while let Some(first) = rest.bytes().next() {
+        let is_number = first.is_ascii_digit();
+        let end = rest.find(|c: char| c.is_ascii_digit() != is_number);
+        let (part, behind) = rest.split_at(end.unwrap_or(rest.len()));
+        if is_number {
+            // Of two numbers the one with more digits is the larger.
+            let digits = part.trim_start_matches('0');
+            rank.push_str(&format!("{:02}{digits}", digits.len()));
+        } else {
+            rank.push_str(part);
+        }
+        rest = behind;
+    }
+    // 1 and 01 are the same number and two versions.
+    rank.push(' ');
+    rank.push_str(version);
+    rank
+}
+
 /// A tenant's slug has the same form as a version.
 pub fn is_tenant_slug(text: &str) -> bool {
     is_label(text)
@@ -91,6 +115,40 @@ mod tests {
             assert!(!is_pattern(bad) && !is_type_name(bad), "{bad:?}");
         }
         assert!(!is_type_name(&"a".repeat(129)));
+    }
+
+    #[test]
+    fn versions_sort_by_their_numbers() {
+        let sorted = [
+            "0",
+            "1",
+            "01",
+            "1-beta",
+            "1.0",
+            "1.0.1",
+            "1.2",
+            "1.10",
+            "2",
+            "10",
+            "2026-01-15",
+            "2026-01-15.2",
+            "2026-02-01",
+            "20260101000000000000000000",
+            "A",
+            "v",
+            "v1",
+            "v9",
+            "v10",
+            "v10a",
+            "x",
+        ];
+        let mut again = sorted;
+        again.reverse();
+        again.sort_by_key(|version| version_rank(version));
+        // The number is the same, so that the text decides.
+        let mut expected = sorted;
+        expected.swap(1, 2);
+        assert_eq!(again, expected);
     }
 
     #[test]

@@ -18,10 +18,12 @@
 
 mod data;
 mod emit;
+mod reference;
 mod sample;
 mod schema;
 
 pub use data::{BadData, check_data, read_data, read_data_of_body};
 pub use emit::{EmitError, Emitted, NewEvent, Patience, Sender};
+pub use reference::resolve as resolve_reference;
 pub use sample::sample;
 pub use schema::{Schema, VIOLATIONS_MAX, Violation};

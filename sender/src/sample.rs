@@ -4,7 +4,10 @@
 use regex_syntax::hir::{Class, Hir, HirKind};
 use serde_json::{Map, Number, Value};
 
-use crate::schema::{Schema, Violation};
+use crate::{
+    reference::resolve,
+    schema::{Schema, Violation},
+};
 
 const DEPTH_MAX: usize = 12;
 const VALUES_MAX: usize = 2_000;
@@ -70,12 +73,7 @@ impl Maker<'_> {
         }
         let mut parts = Vec::new();
         if let Some(Value::String(reference)) = all.remove("$ref") {
-            parts.extend(
-                reference
-                    .strip_prefix('#')
-                    .and_then(|pointer| self.root.pointer(pointer))
-                    .cloned(),
-            );
+            parts.extend(resolve(self.root, &reference).cloned());
         }
         if let Some(Value::Array(every)) = all.remove("allOf") {
             parts.extend(every);

@@ -203,6 +203,7 @@ impl Schemas {
 /// References that apply to the same place of the data they stand at, in a circle, would be followed for ever.
 mod circles {
     use super::Value;
+    use crate::reference::resolve;
 
     const STEPS_MAX: usize = 10_000;
     /// Keywords whose schemas look at the same value as the schema they stand in.
@@ -273,53 +274,6 @@ mod circles {
             .flat_map(|map| map.values());
         let nested: Vec<&Value> = one.chain(many).chain(dependent).collect();
         nested.into_iter().all(|schema| in_place(schema, check))
-    }
-
-    fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
-        let pointer = reference.strip_prefix('#')?;
-        if pointer.is_empty() || pointer.starts_with('/') {
-            return root.pointer(&percent_decoded(pointer));
-        }
-        anchored(root, pointer)
-    }
-
-    fn anchored<'a>(schema: &'a Value, anchor: &str) -> Option<&'a Value> {
-        match schema {
-            Value::Object(map) => {
-                let names = ["$anchor", "$dynamicAnchor"];
-                if names
-                    .iter()
-                    .any(|name| map.get(*name).and_then(Value::as_str) == Some(anchor))
-                {
-                    return Some(schema);
-                }
-                map.values().find_map(|value| anchored(value, anchor))
-            }
-            Value::Array(items) => items.iter().find_map(|item| anchored(item, anchor)),
-            _ => None,
-        }
-    }
-
-    fn percent_decoded(text: &str) -> String {
-        let bytes = text.as_bytes();
-        let mut decoded = Vec::with_capacity(bytes.len());
-        let mut at = 0;
-        while at < bytes.len() {
-            let hex = bytes
-                .get(at + 1..at + 3)
-                .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
-            match hex.filter(|_| bytes[at] == b'%') {
-                Some(byte) => {
-                    decoded.push(byte);
-                    at += 3;
-                }
-                None => {
-                    decoded.push(bytes[at]);
-                    at += 1;
-                }
-            }
-        }
-        String::from_utf8_lossy(&decoded).into_owned()
     }
 }
 

@@ -116,7 +116,8 @@ async fn sample(client: &Client, type_name: &str, version: Option<&str>) -> anyh
                 found.versions.join(", ")
             )
         })?;
-    postrider_sender::sample(schema).map_err(|wrong| {
+    let schema = serde_json::from_str(schema.get()).context("its schema can't be read")?;
+    postrider_sender::sample(&schema).map_err(|wrong| {
         let told: Vec<String> = wrong
             .iter()
             .take(3)

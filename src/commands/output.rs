@@ -74,7 +74,14 @@ pub(crate) fn refuse(error: &anyhow::Error, json: bool) -> ExitCode {
     let refused = error.downcast_ref::<Error>();
     if json {
         let problem = match refused.and_then(Error::problem) {
-            Some(problem) => json!(problem),
+            Some(problem) => {
+                let mut told = json!(problem);
+                // What was being done, where the error has words for that.
+                if error.chain().count() > 1 {
+                    told["detail"] = json!(format!("{error}: {}", problem.detail));
+                }
+                told
+            }
             None => {
                 json!({"type": "about:blank", "title": "It could not be done", "detail": format!("{error:#}")})
             }

@@ -1,9 +1,10 @@
 //! `types export` and `types import`: a team's event types as files in its own repository, one for each type.
-//! Invariant: import shows what it would change before it changes anything, and a second one changes nothing.
+//! Invariant: import shows what it would change before it changes anything, changes nothing while a file can't be taken,
+//! and a second one changes nothing.
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fmt, fs,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -11,9 +12,14 @@ use std::{
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use postrider_client::{Client, EventType, EventTypeSettings, PageOf};
-use postrider_proto::routing::RESERVED_PREFIX;
+use postrider_proto::{
+    json::{find_duplicate, is_same, lay_out},
+    limits::VERSIONS_PER_TYPE_MAX,
+    routing::{RESERVED_PREFIX, is_type_name, is_version},
+};
+use postrider_sender::{Schema, Violation};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Value, json, value::RawValue};
 
 use super::{
     output::{json_line, progress},
@@ -51,14 +57,46 @@ pub(crate) struct ImportArguments {
 }
 
 /// A type as its file has it. The name is the file's.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TypeFile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     description: Option<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     thin: bool,
-    schemas: BTreeMap<String, Value>,
+    /// As they are written: a value would shorten long numbers.
+    schemas: BTreeMap<String, Box<RawValue>>,
+}
+
+/// Something in a file that can't become a type.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct FileFault {
+    file: String,
+    pointer: String,
+    detail: String,
+}
+
+impl fmt::Display for FileFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pointer.as_str() {
+            "" => write!(f, "{}: {}", self.file, self.detail),
+            pointer => write!(f, "{}: {pointer}: {}", self.file, self.detail),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Folder {
+    types: BTreeMap<String, TypeFile>,
+    faults: Vec<FileFault>,
+}
+
+/// What an import would change of one type.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Differences {
+    lines: Vec<String>,
+    /// A published version differs, which no import can change.
+    conflict: bool,
 }
 
 pub(crate) async fn run(command: TypesCommand, environment: &Environment) -> Result<ExitCode, Failure> {
@@ -73,19 +111,16 @@ pub(crate) async fn run(command: TypesCommand, environment: &Environment) -> Res
             TypesCommand::Import(arguments) => import(&client, arguments).await,
         }
     };
-    match done.await {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) => Err(reach.failure(error)),
-    }
+    done.await.map_err(|error| reach.failure(error))
 }
 
-async fn export(client: &Client, arguments: &ExportArguments) -> anyhow::Result<()> {
+async fn export(client: &Client, arguments: &ExportArguments) -> anyhow::Result<ExitCode> {
     let directory = &arguments.directory;
     fs::create_dir_all(directory).with_context(|| format!("{} can't be made", directory.display()))?;
     let types = read_types(client).await?;
     for (name, file) in &types {
         let path = directory.join(format!("{name}.json"));
-        let text = format!("{}\n", serde_json::to_string_pretty(file)?);
+        let text = format!("{}\n", lay_out(&serde_json::to_string(file)?));
         fs::write(&path, text).with_context(|| format!("{} can't be written", path.display()))?;
     }
     if arguments.reach.json {
@@ -93,62 +128,87 @@ async fn export(client: &Client, arguments: &ExportArguments) -> anyhow::Result<
     } else {
         println!("{} types written to {}", types.len(), directory.display());
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
-async fn import(client: &Client, arguments: &ImportArguments) -> anyhow::Result<()> {
+async fn import(client: &Client, arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
     let files = read_files(&arguments.directory)?;
     let there = read_types(client).await?;
-    let changed: BTreeMap<&String, Vec<String>> = files
+    let changed: BTreeMap<&String, Differences> = files
+        .types
         .iter()
         .map(|(name, file)| (name, differences(there.get(name), file)))
-        .filter(|(_, lines)| !lines.is_empty())
+        .filter(|(_, differences)| !differences.lines.is_empty())
         .collect();
-    let without_file: Vec<&String> = there.keys().filter(|name| !files.contains_key(*name)).collect();
+    let lines: BTreeMap<&String, &Vec<String>> =
+        changed.iter().map(|(name, one)| (*name, &one.lines)).collect();
+    let without_file: Vec<&String> = there.keys().filter(|name| !files.has(name)).collect();
+    let is_bad = !files.faults.is_empty() || changed.values().any(|one| one.conflict);
+    let apply = arguments.apply && !is_bad;
     if !arguments.reach.json {
-        show(&changed, &without_file);
+        show(&lines, &without_file, &files.faults);
     }
     let mut reports = Vec::new();
-    if arguments.apply {
+    if apply {
         let bar = progress(changed.len() as u64, "changing types");
         for name in changed.keys() {
-            let Some(file) = files.get(*name) else { continue };
+            let Some(file) = files.types.get(*name) else {
+                continue;
+            };
             let settings = EventTypeSettings {
                 description: file.description.clone(),
                 thin: file.thin,
                 schemas: file.schemas.clone(),
             };
-            reports.push(client.put_event_type(name, &settings).await?);
+            let put = client.put_event_type(name, &settings).await;
+            reports.push(put.with_context(|| {
+                let path = arguments.directory.join(format!("{name}.json"));
+                let (done, all) = (reports.len(), changed.len());
+                format!(
+                    "{}: stopped here, {done} of {all} types were changed",
+                    path.display()
+                )
+            })?);
             bar.inc(1);
         }
         bar.finish_and_clear();
     }
+    let status = if is_bad {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    };
     if arguments.reach.json {
         json_line(&json!({
-            "changes": changed, "applied": arguments.apply, "without_file": without_file, "types": reports,
+            "changes": lines, "applied": apply, "without_file": without_file, "types": reports,
+            "faults": files.faults,
         }));
-        return Ok(());
+        return Ok(status);
     }
     for report in &reports {
         show_breaks(report);
     }
     match (changed.len(), arguments.apply) {
+        _ if is_bad => println!("Nothing was changed: what is marked with ! has to be mended first."),
         (0, _) => println!("Nothing to change."),
         (_, false) => println!("Nothing was changed. Run it again with --apply to make these changes."),
         (count, true) => println!("{count} types changed."),
     }
-    Ok(())
+    Ok(status)
 }
 
-fn show(changed: &BTreeMap<&String, Vec<String>>, without_file: &[&String]) {
+fn show(changed: &BTreeMap<&String, &Vec<String>>, without_file: &[&String], faults: &[FileFault]) {
     for (name, lines) in changed {
         println!("{name}");
-        for line in lines {
+        for line in *lines {
             println!("  {line}");
         }
     }
     for name in without_file {
         println!("{name}\n  is there and has no file: left alone");
+    }
+    for fault in faults {
+        println!("! {fault}");
     }
 }
 
@@ -163,66 +223,139 @@ fn show_breaks(changed: &EventType) {
     }
 }
 
-fn differences(there: Option<&TypeFile>, file: &TypeFile) -> Vec<String> {
+fn differences(there: Option<&TypeFile>, file: &TypeFile) -> Differences {
+    let mut found = Differences::default();
     let Some(there) = there else {
-        let mut lines = vec!["+ new type".to_owned()];
-        lines.extend(file.schemas.keys().map(|version| format!("+ version {version}")));
-        return lines;
+        found.lines.push("+ new type".to_owned());
+        let versions = file.schemas.keys().map(|version| format!("+ version {version}"));
+        found.lines.extend(versions);
+        return found;
     };
-    let mut lines = Vec::new();
     if there.description != file.description {
-        lines.push(format!(
+        found.lines.push(format!(
             "~ description: {:?} becomes {:?}",
             there.description.as_deref().unwrap_or_default(),
             file.description.as_deref().unwrap_or_default()
         ));
     }
     if there.thin != file.thin {
-        lines.push(format!("~ thin: {} becomes {}", there.thin, file.thin));
+        found
+            .lines
+            .push(format!("~ thin: {} becomes {}", there.thin, file.thin));
     }
     for (version, schema) in &file.schemas {
         match there.schemas.get(version) {
-            None => lines.push(format!("+ version {version}")),
-            Some(published) if published != schema => {
-                lines.push(format!(
+            None => found.lines.push(format!("+ version {version}")),
+            Some(published) if !is_same(published.get(), schema.get()) => {
+                found.conflict = true;
+                found.lines.push(format!(
                     "! version {version} differs from what is published, which can't change"
                 ));
             }
             Some(_) => {}
         }
     }
-    lines
+    found
 }
 
-fn read_files(directory: &Path) -> anyhow::Result<BTreeMap<String, TypeFile>> {
-    let mut files = BTreeMap::new();
+/// Every file is looked at, whatever is wrong with the ones before it.
+fn read_files(directory: &Path) -> anyhow::Result<Folder> {
+    let mut folder = Folder::default();
     let entries =
         fs::read_dir(directory).with_context(|| format!("{} can't be read", directory.display()))?;
+    let mut paths = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        let Some(name) = path
-            .file_name()
-            .and_then(|name| name.to_str()?.strip_suffix(".json"))
-            .map(str::to_owned)
-        else {
-            continue;
-        };
         ensure!(
-            files.len() < FILES_MAX,
+            paths.len() < FILES_MAX,
             "{} has more than {FILES_MAX} files",
             directory.display()
         );
-        ensure!(
-            fs::metadata(&path)?.len() <= FILE_BYTES_MAX,
-            "{} is larger than {FILE_BYTES_MAX} bytes",
-            path.display()
-        );
-        let text = fs::read_to_string(&path).with_context(|| format!("{} can't be read", path.display()))?;
-        let file =
-            serde_json::from_str(&text).with_context(|| format!("{} is no event type", path.display()))?;
-        files.insert(name, file);
+        paths.push(path);
     }
-    Ok(files)
+    paths.sort();
+    for path in paths {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let Some(name) = name.and_then(|name| name.strip_suffix(".json")) else {
+            continue;
+        };
+        folder.add(name, &path);
+    }
+    Ok(folder)
+}
+
+impl Folder {
+    fn has(&self, name: &str) -> bool {
+        let path = format!("{name}.json");
+        let is_of = |fault: &FileFault| Path::new(&fault.file).ends_with(&path);
+        self.types.contains_key(name) || self.faults.iter().any(is_of)
+    }
+
+    fn add(&mut self, name: &str, path: &Path) {
+        let read = || -> Result<TypeFile, (String, String)> {
+            let whole = |detail: String| (String::new(), detail);
+            let length = fs::metadata(path)
+                .map_err(|error| whole(format!("can't be read: {error}")))?
+                .len();
+            if length > FILE_BYTES_MAX {
+                return Err(whole(format!("is larger than {FILE_BYTES_MAX} bytes")));
+            }
+            let text = fs::read_to_string(path).map_err(|error| whole(format!("can't be read: {error}")))?;
+            if let Some(pointer) = find_duplicate(&text) {
+                return Err((pointer, "is there twice".to_owned()));
+            }
+            serde_json::from_str(&text).map_err(|error| whole(format!("is no event type: {error}")))
+        };
+        let wrong = match read() {
+            Err(wrong) => vec![wrong],
+            Ok(file) => {
+                let wrong = check(name, &file);
+                if wrong.is_empty() {
+                    self.types.insert(name.to_owned(), file);
+                }
+                wrong
+            }
+        };
+        self.faults
+            .extend(wrong.into_iter().map(|(pointer, detail)| FileFault {
+                file: path.display().to_string(),
+                pointer,
+                detail,
+            }));
+    }
+}
+
+/// What the server would refuse of it, by JSON pointer: known before anything is changed.
+fn check(name: &str, file: &TypeFile) -> Vec<(String, String)> {
+    let mut wrong = Vec::new();
+    if !is_type_name(name) || name.starts_with(RESERVED_PREFIX) {
+        let detail =
+            "its name is not that of an event type: words of a-z 0-9 _ with dots between, not postrider.";
+        wrong.push((String::new(), detail.to_owned()));
+    }
+    if file.schemas.is_empty() || file.schemas.len() > VERSIONS_PER_TYPE_MAX {
+        wrong.push((
+            "/schemas".to_owned(),
+            format!("a type has 1 to {VERSIONS_PER_TYPE_MAX} versions"),
+        ));
+    }
+    for (version, schema) in &file.schemas {
+        let pointer = format!("/schemas/{}", version.replace('~', "~0").replace('/', "~1"));
+        if !is_version(version) {
+            let detail = "a version begins with a letter or digit and has at most 64 of A-Z a-z 0-9 _ . -";
+            wrong.push((pointer.clone(), detail.to_owned()));
+        }
+        match serde_json::from_str(schema.get()) {
+            Ok(value @ (Value::Object(_) | Value::Bool(_))) => {
+                let violations = Schema::compile(&value).err().unwrap_or_default();
+                let below = |one: Violation| (format!("{pointer}{}", one.pointer), one.message);
+                wrong.extend(violations.into_iter().map(below));
+            }
+            Ok(_) => wrong.push((pointer, "a schema is a JSON object, true or false".to_owned())),
+            Err(error) => wrong.push((pointer, format!("the schema can't be read: {error}"))),
+        }
+    }
+    wrong
 }
 
 /// All but those that are Postrider's own.
@@ -258,18 +391,41 @@ async fn read_types(client: &Client) -> anyhow::Result<BTreeMap<String, TypeFile
 mod tests {
     use super::*;
 
-    fn file(value: Value) -> TypeFile {
-        serde_json::from_value(value).expect("a file")
+    fn file(text: &str) -> TypeFile {
+        serde_json::from_str(text).expect("a file")
     }
 
     #[test]
     fn what_differs_is_told_and_what_is_the_same_is_not() {
-        let there = file(json!({"schemas": {"v1": {"type": "object"}}}));
-        assert!(differences(Some(&there), &there.clone()).is_empty());
-        assert_eq!(differences(None, &there), ["+ new type", "+ version v1"]);
-        let other = file(json!({"description": "d", "thin": true, "schemas": {"v1": {}, "v2": {}}}));
-        let lines = differences(Some(&there), &other);
-        let signs: Vec<&str> = lines.iter().map(|line| &line[..1]).collect();
-        assert_eq!(signs, ["~", "~", "!", "+"], "{lines:?}");
+        let there = file(r#"{"schemas": {"v1": {"type": "object", "maximum": 12345678901234567890123}}}"#);
+        let same = file(r#"{"schemas":{"v1":{"maximum":12345678901234567890123.0,"type":"object"}}}"#);
+        assert_eq!(differences(Some(&there), &same), Differences::default());
+        assert_eq!(differences(None, &there).lines, ["+ new type", "+ version v1"]);
+        let other = file(
+            r#"{"description": "d", "thin": true, "schemas": {
+                "v1": {"type": "object", "maximum": 12345678901234567890124}, "v2": {}}}"#,
+        );
+        let found = differences(Some(&there), &other);
+        let signs: Vec<&str> = found.lines.iter().map(|line| &line[..1]).collect();
+        assert_eq!(signs, ["~", "~", "!", "+"], "{found:?}");
+        assert!(found.conflict);
+    }
+
+    #[test]
+    fn what_the_server_would_refuse_is_known_before() {
+        let pointers = |name: &str, text: &str| -> Vec<String> {
+            let wrong = check(name, &file(text));
+            wrong.into_iter().map(|(pointer, _)| pointer).collect()
+        };
+        assert!(pointers("a.b", r#"{"schemas":{"v1":{},"v2":true}}"#).is_empty());
+        assert_eq!(pointers("A", r#"{"schemas":{}}"#), ["", "/schemas"]);
+        assert_eq!(pointers("postrider.x", r#"{"schemas":{"v1":{}}}"#), [""]);
+        assert_eq!(
+            pointers(
+                "a.b",
+                r#"{"schemas":{"-":{},"v1":{"type":"strng"},"v2":3,"v3":{"maximum":1e400}}}"#
+            ),
+            ["/schemas/-", "/schemas/v1/type", "/schemas/v2", "/schemas/v3"]
+        );
     }
 }

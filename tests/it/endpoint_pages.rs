@@ -1,6 +1,6 @@
 //! An endpoint in a person's hands: added, changed, paused, tested, its secret rotated, all by forms.
 
-use reqwest::{Method, StatusCode};
+use reqwest::StatusCode;
 use serde_json::json;
 
 use crate::support::{Answer, Database, Form, Person, Postrider, Receiver};
@@ -149,33 +149,4 @@ async fn a_secret_is_hidden_until_revealed_and_both_are_in_force_after_a_rotatio
     assert!(page.contains("both sign"), "{page}");
     let audit = api.get("/audit").await;
     assert!(audit.to_string().contains("secret.revealed"), "{audit}");
-}
-
-#[tokio::test]
-async fn a_page_warns_when_producers_move_past_a_pinned_version() {
-    let database = Database::fresh().await;
-    let program = Postrider::start(&database).await;
-    let receiver = Receiver::start().await;
-    let api = program.api();
-    let pinned = json!({ "versions": { "invoice.paid": "2026-01-15" } });
-    let endpoint = api.acme(&receiver.url("/hook"), pinned).await;
-    let mut person = Person::signed_in(&program).await;
-    let path = format!("/endpoints/{}", endpoint.id);
-    assert!(!person.visit(&path).await.1.contains("asks for version"));
-
-    let schemas =
-        json!({ "schemas": { "2026-01-15": { "type": "object" }, "2026-06-01": { "type": "object" } } });
-    let (status, told) = api
-        .call(Method::PUT, "/event-types/invoice.paid", Some(schemas))
-        .await;
-    assert!(status.is_success(), "{told}");
-    let (_, page) = person.visit(&path).await;
-    assert!(
-        page.contains("2026-06-01") && page.contains("is published"),
-        "{page}"
-    );
-    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
-        .await;
-    let (_, page) = person.visit(&path).await;
-    assert!(page.contains("Producers have moved on"), "{page}");
 }

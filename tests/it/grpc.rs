@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 
+use bytes::Bytes;
 use postrider_dashboard::grpc::v1::{EmitBatchRequest, EmitRequest, Event, emitter_client::EmitterClient};
 use reqwest::Method;
 use serde_json::{Value, json};
-use tonic::{Code, Request, Status, transport::Channel};
+use tonic::{Code, Request, Status, client::GrpcService, transport::Channel};
 
 use crate::support::{ADMIN_API_KEY, Database, Postrider, Receiver, until};
 
@@ -179,29 +180,116 @@ async fn refusals_are_those_of_http() {
     assert_eq!(list["data"].as_array().map(Vec::len), Some(1), "{list}");
 }
 
+/// What no client library lets its caller send: bytes as they stand, in one frame.
+async fn send_raw(channel: &Channel, method: &str, message: Vec<u8>) -> Status {
+    use http_body_util::{BodyExt, Full};
+    let mut frame = vec![0];
+    frame.extend((message.len() as u32).to_be_bytes());
+    frame.extend(message);
+    let body = Full::new(Bytes::from(frame)).map_err(|never| match never {});
+    let request = http::Request::post(format!("http://postrider/postrider.v1.Emitter/{method}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .header("authorization", format!("Bearer {ADMIN_API_KEY}"))
+        .body(tonic::body::Body::new(body))
+        .expect("a request");
+    let mut channel = channel.clone();
+    std::future::poll_fn(|context| GrpcService::<tonic::body::Body>::poll_ready(&mut channel, context))
+        .await
+        .expect("ready");
+    let answer = GrpcService::call(&mut channel, request).await.expect("an answer");
+    let (head, body) = answer.into_parts();
+    let trailers = body
+        .collect()
+        .await
+        .ok()
+        .and_then(|body| body.trailers().cloned());
+    Status::from_header_map(&head.headers)
+        .or_else(|| Status::from_header_map(&trailers?))
+        .expect("a status")
+}
+
+/// A field of a message: its number, how long it is, and what stands in it.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut message = vec![number << 3 | 2];
+    let mut length = bytes.len();
+    while length > 127 {
+        message.push((length % 128 + 128) as u8);
+        length /= 128;
+    }
+    message.push(length as u8);
+    message.extend(bytes);
+    message
+}
+
 #[tokio::test]
-async fn tools_learn_the_service_by_reflection() {
-    use tonic_reflection::pb::v1::{
-        ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
-        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+async fn messages_that_can_t_be_read_or_are_too_large_are_refused_like_everything_else() {
+    let database = Database::fresh().await;
+    let (program, mut client, channel) = start(&database).await;
+    program.api().tenant("acme").await;
+    program.api().event_type("invoice.paid").await;
+    let data = field(2, b"{\"a\":\"\xff\"}");
+    let inner = [field(1, b"invoice.paid"), data].concat();
+    let request = [field(1, b"acme"), field(2, &inner)].concat();
+    for method in ["Emit", "EmitBatch", "EmitStream"] {
+        let refused = send_raw(&channel, method, request.clone()).await;
+        assert_eq!(refused.code(), Code::InvalidArgument, "{method} {refused:?}");
+        let told = problem(&refused);
+        assert_eq!(told["status"], 400, "{told}");
+        assert!(told["detail"].to_string().contains("UTF-8"), "{told}");
+
+        let refused = send_raw(&channel, method, field(1, &vec![b'a'; 5 * 1024 * 1024])).await;
+        assert_eq!(refused.code(), Code::InvalidArgument, "{method} {refused:?}");
+        assert_eq!(problem(&refused)["status"], 413, "{refused:?}");
+    }
+    // A message of 10 MB, through a client.
+    let large = EmitBatchRequest {
+        tenant: "acme".to_owned(),
+        events: vec![event(None, &format!("{{\"a\":\"{}\"}}", "x".repeat(10_000_000)))],
     };
+    let refused = client
+        .emit_batch(with_key(large, ADMIN_API_KEY))
+        .await
+        .expect_err("refused");
+    assert_eq!(problem(&refused)["status"], 413, "{refused:?}");
+    assert_eq!(program.api().get("/tenants/acme/events").await["data"], json!([]));
+}
+
+macro_rules! services_by_reflection {
+    ($version:ident, $channel:expr) => {{
+        use tonic_reflection::pb::$version::{
+            ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+            server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+        };
+        let asked = ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::ListServices(String::new())),
+        };
+        let mut answers = ServerReflectionClient::new($channel)
+            .server_reflection_info(tokio_stream::iter([asked]))
+            .await
+            .expect("an answer")
+            .into_inner();
+        let answer = answers.message().await.expect("read").expect("one");
+        let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
+            panic!("{answer:?}");
+        };
+        let names: Vec<String> = list.service.into_iter().map(|one| one.name).collect();
+        names
+    }};
+}
+
+#[tokio::test]
+async fn tools_old_and_new_learn_the_service_by_reflection() {
     let database = Database::fresh().await;
     let (_program, _, channel) = start(&database).await;
-    let asked = ServerReflectionRequest {
-        host: String::new(),
-        message_request: Some(MessageRequest::ListServices(String::new())),
-    };
-    let mut answers = ServerReflectionClient::new(channel)
-        .server_reflection_info(tokio_stream::iter([asked]))
-        .await
-        .expect("an answer")
-        .into_inner();
-    let answer = answers.message().await.expect("read").expect("one");
-    let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
-        panic!("{answer:?}");
-    };
-    assert!(
-        list.service.iter().any(|one| one.name == "postrider.v1.Emitter"),
-        "{list:?}"
-    );
+    for names in [
+        services_by_reflection!(v1, channel.clone()),
+        services_by_reflection!(v1alpha, channel),
+    ] {
+        assert!(
+            names.iter().any(|name| name == "postrider.v1.Emitter"),
+            "{names:?}"
+        );
+    }
 }

@@ -55,3 +55,4 @@ mod tail;
 mod tools;
 mod trials;
 mod types_command;
+mod versions;

@@ -20,7 +20,7 @@ use crate::{
     App, Shared,
     emits::OwnedEvent,
     idempotency::{Claim, Work},
-    input::{Text, read_object},
+    input::{Text, read_form},
     openapi::shapes,
     problem::{Fault, Kind, Problem},
 };
@@ -138,11 +138,10 @@ fn read(text: &Text<BATCH_BYTES_MAX>, tenant: &str) -> Result<Vec<Result<OwnedEv
             format!("a batch has 1 to {BATCH_EVENTS_MAX} events"),
         ));
     }
-    let read = form.events.iter().map(|raw| {
-        read_object::<EmitForm<'_>>(raw.get())
-            .map_err(|error| Problem::invalid("", error.to_string()))
-            .and_then(|form| form.check(tenant))
-    });
+    let read = form
+        .events
+        .iter()
+        .map(|raw| read_form::<EmitForm<'_>>(raw.get()).and_then(|form| form.check(tenant)));
     Ok(read.collect())
 }
 

@@ -1,12 +1,15 @@
 //! The catalogue of event types as OpenAPI 3.1 `webhooks`: what receivers make their types and stubs from.
 
+use std::collections::BTreeMap;
+
 use axum::{Json, extract::State};
-use serde_json::{Map, Value, json};
+use serde::{Serialize, de::IgnoredAny};
+use serde_json::{Value, json, value::RawValue};
 
 use super::Answer;
 use crate::{
     Shared,
-    problem::Problem,
+    problem::{Kind, Problem},
     tables::{event_types, schemas},
 };
 
@@ -14,24 +17,24 @@ const TYPES_MAX: i64 = 1_000;
 /// Together. What does not fit is refused and not cut off: half a catalogue would be taken for the whole.
 const SCHEMA_BYTES_MAX: i64 = 16 * 1024 * 1024;
 
-pub(crate) async fn show(State(app): State<Shared>) -> Answer<Value> {
+pub(crate) async fn show(State(app): State<Shared>) -> Answer<Document> {
     let types = event_types::list(&app.pool, "", TYPES_MAX + 1).await?;
     if types.len() as i64 > TYPES_MAX || schemas::bytes(&app.pool).await? > SCHEMA_BYTES_MAX {
         return Err(Problem::conflict(
             "The catalogue is too large for one document: read the types one by one.",
         ));
     }
-    let mut webhooks = Map::new();
-    let mut components = Map::new();
+    let mut webhooks = BTreeMap::new();
+    let mut components = BTreeMap::new();
     for row in types {
         let mut versions = Vec::new();
         for schema in schemas::of_type(&app.pool, row.id).await? {
             let name = format!("{}.{}", row.name, schema.version);
-            let value = match row.thin {
-                true => thin(),
-                false => serde_json::from_str(schema.schema.get()).unwrap_or(Value::Bool(true)),
+            let text = match row.thin {
+                true => thin().to_string(),
+                false => schema.schema.0.get().to_owned(),
             };
-            components.insert(name.clone(), component(&row.name, &schema.version, value));
+            components.insert(name.clone(), component(&row.name, &schema.version, text)?);
             versions.push((schema.version, name));
         }
         webhooks.insert(
@@ -39,13 +42,29 @@ pub(crate) async fn show(State(app): State<Shared>) -> Answer<Value> {
             webhook(row.description.as_deref(), &row.name, &versions),
         );
     }
-    Ok(Json(json!({
-        "openapi": "3.1.0",
-        "info": {"title": "Webhooks", "version": "1"},
-        "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
-        "webhooks": webhooks,
-        "components": {"schemas": components},
-    })))
+    Ok(Json(Document {
+        openapi: "3.1.0",
+        info: json!({"title": "Webhooks", "version": "1"}),
+        dialect: "https://json-schema.org/draft/2020-12/schema",
+        webhooks,
+        components: Components { schemas: components },
+    }))
+}
+
+#[derive(Serialize)]
+pub(crate) struct Document {
+    openapi: &'static str,
+    info: Value,
+    #[serde(rename = "jsonSchemaDialect")]
+    dialect: &'static str,
+    webhooks: BTreeMap<String, Value>,
+    components: Components,
+}
+
+#[derive(Serialize)]
+struct Components {
+    /// As they were written: a value would shorten long numbers.
+    schemas: BTreeMap<String, Box<RawValue>>,
 }
 
 /// What the body of a thin type carries, whatever its data is.
@@ -59,12 +78,21 @@ fn thin() -> Value {
 }
 
 /// With an id of its own, so that its references are looked for inside it and not in the whole document.
-fn component(type_name: &str, version: &str, mut schema: Value) -> Value {
-    if let Value::Object(map) = &mut schema {
-        let id = format!("urn:postrider:schema:{type_name}:{version}");
-        map.entry("$id").or_insert(Value::String(id));
-    }
-    schema
+fn component(type_name: &str, version: &str, schema: String) -> Result<Box<RawValue>, Problem> {
+    let members: Option<BTreeMap<String, IgnoredAny>> = serde_json::from_str(&schema).ok();
+    let text = match (members, schema.trim_start().strip_prefix('{')) {
+        (Some(members), Some(rest)) if !members.contains_key("$id") => {
+            // Neither name needs to be escaped.
+            let id = format!("{{\"$id\":\"urn:postrider:schema:{type_name}:{version}\"");
+            let comma = if members.is_empty() { "" } else { "," };
+            format!("{id}{comma}{rest}")
+        }
+        _ => schema,
+    };
+    RawValue::from_string(text).map_err(|error| {
+        tracing::error!(%error, type_name, version, "a stored schema can't be read");
+        Problem::new(Kind::Internal, "It has been logged.")
+    })
 }
 
 fn webhook(description: Option<&str>, type_name: &str, versions: &[(String, String)]) -> Value {
@@ -90,4 +118,27 @@ fn webhook(description: Option<&str>, type_name: &str, versions: &[(String, Stri
         "requestBody": {"required": true, "content": {"application/json": {"schema": {"oneOf": body}}}},
         "responses": {"2XX": {"description": "Taken. Everything else is tried again."}},
     }})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_component_gets_an_id_and_keeps_its_text() {
+        let made = |schema: &str| {
+            let made = component("a.b", "v1", schema.to_owned()).expect("a component");
+            made.get().to_owned()
+        };
+        assert_eq!(
+            made(" { } "),
+            r#"{"$id":"urn:postrider:schema:a.b:v1" } "#.trim_end()
+        );
+        assert_eq!(
+            made(r#"{"maximum":12345678901234567890123.0}"#),
+            r#"{"$id":"urn:postrider:schema:a.b:v1","maximum":12345678901234567890123.0}"#
+        );
+        assert_eq!(made(r#"{"$id":"urn:own"}"#), r#"{"$id":"urn:own"}"#);
+        assert_eq!(made("true"), "true");
+    }
 }

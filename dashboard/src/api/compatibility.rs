@@ -1,15 +1,21 @@
 //! What a new version of a schema takes away from those who read the one before. Only told, never forbidden. Pure.
-//! It knows the plain parts of a schema, `properties`, `required`, `type`, `enum` and `items`; it says nothing of others.
+//! It knows the plain parts of a schema: `properties`, `required`, `type`, `enum`, `const` and `items`, also where they
+//! stand behind `$ref` or `allOf`, and which types and values `anyOf` and `oneOf` allow. It says nothing of others.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use postrider_sender::resolve_reference;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
 const BREAKS_MAX: usize = 50;
 const DEPTH_MAX: usize = 32;
-const TYPES: [&str; 6] = ["null", "boolean", "object", "array", "number", "string"];
+/// Looked at in each of the two.
+const SCHEMAS_MAX: usize = 10_000;
+const TYPES: [&str; 7] = [
+    "null", "boolean", "object", "array", "integer", "number", "string",
+];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = CompatibilityChange)]
@@ -40,67 +46,202 @@ pub(crate) struct Report {
 }
 
 pub(crate) fn compare(before: &Value, after: &Value) -> Vec<Break> {
-    let mut found = Vec::new();
-    walk(before, after, "", 0, &mut found);
-    found.truncate(BREAKS_MAX);
-    found
+    let mut comparison = Comparison {
+        before: Side::of(before),
+        after: Side::of(after),
+        above: Vec::new(),
+        found: Vec::new(),
+    };
+    comparison.walk(&[before], &[after], "");
+    comparison.found.truncate(BREAKS_MAX);
+    comparison.found
 }
 
-fn walk(before: &Value, after: &Value, pointer: &str, depth: usize, found: &mut Vec<Break>) {
-    if depth > DEPTH_MAX || found.len() >= BREAKS_MAX {
-        return;
+/// The schemas that apply to one place of the data.
+type Here<'a> = Vec<&'a Value>;
+
+struct Comparison<'a> {
+    before: Side<'a>,
+    after: Side<'a>,
+    /// The places on the way here. A schema that refers to itself leads to the same place again.
+    above: Vec<(Here<'a>, Here<'a>)>,
+    found: Vec<Break>,
+}
+
+impl<'a> Comparison<'a> {
+    fn walk(&mut self, before: &[&'a Value], after: &[&'a Value], pointer: &str) {
+        let been_here =
+            |(old, new): &(Here<'a>, Here<'a>)| is_same_place(old, before) && is_same_place(new, after);
+        if self.above.len() > DEPTH_MAX || self.found.len() >= BREAKS_MAX || self.above.iter().any(been_here)
+        {
+            return;
+        }
+        let (old, new) = (self.before.join(before, 0), self.after.join(after, 0));
+        if self.before.left == 0 || self.after.left == 0 {
+            // What was not looked at is not known to be gone.
+            return;
+        }
+        let lost: Vec<&str> = old.taken().difference(&new.types).copied().collect();
+        if !lost.is_empty() {
+            let detail = format!("may no longer be {}", lost.join(", "));
+            self.add(pointer.to_owned(), Change::NarrowedType, detail);
+        }
+        if let Some(values) = &new.values
+            && !old
+                .values
+                .is_some_and(|old| old.iter().all(|value| values.contains(value)))
+        {
+            let detail = "has fewer values to be one of".to_owned();
+            self.add(pointer.to_owned(), Change::NarrowedEnum, detail);
+        }
+        for name in new.required.difference(&old.required) {
+            let detail = "is required now".to_owned();
+            self.add(below(pointer, name), Change::NewlyRequired, detail);
+        }
+        for name in old
+            .properties
+            .keys()
+            .filter(|name| !new.properties.contains_key(*name))
+        {
+            let detail = "is no longer described".to_owned();
+            self.add(below(pointer, name), Change::RemovedProperty, detail);
+        }
+        self.above.push((before.to_vec(), after.to_vec()));
+        for (name, old) in &old.properties {
+            if let Some(new) = new.properties.get(name) {
+                self.walk(old, new, &below(pointer, name));
+            }
+        }
+        if !new.items.is_empty() {
+            self.walk(&old.items, &new.items, &below(pointer, "*"));
+        }
+        self.above.pop();
     }
-    let mut add = |pointer: String, change, detail: String| {
-        found.push(Break {
+
+    fn add(&mut self, pointer: String, change: Change, detail: String) {
+        self.found.push(Break {
             pointer,
             change,
             detail,
         });
-    };
-    let (old_types, new_types) = (types(before), types(after));
-    let lost: Vec<&str> = old_types.difference(&new_types).copied().collect();
-    if !lost.is_empty() {
-        add(
-            pointer.to_owned(),
-            Change::NarrowedType,
-            format!("may no longer be {}", lost.join(", ")),
-        );
     }
-    if let Some(new) = after.get("enum").and_then(Value::as_array) {
-        let old = before.get("enum").and_then(Value::as_array);
-        if old.is_none_or(|old| old.iter().any(|value| !new.contains(value))) {
-            let detail = "has fewer values to be one of".to_owned();
-            add(pointer.to_owned(), Change::NarrowedEnum, detail);
+}
+
+/// By where they stand and not by what they say.
+fn is_same_place(a: &[&Value], b: &[&Value]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| std::ptr::eq(*a, *b))
+}
+
+/// What all schemas of one place say together.
+struct Joined<'a> {
+    types: BTreeSet<&'static str>,
+    /// None: any value.
+    values: Option<Vec<&'a Value>>,
+    properties: BTreeMap<&'a str, Here<'a>>,
+    required: BTreeSet<&'a str>,
+    items: Here<'a>,
+}
+
+impl Joined<'_> {
+    /// The types that a value can have here, where the values are listed too.
+    fn taken(&self) -> BTreeSet<&'static str> {
+        match &self.values {
+            None => self.types.clone(),
+            Some(values) => {
+                let listed = values.iter().map(|value| type_of(value));
+                listed.filter(|name| self.types.contains(name)).collect()
+            }
         }
     }
-    let properties = |schema: &Value| schema.get("properties").and_then(Value::as_object).cloned();
-    let (old, new) = (
-        properties(before).unwrap_or_default(),
-        properties(after).unwrap_or_default(),
-    );
-    let required = |schema: &Value| -> BTreeSet<String> {
-        let names = schema.get("required").and_then(Value::as_array);
-        let names = names.into_iter().flatten().filter_map(Value::as_str);
-        names.map(str::to_owned).collect()
-    };
-    for name in required(after).difference(&required(before)) {
-        add(
-            below(pointer, name),
-            Change::NewlyRequired,
-            "is required now".to_owned(),
-        );
-    }
-    for name in old.keys().filter(|name| !new.contains_key(*name)) {
-        let detail = "is no longer described".to_owned();
-        add(below(pointer, name), Change::RemovedProperty, detail);
-    }
-    for (name, old) in &old {
-        if let Some(new) = new.get(name) {
-            walk(old, new, &below(pointer, name), depth + 1, found);
+}
+
+/// One of the two schemas, which references are looked up in.
+struct Side<'a> {
+    root: &'a Value,
+    /// Schemas that may still be looked at: one that refers to others in many ways has no end otherwise.
+    left: usize,
+}
+
+impl<'a> Side<'a> {
+    fn of(root: &'a Value) -> Self {
+        Self {
+            root,
+            left: SCHEMAS_MAX,
         }
     }
-    if let (Some(old), Some(new)) = (before.get("items"), after.get("items")) {
-        walk(old, new, &below(pointer, "*"), depth + 1, found);
+
+    fn join(&mut self, schemas: &[&'a Value], depth: usize) -> Joined<'a> {
+        let mut joined = Joined {
+            types: TYPES.into(),
+            values: None,
+            properties: BTreeMap::new(),
+            required: BTreeSet::new(),
+            items: Vec::new(),
+        };
+        let mut open: Here<'a> = schemas.to_vec();
+        let mut seen: Here<'a> = Vec::new();
+        while let Some(schema) = open.pop() {
+            if self.left == 0 || seen.iter().any(|one| std::ptr::eq(*one, schema)) {
+                continue;
+            }
+            self.left -= 1;
+            seen.push(schema);
+            if schema == &Value::Bool(false) {
+                joined.types.clear();
+            }
+            joined.add(schema);
+            let references = ["$ref", "$dynamicRef"].into_iter();
+            let references = references.filter_map(|keyword| schema.get(keyword)?.as_str());
+            open.extend(references.filter_map(|text| resolve_reference(self.root, text)));
+            open.extend(list(schema, "allOf"));
+            for keyword in ["anyOf", "oneOf"] {
+                let forms = list(schema, keyword);
+                if !forms.is_empty() && depth < DEPTH_MAX {
+                    let forms = forms.iter().map(|form| self.join(&[form], depth + 1)).collect();
+                    joined.add_forms(forms);
+                }
+            }
+        }
+        joined
+    }
+}
+
+impl<'a> Joined<'a> {
+    /// What the schema itself says.
+    fn add(&mut self, schema: &'a Value) {
+        if let Some(types) = types(schema) {
+            self.types.retain(|name| types.contains(name));
+        }
+        if let Some(values) = schema.get("enum").and_then(Value::as_array) {
+            self.keep_values(values.iter().collect());
+        }
+        if let Some(value) = schema.get("const") {
+            self.keep_values(vec![value]);
+        }
+        let properties = schema.get("properties").and_then(Value::as_object);
+        for (name, property) in properties.into_iter().flatten() {
+            self.properties.entry(name).or_default().push(property);
+        }
+        self.required
+            .extend(list(schema, "required").iter().filter_map(Value::as_str));
+        self.items.extend(schema.get("items"));
+    }
+
+    /// Any of these may hold: only what they say of types and values is put together, not their fields.
+    fn add_forms(&mut self, forms: Vec<Self>) {
+        let taken: BTreeSet<&str> = forms.iter().flat_map(Self::taken).collect();
+        self.types.retain(|name| taken.contains(name));
+        let values: Option<Vec<Vec<&Value>>> = forms.into_iter().map(|form| form.values).collect();
+        if let Some(values) = values {
+            self.keep_values(values.concat());
+        }
+    }
+
+    fn keep_values(&mut self, mut values: Vec<&'a Value>) {
+        if let Some(before) = &self.values {
+            values.retain(|value| before.contains(value));
+        }
+        self.values = Some(values);
     }
 }
 
@@ -108,22 +249,36 @@ fn below(pointer: &str, name: &str) -> String {
     format!("{pointer}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 
-/// The types it may have. An integer is a number that is narrower; nothing said is everything.
-fn types(schema: &Value) -> BTreeSet<&str> {
-    let all = || TYPES.into_iter().chain(["integer"]).collect();
-    let mut types: BTreeSet<&str> = match schema {
-        Value::Bool(true) => return all(),
-        Value::Bool(false) => return BTreeSet::new(),
-        _ => match schema.get("type") {
-            Some(Value::String(one)) => BTreeSet::from([one.as_str()]),
-            Some(Value::Array(many)) => many.iter().filter_map(Value::as_str).collect(),
-            _ => return all(),
-        },
+fn list<'a>(schema: &'a Value, keyword: &str) -> &'a [Value] {
+    schema
+        .get(keyword)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
+/// The types it names, if it names any. An integer is a number that is narrower.
+fn types(schema: &Value) -> Option<BTreeSet<&str>> {
+    let mut types: BTreeSet<&str> = match schema.get("type")? {
+        Value::String(one) => BTreeSet::from([one.as_str()]),
+        Value::Array(many) => many.iter().filter_map(Value::as_str).collect(),
+        _ => return None,
     };
     if types.contains("number") {
         types.insert("integer");
     }
-    types
+    Some(types)
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Object(_) => "object",
+        Value::Array(_) => "array",
+        Value::String(_) => "string",
+        Value::Number(number) if number.as_f64().is_some_and(|n| n.fract() == 0.0) => "integer",
+        Value::Number(_) => "number",
+    }
 }
 
 #[cfg(test)]
@@ -175,6 +330,85 @@ mod tests {
         assert_eq!(
             found(json!({}), json!(false)),
             [(String::new(), Change::NarrowedType)]
+        );
+    }
+
+    #[test]
+    fn what_stands_behind_references_and_in_all_of_is_looked_at() {
+        let before = json!({
+            "$defs": {
+                "base": {"properties": {"id": {"type": "string"}}, "required": ["id"]},
+                "money": {"$anchor": "money", "properties": {"amount": {"type": "number"}, "currency": {}}},
+            },
+            "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"total": {"$ref": "#money"}}}],
+            "properties": {"tax": {"$ref": "#/$defs/money"}, "lines": {"items": {"$ref": "#/$defs/money"}}},
+        });
+        // The same, written out.
+        let money = json!({"properties": {"amount": {"type": "number"}, "currency": {}}});
+        let plain = json!({"required": ["id"], "properties": {
+            "id": {"type": "string"}, "total": money, "tax": money, "lines": {"items": money},
+        }});
+        assert_eq!(found(before.clone(), plain.clone()), []);
+        assert_eq!(found(plain, before.clone()), []);
+
+        let mut after = before.clone();
+        after["$defs"]["money"] = json!({"$anchor": "money", "required": ["amount"],
+            "properties": {"amount": {"type": "integer"}}});
+        after["$defs"]["base"] = json!({"properties": {"id": {"type": "string"}}});
+        let mut told = found(before, after);
+        told.sort_by_key(|(pointer, change)| (pointer.clone(), format!("{change:?}")));
+        let each = |place: &str| {
+            [
+                (format!("{place}/amount"), Change::NarrowedType),
+                (format!("{place}/amount"), Change::NewlyRequired),
+                (format!("{place}/currency"), Change::RemovedProperty),
+            ]
+        };
+        assert_eq!(told, [each("/lines/*"), each("/tax"), each("/total")].concat());
+    }
+
+    #[test]
+    fn a_schema_that_refers_to_itself_is_walked_once() {
+        let tree = |kind: &str| {
+            json!({"$defs": {"node": {"properties": {"value": {"type": kind}, "left": {"$ref": "#/$defs/node"},
+                "right": {"$ref": "#/$defs/node"}, "all": {"items": {"$ref": "#/$defs/node"}}}}}, "$ref": "#/$defs/node"})
+        };
+        let told = found(tree("number"), tree("integer"));
+        assert!(
+            told.contains(&("/value".to_owned(), Change::NarrowedType)),
+            "{told:?}"
+        );
+        assert!(told.len() <= BREAKS_MAX);
+        // Each refers to the next twice: 2^40 ways lead through it.
+        let many: serde_json::Map<String, Value> = (0..40)
+            .map(|n| {
+                let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
+                (format!("d{n}"), json!({"properties": {"a": next, "b": next}}))
+            })
+            .collect();
+        let wide = json!({"$defs": many, "$ref": "#/$defs/d0"});
+        assert_eq!(found(wide.clone(), wide), []);
+        let circle = json!({"allOf": [{"$ref": "#"}], "anyOf": [{"$ref": "#"}]});
+        assert_eq!(found(circle.clone(), circle), []);
+    }
+
+    #[test]
+    fn forms_and_listed_values_say_which_types_there_are() {
+        let nullable = json!({"anyOf": [{"type": "string"}, {"type": "null"}]});
+        assert_eq!(found(nullable.clone(), json!({"type": ["null", "string"]})), []);
+        assert_eq!(
+            found(nullable, json!({"type": "string"})),
+            [(String::new(), Change::NarrowedType)]
+        );
+        let listed = json!({"enum": ["a", "b"]});
+        assert_eq!(found(listed.clone(), json!({"type": "string"})), []);
+        assert_eq!(
+            found(listed.clone(), json!({"oneOf": [{"const": "b"}, {"const": "a"}]})),
+            []
+        );
+        assert_eq!(
+            found(listed, json!({"const": "a"})),
+            [(String::new(), Change::NarrowedEnum)]
         );
     }
 }

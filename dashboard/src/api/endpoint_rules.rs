@@ -84,9 +84,11 @@ pub(super) fn check_versions(versions: Option<&BTreeMap<String, String>>, faults
         return;
     }
     for (name, version) in versions {
-        if !is_type_name(name) || !is_version(version) {
-            faults.add("versions", "must be event types with one version each");
-            return;
+        let field = format!("versions/{}", name.replace('~', "~0").replace('/', "~1"));
+        if !is_type_name(name) {
+            faults.add(&field, "is not an event type");
+        } else if !is_version(version) {
+            faults.add(&field, "must be a version of this event type");
         }
     }
 }

@@ -22,6 +22,7 @@ use postrider_proto::{
 use rand::RngExt;
 use serde::Serialize;
 use serde_json::Value;
+use sqlx::PgConnection;
 use url::Url;
 use utoipa::ToSchema;
 
@@ -29,7 +30,7 @@ use super::{
     Answer,
     endpoint_certificates::{self, keep_tls},
     endpoint_form::EndpointForm,
-    endpoint_rules::{check_secret, write_wait},
+    endpoint_rules::{Faults, check_secret, write_wait},
     secrets::{keep, open_in_force},
 };
 use crate::{
@@ -45,6 +46,7 @@ use crate::{
     tables::{
         self,
         endpoints::{self as table, EndpointRow, EndpointSettings},
+        schemas,
     },
     transcript::{HIDDEN, custom_header_names},
 };
@@ -148,6 +150,7 @@ pub(crate) async fn create(
     let shard = Shard(rand::rng().random_range(0..SHARDS));
 
     let mut transaction = Work::begin(&app, claim).await?;
+    check_pins(&mut transaction, &settings, None).await?;
     if !tables::tenants::lock(&mut *transaction, tenant.id).await? {
         return Err(Problem::not_found("tenant"));
     }
@@ -215,6 +218,7 @@ pub(crate) async fn patch(
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
     let settings = form.patch(before.settings.clone(), &app.guard)?;
+    check_pins(&mut transaction, &settings, Some(&before.settings)).await?;
     if settings.signature != before.settings.signature {
         for opened in open_in_force(&app.vault, &mut transaction, before.owner()).await? {
             check_secret(opened.secret.reveal(), settings.signature).map_err(|why| {
@@ -250,6 +254,45 @@ pub(crate) async fn patch(
     app.wake.now();
     settled(&app.pool, row.shard, &xid).await?;
     Ok(Json(view(&app.vault, row)))
+}
+
+/// A version that nobody publishes would be waited for in vain. Those that the endpoint had before stay: their type may be
+/// deleted, which is no reason to refuse another change.
+async fn check_pins(
+    connection: &mut PgConnection,
+    settings: &EndpointSettings,
+    before: Option<&EndpointSettings>,
+) -> Result<(), Problem> {
+    let pins = |settings: &EndpointSettings| settings.versions.clone().map(|json| json.0).unwrap_or_default();
+    let had = before.map(pins).unwrap_or_default();
+    let mut wanted = pins(settings);
+    wanted.retain(|name, version| had.get(name) != Some(version));
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let (types, versions): (Vec<&str>, Vec<&str>) = wanted
+        .iter()
+        .map(|(name, version)| (name.as_str(), version.as_str()))
+        .unzip();
+    let there: BTreeMap<String, Option<String>> = schemas::are_there(connection, &types, &versions)
+        .await?
+        .into_iter()
+        .collect();
+    let mut faults = Faults::default();
+    for (name, version) in &wanted {
+        match there.get(name) {
+            None => faults.add(
+                &format!("versions/{name}"),
+                format!("there is no event type {name}"),
+            ),
+            Some(None) => faults.add(
+                &format!("versions/{name}"),
+                format!("{name} has no version {version}"),
+            ),
+            Some(Some(_)) => {}
+        }
+    }
+    faults.done()
 }
 
 /// Another host, or another port of it.

@@ -11,8 +11,9 @@ use axum::{
 use chrono::{DateTime, Utc};
 use postrider_proto::{
     TypeId,
+    json::is_same,
     limits::{DESCRIPTION_BYTES_MAX, VERSIONS_PER_TYPE_MAX},
-    routing::{RESERVED_PREFIX, is_type_name, is_version},
+    routing::{RESERVED_PREFIX, is_type_name, is_version, version_rank},
 };
 use postrider_sender::Schema;
 use serde::{Deserialize, Serialize};
@@ -32,11 +33,7 @@ use crate::{
     listing::{Page, PageQuery},
     openapi::shapes,
     problem::{Fault, Problem},
-    tables::{
-        self,
-        event_types::EventTypeRow,
-        schemas::{self, SchemaRow},
-    },
+    tables::{self, event_types::EventTypeRow, schemas},
 };
 
 const TYPE_BODY_BYTES_MAX: usize = 1024 * 1024;
@@ -48,7 +45,6 @@ pub(crate) struct TypeForm {
     #[schema(schema_with = shapes::name_or_null)]
     description: Option<String>,
     thin: Option<bool>,
-    /// In text order, which is the order they are published in.
     #[schema(schema_with = shapes::schemas)]
     schemas: BTreeMap<String, Box<RawValue>>,
 }
@@ -59,7 +55,8 @@ pub(crate) struct TypeView {
     r#type: String,
     description: Option<String>,
     thin: bool,
-    /// In the order they were published in; the last is what an emit without a version means.
+    /// Sorted by the numbers in their names, whenever they were published; the last is what an emit without a version
+    /// means.
     versions: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = shapes::object)]
@@ -88,9 +85,11 @@ pub(crate) async fn put(
             "types that begin with postrider. are reserved",
         ));
     }
-    let form: TypeForm = text.read()?;
+    let form: TypeForm = text.read_once()?;
     let values = check(&form)?;
     let mut transaction = tables::begin(&app.pool).await?;
+    tables::event_types::lock(&mut *transaction, &name).await?;
+    let is_back = tables::event_types::revive(&mut *transaction, &name).await?;
     let (row, is_new) =
         tables::event_types::put(&mut *transaction, &name, form.description.as_deref(), form.thin).await?;
     let compatibility = publish(&mut transaction, row.id, &form, &values).await?;
@@ -105,7 +104,7 @@ pub(crate) async fn put(
     };
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
-    let status = if is_new {
+    let status = if is_new || is_back {
         StatusCode::CREATED
     } else {
         StatusCode::OK
@@ -162,7 +161,7 @@ fn check(form: &TypeForm) -> Result<BTreeMap<&str, Value>, Problem> {
     }
 }
 
-/// Adds the versions that are new. One that is there must be the same JSON value.
+/// Adds the versions that are new. One that is there must be the same JSON value, to the last digit.
 async fn publish(
     connection: &mut PgConnection,
     id: TypeId,
@@ -178,38 +177,49 @@ async fn publish(
         return Err(Problem::invalid("/schemas", "a type has at most 100 versions"));
     }
     for row in &published {
-        let Some(given) = values.get(row.version.as_str()) else {
+        let Some(given) = form.schemas.get(&row.version) else {
             continue;
         };
-        let stored: Option<Value> = serde_json::from_str(row.schema.get()).ok();
-        if stored.as_ref() != Some(given) {
+        if !is_same(row.schema.get(), given.get()) {
             return Err(Problem::conflict(format!(
-                "Version {} is published and its schema can't change: add a new version.",
+                "Version {} is published and its schema can't change, also when its type was deleted in between: add a \
+                 new version.",
                 row.version
             )));
         }
     }
-    let stored = |row: &SchemaRow| {
-        let value = serde_json::from_str(row.schema.get()).ok()?;
-        Some((row.version.clone(), value))
-    };
-    let mut newest: Option<(String, Value)> = published.last().and_then(stored);
-    let mut reports = Vec::new();
+    let mut all: BTreeMap<String, (&str, Value)> = published
+        .iter()
+        .filter_map(|row| {
+            let value = serde_json::from_str(row.schema.get()).ok()?;
+            Some((version_rank(&row.version), (row.version.as_str(), value)))
+        })
+        .collect();
+    let mut ranks = Vec::new();
     for (version, schema) in added {
         schemas::insert(&mut *connection, id, version, schema).await?;
-        let Some(value) = values.get(version.as_str()) else {
-            continue;
-        };
-        if let Some((before, old)) = &newest {
-            reports.push(Report {
-                version: version.clone(),
-                before: before.clone(),
-                breaks: compare(old, value),
-            });
+        if let Some(value) = values.get(version.as_str()) {
+            let rank = version_rank(version);
+            all.insert(rank.clone(), (version, value.clone()));
+            ranks.push(rank);
         }
-        newest = Some((version.clone(), value.clone()));
     }
-    Ok(reports)
+    Ok(compared(&all, ranks))
+}
+
+/// Each of these versions with the one that comes before it.
+fn compared(all: &BTreeMap<String, (&str, Value)>, mut ranks: Vec<String>) -> Vec<Report> {
+    ranks.sort();
+    let report = |rank: &String| {
+        let (version, schema) = all.get(rank)?;
+        let (before, old) = all.range(..rank.clone()).next_back()?.1;
+        Some(Report {
+            version: (*version).to_owned(),
+            before: (*before).to_owned(),
+            breaks: compare(old, schema),
+        })
+    };
+    ranks.iter().filter_map(report).collect()
 }
 
 async fn view(connection: &mut PgConnection, row: EventTypeRow) -> Result<TypeView, Problem> {
@@ -235,7 +245,8 @@ pub(crate) async fn get(State(app): State<Shared>, Path(name): Path<String>) -> 
     Ok(Json(view(&mut connection, row).await?))
 }
 
-/// Events that have the type are kept and delivered; new ones are refused.
+/// Events that have the type are kept and delivered; new ones are refused. Its versions stay published: they are there
+/// again when the type is.
 pub(crate) async fn delete(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
@@ -245,6 +256,7 @@ pub(crate) async fn delete(
         return Err(Problem::not_found("event type"));
     }
     let mut transaction = tables::begin(&app.pool).await?;
+    tables::event_types::lock(&mut *transaction, &name).await?;
     if !tables::event_types::delete(&mut *transaction, &name).await? {
         return Err(Problem::not_found("event type"));
     }

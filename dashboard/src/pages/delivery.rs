@@ -9,7 +9,7 @@ use axum::{
     extract::{Path, State},
     response::Redirect,
 };
-use postrider_proto::{DeliveryId, DeliveryState, TenantId};
+use postrider_proto::{DeliveryId, DeliveryState, TenantId, json::lay_out};
 
 use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, dead_letters::in_words};
 use crate::{
@@ -19,7 +19,6 @@ use crate::{
     curl,
     deliveries::{self, Delivery},
     input::Query,
-    json_text,
     live::{Content, Live, Stream},
     problem::Problem,
     replay::Asked,
@@ -107,7 +106,7 @@ pub(crate) async fn show(
         version,
         is_pending: now.is_pending,
         now: Markup::of(&now)?,
-        pretty: json_text::indented(&raw),
+        pretty: lay_out(&raw),
         raw,
         curl_hides: curl.contains(crate::transcript::HIDDEN),
         curl,

@@ -226,7 +226,7 @@ async fn page(
         frame: framed(session, done),
         tab: "overview",
         now: Markup::of(&load(app, &subject.row).await?)?,
-        pins: endpoints::outdated_pins(&app.pool, subject.row.id).await?,
+        pins: endpoints::outdated_pins(&app.pool, &[subject.row.id]).await?,
         refusals: rotation.map_or(0, |row| row.refusals_since),
         lines: found.iter().map(Line::from).collect(),
         tried,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use postrider_proto::json::find_duplicate;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -102,11 +103,12 @@ impl Fields {
             "" => {
                 form.insert("filter".to_owned(), Value::Null);
             }
-            text => match serde_json::from_str::<Value>(text) {
-                Ok(filter) => {
+            text => match (serde_json::from_str::<Value>(text), find_duplicate(text)) {
+                (Ok(_), Some(twice)) => fault("filter", &format!("has {twice} twice")),
+                (Ok(filter), None) => {
                     form.insert("filter".to_owned(), filter);
                 }
-                Err(error) => fault("filter", &format!("is not JSON: {error}")),
+                (Err(error), _) => fault("filter", &format!("is not JSON: {error}")),
             },
         }
         for (name, text) in [
@@ -247,6 +249,12 @@ mod tests {
             assert!(wrong.of(field).is_some(), "{field}");
         }
         assert_eq!(wrong.of("url"), None);
+        let twice = Fields {
+            filter: r#"{"/a":{"eq":1},"/a":{"eq":2}}"#.to_owned(),
+            ..fields()
+        };
+        let wrong = Wrong(twice.to_json().expect_err("faults"));
+        assert!(wrong.of("filter").is_some());
     }
 
     #[test]

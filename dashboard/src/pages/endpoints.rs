@@ -45,6 +45,8 @@ struct EndpointLine {
     health: Svg,
     success: Option<String>,
     activity: Option<ActivityRow>,
+    /// The versions it asks for that producers have moved on from.
+    left_behind: Option<String>,
 }
 
 impl EndpointLine {
@@ -155,6 +157,15 @@ async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLin
         .into_iter()
         .map(|row| (row.endpoint_id, row))
         .collect();
+    let mut left_behind: HashMap<EndpointId, Vec<String>> = HashMap::new();
+    for pin in endpoints::outdated_pins(&app.pool, &ids).await? {
+        if let Some(emitted) = pin.emitted {
+            left_behind.entry(pin.endpoint_id).or_default().push(format!(
+                "It asks for {} of {}; producers emit {emitted}.",
+                pin.pinned, pin.event_type
+            ));
+        }
+    }
     Ok(rows
         .into_iter()
         .map(|row| {
@@ -163,6 +174,7 @@ async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLin
                 health: chart::health(&series),
                 success: series.total().success_percent().map(percent_words),
                 activity: activity.remove(&row.id),
+                left_behind: left_behind.remove(&row.id).map(|pins| pins.join(" ")),
                 row,
             }
         })

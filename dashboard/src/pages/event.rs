@@ -7,14 +7,13 @@ use axum::{
     extract::{Path, State},
 };
 use chrono::DateTime;
-use postrider_proto::{EventId, limits::LIST_PAGE_MAX};
+use postrider_proto::{EventId, json::lay_out, limits::LIST_PAGE_MAX};
 
 use super::{Frame, Line, Moment, PageProblem};
 use crate::{
     Shared,
     auth::Session,
     deliveries::{self, Filter},
-    json_text,
     problem::Problem,
     tables::{events, tenants},
 };
@@ -65,11 +64,11 @@ pub(crate) async fn show(
             .unwrap_or_default(),
         created: Moment(DateTime::from_timestamp_millis(number.unix_ms())),
         bytes: event.body.len() as i64,
-        pretty: json_text::indented(&raw),
+        pretty: lay_out(&raw),
         raw,
         full_data: event
             .full_data
-            .map(|data| json_text::indented(&String::from_utf8_lossy(&data))),
+            .map(|data| lay_out(&String::from_utf8_lossy(&data))),
         event_type: event.type_name,
         version: event.version,
         ordering_key: event.ordering_key,

@@ -7,10 +7,10 @@ use axum::{
     Extension,
     extract::{Path, State},
 };
-use postrider_proto::{TypeId, routing::is_type_name};
-use postrider_sender::Schema;
+use postrider_proto::{TypeId, json::lay_out, routing::is_type_name};
+use postrider_sender::sample;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{Frame, Moment, PageProblem};
 use crate::{
@@ -23,10 +23,12 @@ use crate::{
     schema_table::{Difference, Field, differences, example, fields},
     tables::{
         event_types::{self, EventTypeRow},
-        schemas,
+        schemas::{self, SchemaRow},
     },
+    trials::event::{compose, thin},
 };
 
+const EXAMPLE_ID: &str = "evt_018cc251f40070008000000000000001";
 const LINES: i64 = 100;
 
 #[derive(Default, Deserialize)]
@@ -92,7 +94,8 @@ pub(crate) struct TypePage {
     name: String,
     description: String,
     thin: bool,
-    created: Moment,
+    /// When the version that is shown was.
+    published: Moment,
     /// The newest first.
     versions: Vec<String>,
     version: String,
@@ -117,60 +120,64 @@ pub(crate) async fn show(
         false => None,
     };
     let row = row.ok_or_else(|| Problem::not_found("event type"))?;
-    let published: Vec<(String, Value)> = schemas::of_type(&app.pool, row.id)
-        .await?
-        .into_iter()
-        .rev()
-        .map(|schema| {
-            let value = serde_json::from_str(schema.schema.get()).unwrap_or(Value::Bool(true));
-            (schema.version, value)
-        })
-        .collect();
+    let mut published = schemas::of_type(&app.pool, row.id).await?;
+    published.reverse();
     let missing = || Problem::not_found("version");
     let at = match query.version.as_str() {
         "" => 0,
         wanted => published
             .iter()
-            .position(|(version, _)| version == wanted)
+            .position(|one| one.version == wanted)
             .ok_or_else(missing)?,
     };
-    let (version, schema) = published.get(at).ok_or_else(missing)?;
+    let shown = published.get(at).ok_or_else(missing)?;
     // Without a choice: the one before it.
     let against = match query.against.as_str() {
         "" => published.get(at + 1),
         wanted => Some(
             published
                 .iter()
-                .find(|(version, _)| version == wanted)
+                .find(|one| one.version == wanted)
                 .ok_or_else(missing)?,
         ),
     };
-    let own = fields(schema);
-    let data = example(schema);
-    let fits =
-        Schema::compile(schema).is_ok_and(|compiled| compiled.violations(&data.to_string()).is_empty());
-    let body = json!({
-        "id": "evt_00000000000000000000000000", "type": row.name, "created_at": "2026-01-15T09:30:00.000Z",
-        "api_version": version, "data": data,
-    });
+    let schema = value_of(shown);
+    let old = against.map(value_of);
+    let own = fields(&schema);
+    // A sketch where nothing can be made that fits.
+    let (data, fits) = match sample(&schema) {
+        Ok(data) => (data, true),
+        Err(_) => (example(&schema).to_string(), false),
+    };
+    let data = if row.thin { thin(&data) } else { data };
+    let body = compose(
+        EXAMPLE_ID,
+        &row.name,
+        shown.created_at,
+        &shown.version,
+        None,
+        &data,
+    );
     Ok(TypePage {
         frame: Frame::new(session, "event-types"),
-        differences: against.map_or(Vec::new(), |(_, old)| differences(&fields(old), &own)),
-        breaks: against.map_or(Vec::new(), |(_, old)| compare(old, schema)),
-        against: against.map(|(version, _)| version.clone()),
-        versions: published.iter().map(|(version, _)| version.clone()).collect(),
-        version: version.clone(),
-        raw: pretty(schema),
-        example: pretty(&body),
+        differences: old
+            .as_ref()
+            .map_or(Vec::new(), |old| differences(&fields(old), &own)),
+        breaks: old.as_ref().map_or(Vec::new(), |old| compare(old, &schema)),
+        against: against.map(|one| one.version.clone()),
+        versions: published.iter().map(|one| one.version.clone()).collect(),
+        version: shown.version.clone(),
+        raw: lay_out(shown.schema.get()),
+        example: lay_out(&body),
         example_fits: fits,
         fields: own,
         name: row.name,
         description: row.description.unwrap_or_default(),
         thin: row.thin,
-        created: Moment(Some(row.created_at)),
+        published: Moment(Some(shown.created_at)),
     })
 }
 
-fn pretty(value: &Value) -> String {
-    serde_json::to_string_pretty(value).unwrap_or_default()
+fn value_of(schema: &SchemaRow) -> Value {
+    serde_json::from_str(schema.schema.get()).unwrap_or(Value::Bool(true))
 }

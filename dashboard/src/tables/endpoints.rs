@@ -197,36 +197,35 @@ pub(crate) async fn search(
 /// A version that an endpoint asks for, where its type has a newer one.
 #[derive(Debug, Clone, FromRow)]
 pub(crate) struct OutdatedPin {
+    pub(crate) endpoint_id: EndpointId,
     pub(crate) event_type: String,
     pub(crate) pinned: String,
     pub(crate) newest: String,
-    /// Of the tenant's latest events, those of newer versions: the endpoint got none of them.
-    pub(crate) passed: i64,
+    /// The newest that was ever emitted, when that is newer than the pinned one: the endpoint gets none of those events.
+    pub(crate) emitted: Option<String>,
 }
-
-const EVENTS_LOOKED_AT: i64 = 10_000;
 
 pub(crate) async fn outdated_pins(
     db: impl PgExecutor<'_>,
-    id: EndpointId,
+    ids: &[EndpointId],
 ) -> Result<Vec<OutdatedPin>, sqlx::Error> {
+    let ids: Vec<i32> = ids.iter().map(|id| id.0).collect();
     sqlx::query_as(
-        "select p.key as event_type, p.value as pinned, newest.version as newest,
-                (select count(*) from (
-                     select v.type_id, v.schema_id from postrider.events v
-                     where v.tenant_id = x.tenant_id order by v.id desc limit $2) recent
-                 where recent.type_id = y.id and recent.schema_id > coalesce(mine.id, 0)) as passed
+        "select x.id as endpoint_id, p.key as event_type, p.value as pinned, newest.version as newest,
+                (select s.version from postrider.schemas s
+                 where s.type_id = y.id and s.rank > coalesce(mine.rank, '')
+                   and exists (select from postrider.emitted_schemas m where m.schema_id = s.id)
+                 order by s.rank desc limit 1) as emitted
          from postrider.endpoints x
          cross join lateral jsonb_each_text(x.versions) p
          join postrider.event_types y on y.name = p.key and y.deleted_at is null
          join lateral (
-             select s.id, s.version from postrider.schemas s where s.type_id = y.id order by s.id desc limit 1
+             select s.version from postrider.schemas s where s.type_id = y.id order by s.rank desc limit 1
          ) newest on true
          left join postrider.schemas mine on mine.type_id = y.id and mine.version = p.value
-         where x.id = $1 and newest.version <> p.value order by p.key",
+         where x.id = any($1) and newest.version <> p.value order by x.id, p.key",
     )
-    .bind(id)
-    .bind(EVENTS_LOOKED_AT)
+    .bind(ids)
     .fetch_all(db)
     .await
 }

@@ -1,4 +1,5 @@
-//! `event_types`. A deleted one is kept for the events that have it; its name may be taken again.
+//! `event_types`. A deleted one is kept for the events that have it. Made again, it is the same type with the versions it
+//! had: what was published never changes.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{TypeId, routing::matching_patterns};
@@ -32,8 +33,29 @@ pub(crate) async fn numbers(db: impl PgExecutor<'_>, name: &str) -> Result<Vec<i
         .await
 }
 
-/// Makes the type or gives it the description, and `thin` when that is said; tells whether it is new. The row stays locked, so that two who
-/// publish the same version wait for each other.
+/// Until the transaction ends nobody else makes, changes or deletes a type of this name.
+pub(crate) async fn lock(db: impl PgExecutor<'_>, name: &str) -> Result<(), sqlx::Error> {
+    sqlx::query("select pg_advisory_xact_lock(hashtextextended('event type ' || $1, 0))")
+        .bind(name)
+        .execute(db)
+        .await?;
+    Ok(())
+}
+
+/// The deleted type of this name is there again, unless there is one that is not deleted. Whoever calls it holds the lock.
+pub(crate) async fn revive(db: impl PgExecutor<'_>, name: &str) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query(
+        "update postrider.event_types set deleted_at = null, thin = false
+         where id = (select max(id) from postrider.event_types where name = $1)
+           and not exists (select from postrider.event_types where name = $1 and deleted_at is null)",
+    )
+    .bind(name)
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// Makes the type or gives it the description, and `thin` when that is said; tells whether it is new.
 pub(crate) async fn put(
     db: impl PgExecutor<'_>,
     name: &str,

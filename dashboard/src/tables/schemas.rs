@@ -1,5 +1,7 @@
-//! `schemas`: the versions of event types. A published one is never changed or removed.
+//! `schemas`: the versions of event types. A published one is never changed or removed. They are in the order of their
+//! names (`rank`), whenever they were published; the last is the newest.
 
+use chrono::{DateTime, Utc};
 use postrider_proto::TypeId;
 use serde_json::value::RawValue;
 use sqlx::{FromRow, PgExecutor, types::Json};
@@ -9,22 +11,25 @@ pub(crate) struct SchemaRow {
     pub(crate) version: String,
     /// As it was written.
     pub(crate) schema: Json<Box<RawValue>>,
+    pub(crate) created_at: DateTime<Utc>,
 }
 
 pub(crate) async fn of_type(db: impl PgExecutor<'_>, id: TypeId) -> Result<Vec<SchemaRow>, sqlx::Error> {
-    sqlx::query_as("select version, schema from postrider.schemas where type_id = $1 order by id")
-        .bind(id)
-        .fetch_all(db)
-        .await
+    sqlx::query_as(
+        "select version, schema, created_at from postrider.schemas where type_id = $1 order by rank",
+    )
+    .bind(id)
+    .fetch_all(db)
+    .await
 }
 
-/// The versions of each of these types, in the order they were published in.
+/// The versions of each of these types, the newest last.
 pub(crate) async fn versions(
     db: impl PgExecutor<'_>,
     types: &[TypeId],
 ) -> Result<Vec<(TypeId, String)>, sqlx::Error> {
     let types: Vec<i32> = types.iter().map(|id| id.0).collect();
-    sqlx::query_as("select type_id, version from postrider.schemas where type_id = any($1) order by id")
+    sqlx::query_as("select type_id, version from postrider.schemas where type_id = any($1) order by rank")
         .bind(types)
         .fetch_all(db)
         .await
@@ -52,5 +57,23 @@ pub(crate) async fn bytes(db: impl PgExecutor<'_>) -> Result<i64, sqlx::Error> {
          from postrider.schemas s join postrider.event_types y on y.id = s.type_id where y.deleted_at is null",
     )
     .fetch_one(db)
+    .await
+}
+
+/// Which of these types have which of these versions, deleted ones left out.
+pub(crate) async fn are_there(
+    db: impl PgExecutor<'_>,
+    types: &[&str],
+    versions: &[&str],
+) -> Result<Vec<(String, Option<String>)>, sqlx::Error> {
+    sqlx::query_as(
+        "select y.name, s.version
+         from unnest($1::text[], $2::text[]) as asked (type, version)
+         join postrider.event_types y on y.name = asked.type and y.deleted_at is null
+         left join postrider.schemas s on s.type_id = y.id and s.version = asked.version",
+    )
+    .bind(types)
+    .bind(versions)
+    .fetch_all(db)
     .await
 }

@@ -127,7 +127,7 @@ impl Model {
 }
 
 /// As `postrider.compose_body` does it.
-fn compose(
+pub(crate) fn compose(
     id: &str,
     type_name: &str,
     at: DateTime<Utc>,
@@ -143,7 +143,7 @@ fn compose(
 }
 
 /// As `postrider.thin_data` does it.
-fn thin(data: &str) -> String {
+pub(crate) fn thin(data: &str) -> String {
     let all: Map<String, Value> = serde_json::from_str(data).unwrap_or_default();
     let kept: Vec<String> = ["object", "id", "type"]
         .into_iter()

@@ -1,0 +1,59 @@
+//! Messages as `prost` reads and writes them, but one that can't be read is the client's fault and is told like every
+//! refusal: a text that is not UTF-8 is what it mostly is.
+
+use std::marker::PhantomData;
+
+use prost::Message;
+use tonic::{
+    Status,
+    codec::{Codec, DecodeBuf, Decoder},
+};
+use tonic_prost::ProstEncoder;
+
+use super::status;
+use crate::problem::Problem;
+
+/// The generated code names it.
+#[derive(Debug, Clone)]
+pub(crate) struct ProblemCodec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for ProblemCodec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> Codec for ProblemCodec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = ProstEncoder<T>;
+    type Decoder = ProblemDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::default()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        ProblemDecoder(PhantomData)
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct ProblemDecoder<U>(PhantomData<U>);
+
+impl<U: Message + Default> Decoder for ProblemDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        U::decode(bytes).map(Some).map_err(|error| {
+            status(Problem::bad_request(format!(
+                "The message can't be read: {error}."
+            )))
+        })
+    }
+}

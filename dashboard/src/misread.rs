@@ -1,0 +1,223 @@
+//! A JSON body that a form can't be read from, told as a person would: the field by its pointer, and what it must be.
+//! Invariant: the value itself is not repeated; it may be a secret. Pure.
+
+use serde::Deserialize;
+use serde_path_to_error::Segment;
+
+use crate::problem::Fault;
+
+/// What is wrong with a text that is JSON and was not taken as a `T`.
+pub(crate) fn misread<'a, T: Deserialize<'a>>(text: &'a str) -> Fault {
+    let mut json = serde_json::Deserializer::from_str(text);
+    match serde_path_to_error::deserialize::<_, T>(&mut json) {
+        Ok(_) => fault(
+            String::new(),
+            "something stands behind the end of the body".to_owned(),
+        ),
+        Err(error) => {
+            let mut pointer = String::new();
+            for segment in error.path() {
+                match segment {
+                    Segment::Seq { index } => pointer.push_str(&format!("/{index}")),
+                    Segment::Map { key } => add(&mut pointer, key),
+                    Segment::Enum { .. } | Segment::Unknown => {}
+                }
+            }
+            let told = error.inner().to_string();
+            // Lines and columns are of no use beside a pointer.
+            let told = told
+                .rsplit_once(" at line ")
+                .map_or(told.as_str(), |(told, _)| told);
+            let (field, detail) = in_plain_words(told);
+            if let Some(field) = field {
+                add(&mut pointer, field);
+            }
+            fault(pointer, detail)
+        }
+    }
+}
+
+fn fault(pointer: String, detail: String) -> Fault {
+    Fault { pointer, detail }
+}
+
+fn add(pointer: &mut String, name: &str) {
+    pointer.push('/');
+    pointer.push_str(&name.replace('~', "~0").replace('/', "~1"));
+}
+
+/// A field below the place, when it is about one, and what is wrong. `serde` has no errors but in its own words, which are
+/// for programmers; words that are not known here are passed on.
+fn in_plain_words(told: &str) -> (Option<&str>, String) {
+    let named = |rest: &'_ str| -> Option<(String, String)> {
+        let (name, behind) = rest.strip_prefix('`')?.split_once('`')?;
+        Some((name.to_owned(), behind.to_owned()))
+    };
+    let name_in =
+        |prefix: &str| -> Option<&str> { told.strip_prefix(prefix)?.split_once('`').map(|(name, _)| name) };
+    if let Some(name) = name_in("missing field `") {
+        return (Some(name), "is missing".to_owned());
+    }
+    if let Some(name) = name_in("duplicate field `") {
+        return (Some(name), "is there twice".to_owned());
+    }
+    if let Some(name) = name_in("unknown field `") {
+        return (
+            Some(name),
+            format!("is not known here{}", choices(told, "; there are ")),
+        );
+    }
+    if let Some((_, behind)) = told.strip_prefix("unknown variant ").and_then(named) {
+        return (None, format!("must be{}", choices(&behind, " ")));
+    }
+    let parts = |prefix: &str| told.strip_prefix(prefix)?.rsplit_once(", expected ");
+    if let Some((found, expected)) = parts("invalid type: ") {
+        return (None, format!("must be {}, not {}", wanted(expected), kind(found)));
+    }
+    if let Some((_, expected)) = parts("invalid value: ") {
+        return (None, format!("must be {} within its bounds", wanted(expected)));
+    }
+    (None, told.to_owned())
+}
+
+/// The names that stand behind `expected`, if any do.
+fn choices(told: &str, before: &str) -> String {
+    let names: Vec<&str> = match told.rsplit_once(", expected ") {
+        Some((_, names)) => names.split('`').skip(1).step_by(2).collect(),
+        None => Vec::new(),
+    };
+    match names.as_slice() {
+        [] => String::new(),
+        [one] => format!("{before}{one}"),
+        [first @ .., last] => format!("{before}{} or {last}", first.join(", ")),
+    }
+}
+
+fn wanted(expected: &str) -> &str {
+    let is_whole = matches!(
+        expected,
+        "i8" | "i16" | "i32" | "i64" | "u8" | "u16" | "u32" | "u64" | "usize" | "isize"
+    );
+    match expected {
+        _ if is_whole => "a whole number",
+        "f32" | "f64" => "a number",
+        "a map" => "an object",
+        "a sequence" => "an array",
+        "unit" => "null",
+        _ if expected.starts_with("struct ") => "an object",
+        _ => expected,
+    }
+}
+
+fn kind(found: &str) -> &str {
+    let first = found.split([' ', '`']).next().unwrap_or_default();
+    match first {
+        "null" | "unit" => "null",
+        "boolean" => "a boolean",
+        "integer" | "floating" => "a number",
+        "string" | "character" => "a string",
+        "map" => "an object",
+        "sequence" => "an array",
+        _ => "this",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::input::given;
+    use std::collections::BTreeMap;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only read")]
+    struct Form {
+        name: String,
+        #[serde(default, deserialize_with = "given")]
+        small: Option<Option<i8>>,
+        #[serde(default)]
+        inner: Vec<Inner>,
+        #[serde(default)]
+        map: BTreeMap<String, String>,
+        kind: Option<Kind>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only read")]
+    struct Inner {
+        yes: bool,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Kind {
+        One,
+        Two,
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_its_place_and_in_plain_words() {
+        for (text, pointer, detail) in [
+            (r#"{}"#, "/name", "is missing"),
+            (r#"{"name":1}"#, "/name", "must be a string, not a number"),
+            (r#"{"name":null}"#, "/name", "must be a string, not null"),
+            (r#"{"name":"a","name":"b"}"#, "/name", "is there twice"),
+            (
+                r#"{"nam/e":"a"}"#,
+                "/nam~1e",
+                "is not known here; there are name, small, inner, map or kind",
+            ),
+            (
+                r#"{"name":"a","small":"1"}"#,
+                "/small",
+                "must be a whole number, not a string",
+            ),
+            (
+                r#"{"name":"a","small":1.5}"#,
+                "/small",
+                "must be a whole number, not a number",
+            ),
+            (
+                r#"{"name":"a","small":300}"#,
+                "/small",
+                "must be a whole number within its bounds",
+            ),
+            (
+                r#"{"name":"a","inner":{}}"#,
+                "/inner",
+                "must be an array, not an object",
+            ),
+            (
+                r#"{"name":"a","inner":[{"yes":true},{"yes":"secret"}]}"#,
+                "/inner/1/yes",
+                "must be a boolean, not a string",
+            ),
+            (
+                r#"{"name":"a","inner":[{"no":1}]}"#,
+                "/inner/0/no",
+                "is not known here; there are yes",
+            ),
+            (
+                r#"{"name":"a","inner":[3]}"#,
+                "/inner/0",
+                "must be an object, not a number",
+            ),
+            (
+                r#"{"name":"a","map":{"a/b":[]}}"#,
+                "/map/a~1b",
+                "must be a string, not an array",
+            ),
+            (r#"{"name":"a","kind":"three"}"#, "/kind", "must be one or two"),
+            (r#"3"#, "", "must be an object, not a number"),
+        ] {
+            let told = misread::<Form>(text);
+            assert_eq!(
+                (told.pointer.as_str(), told.detail.as_str()),
+                (pointer, detail),
+                "{text}"
+            );
+        }
+        let _ = (Kind::One, Kind::Two);
+    }
+}
