@@ -49,10 +49,6 @@ fn add(pointer: &mut String, name: &str) {
 /// A field below the place, when it is about one, and what is wrong. `serde` has no errors but in its own words, which are
 /// for programmers; words that are not known here are passed on.
 fn in_plain_words(told: &str) -> (Option<&str>, String) {
-    let named = |rest: &'_ str| -> Option<(String, String)> {
-        let (name, behind) = rest.strip_prefix('`')?.split_once('`')?;
-        Some((name.to_owned(), behind.to_owned()))
-    };
     let name_in =
         |prefix: &str| -> Option<&str> { told.strip_prefix(prefix)?.split_once('`').map(|(name, _)| name) };
     if let Some(name) = name_in("missing field `") {
@@ -61,14 +57,15 @@ fn in_plain_words(told: &str) -> (Option<&str>, String) {
     if let Some(name) = name_in("duplicate field `") {
         return (Some(name), "is there twice".to_owned());
     }
-    if let Some(name) = name_in("unknown field `") {
+    if told.starts_with("unknown field ") {
+        // Its name is the end of the path already.
         return (
-            Some(name),
+            None,
             format!("is not known here{}", choices(told, "; there are ")),
         );
     }
-    if let Some((_, behind)) = told.strip_prefix("unknown variant ").and_then(named) {
-        return (None, format!("must be{}", choices(&behind, " ")));
+    if told.starts_with("unknown variant ") {
+        return (None, format!("must be{}", choices(told, " ")));
     }
     let parts = |prefix: &str| told.strip_prefix(prefix)?.rsplit_once(", expected ");
     if let Some((found, expected)) = parts("invalid type: ") {
@@ -114,7 +111,8 @@ fn kind(found: &str) -> &str {
     match first {
         "null" | "unit" => "null",
         "boolean" => "a boolean",
-        "integer" | "floating" => "a number",
+        "integer" => "a number",
+        "floating" => "a number with a fraction",
         "string" | "character" => "a string",
         "map" => "an object",
         "sequence" => "an array",
@@ -176,7 +174,7 @@ mod tests {
             (
                 r#"{"name":"a","small":1.5}"#,
                 "/small",
-                "must be a whole number, not a number",
+                "must be a whole number, not a number with a fraction",
             ),
             (
                 r#"{"name":"a","small":300}"#,
