@@ -1,5 +1,5 @@
 -- Which version of a type is the newest is said by the versions' names, so that it is the same however and whenever they
--- were published. And which versions were ever emitted is kept, to tell an endpoint that its pinned one is left behind.
+-- were published. And which versions were ever emitted is noted, to tell an endpoint that its pinned one is left behind.
 
 -- Sorts as versions do: digits that stand together are a number, everything else is compared character by character.
 -- A number is written with its count of digits before it; the name itself at the end leaves no two versions alike.
@@ -16,15 +16,12 @@ alter table postrider.schemas
     add column rank text collate "C" generated always as (postrider.version_rank(version)) stored;
 create unique index schemas_rank on postrider.schemas (type_id, rank);
 
--- The schemas that an event was ever emitted with. No key makes a row unique: an emit would have to wait for another
--- transaction that emits the first event of the same version. Those that do so at the same moment each leave a row.
-create table postrider.emitted_schemas (
-    schema_id int not null
-);
-create index emitted_schemas_schema on postrider.emitted_schemas (schema_id);
+-- Whether an event was ever emitted with it. Whoever emits the first one sets it, without waiting for another transaction
+-- that is about to; in every later emit it is one more column of a row that is read anyhow.
+alter table postrider.schemas add column emitted boolean not null default false;
 -- Of what was emitted before, the latest says enough.
-insert into postrider.emitted_schemas (schema_id)
-select distinct e.schema_id from (select schema_id from postrider.events order by id desc limit 100000) e;
+update postrider.schemas s set emitted = true
+where s.id in (select e.schema_id from (select schema_id from postrider.events order by id desc limit 100000) e);
 
 -- The work of every emit. `checked_schema` is the schema that the caller has checked the data against: 0 when it knew of
 -- none, null when it checks none. Refusals are values, so that many emits can share one transaction.
@@ -55,8 +52,7 @@ begin
     from postrider.tenants t
     left join postrider.event_types y on y.name = emit_against.type and y.deleted_at is null
     left join lateral (
-        select s.id, s.version, exists (select from postrider.emitted_schemas m where m.schema_id = s.id) as emitted
-        from postrider.schemas s
+        select s.id, s.version, s.emitted from postrider.schemas s
         where s.type_id = y.id and (emit_against.version is null or s.version = emit_against.version)
         order by s.rank desc limit 1
     ) s on true
@@ -174,7 +170,9 @@ begin
     values (result.event_id, v_tenant, v_type, v_schema, emit_against.id, emit_against.ordering_key, result.sequence,
             v_body, v_full);
     if not v_emitted then
-        insert into postrider.emitted_schemas (schema_id) values (v_schema);
+        update postrider.schemas set emitted = true
+        where schemas.id = (select s.id from postrider.schemas s where s.id = v_schema and not s.emitted
+                            for no key update skip locked);
     end if;
 
     insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, key_id, sequence)
@@ -216,12 +214,12 @@ begin
     ),
     -- What many events have in common is looked up once.
     kind as materialized (
-        select k.tenant, k.type, k.version as asked, t.id as tenant_id, y.id as type_id, y.matches, s.id as schema_id, s.version
+        select k.tenant, k.type, k.version as asked, t.id as tenant_id, y.id as type_id, y.matches, s.id as schema_id, s.version, s.emitted
         from (select distinct tenant, type, version from given) k
         join postrider.tenants t on t.slug = k.tenant and t.deleted_at is null
         join postrider.event_types y on y.name = k.type and y.deleted_at is null and not y.thin
         cross join lateral (
-            select s.id, s.version from postrider.schemas s
+            select s.id, s.version, s.emitted from postrider.schemas s
             where s.type_id = y.id and (k.version is null or s.version = k.version)
             order by s.rank desc limit 1
         ) s
@@ -253,9 +251,11 @@ begin
         from every e
     ),
     marked as (
-        insert into postrider.emitted_schemas (schema_id)
-        select distinct e.schema_id from every e
-        where not exists (select from postrider.emitted_schemas m where m.schema_id = e.schema_id)
+        update postrider.schemas s set emitted = true
+        from (select x.id from postrider.schemas x
+              where not x.emitted and x.id in (select e.schema_id from every e where not e.emitted)
+              for no key update skip locked) first
+        where s.id = first.id
     ),
     queued as (
         -- An event asked for as the newest version and one asked for by that version's name are of two kinds, and of one
@@ -278,10 +278,10 @@ language sql stable security definer set search_path = pg_catalog, postrider, pg
     order by s.rank desc limit 1
 $$;
 
--- Where the functions that producers call belong to a role of their own, it needs the right to the new table.
+-- Where the functions that producers call belong to a role of their own, it needs the right to the new column.
 do $$
 begin
-    if (select rolsuper from pg_roles where rolname = current_user) then
-        grant select, insert on postrider.emitted_schemas to postrider_emit;
+    if exists (select from pg_roles where rolname = 'postrider_emit') then
+        grant update (emitted) on postrider.schemas to postrider_emit;
     end if;
 end $$;

@@ -92,7 +92,14 @@ impl Schema {
             .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(BACKTRACK_MAX))
             .build(schema)
             .map(|validator| Self { validator })
-            .map_err(|error| vec![Violation::whole(error.to_string())])
+            .map_err(|error| match circles::leading_out(schema) {
+                Some(pointer) => vec![Violation {
+                    pointer,
+                    message: "this reference leads out of the schema: one like #/$defs/name does not"
+                        .to_owned(),
+                }],
+                None => vec![Violation::whole(error.to_string())],
+            })
     }
 
     /// Everything that is wrong with the data, which has passed `check_data`.
@@ -213,26 +220,42 @@ mod circles {
     /// The pointer of a reference that begins a circle, or that is too long a way to tell.
     pub(super) fn find(root: &Value) -> Option<String> {
         let mut references = Vec::new();
-        collect(root, &mut references);
+        collect(root, "", &mut references);
         let mut steps = 0;
         references
             .into_iter()
-            .find(|reference| !ends(root, reference, &mut Vec::new(), &mut steps))
-            .map(str::to_owned)
+            .find(|(_, reference)| !ends(root, reference, &mut Vec::new(), &mut steps))
+            .map(|(pointer, _)| pointer)
     }
 
-    fn collect<'a>(schema: &'a Value, found: &mut Vec<&'a str>) {
+    /// The pointer of the first reference that is not to a place of this very schema.
+    pub(super) fn leading_out(root: &Value) -> Option<String> {
+        let mut references = Vec::new();
+        collect(root, "", &mut references);
+        references
+            .into_iter()
+            .find(|(_, reference)| !reference.starts_with('#'))
+            .map(|(pointer, _)| pointer)
+    }
+
+    /// Each with the pointer that it stands at.
+    fn collect<'a>(schema: &'a Value, at: &str, found: &mut Vec<(String, &'a str)>) {
         match schema {
             Value::Object(map) => {
                 for (key, value) in map {
+                    let at = format!("{at}/{}", key.replace('~', "~0").replace('/', "~1"));
                     match (key.as_str(), value) {
-                        ("$ref" | "$dynamicRef", Value::String(text)) => found.push(text),
+                        ("$ref" | "$dynamicRef", Value::String(text)) => found.push((at, text)),
                         ("const" | "enum" | "default" | "examples", _) => {}
-                        _ => collect(value, found),
+                        _ => collect(value, &at, found),
                     }
                 }
             }
-            Value::Array(items) => items.iter().for_each(|item| collect(item, found)),
+            Value::Array(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    collect(item, &format!("{at}/{index}"), found);
+                }
+            }
             _ => {}
         }
     }
@@ -339,6 +362,21 @@ mod tests {
             json!({"$dynamicAnchor": "n", "$dynamicRef": "#n"}),
         ] {
             assert!(Schema::compile(&bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_bad_reference_is_named_by_its_place() {
+        for (bad, place) in [
+            (
+                json!({"properties": {"a/b": {"$ref": "https://example.com/x"}}}),
+                "/properties/a~1b/$ref",
+            ),
+            (json!({"allOf": [{}, {"$ref": "#"}]}), "/allOf/1/$ref"),
+        ] {
+            let violations = Schema::compile(&bad).expect_err("a bad one");
+            let pointers: Vec<&str> = violations.iter().map(|one| one.pointer.as_str()).collect();
+            assert_eq!(pointers, [place], "{bad}");
         }
     }
 

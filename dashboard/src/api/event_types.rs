@@ -320,7 +320,7 @@ mod tests {
         );
         assert_eq!(
             faults(r#"{"schemas":{"v1":{"$ref":"http://example.com/s"}}}"#),
-            ["/schemas/v1"]
+            ["/schemas/v1/$ref"]
         );
     }
 

@@ -213,8 +213,7 @@ pub(crate) async fn outdated_pins(
     sqlx::query_as(
         "select x.id as endpoint_id, p.key as event_type, p.value as pinned, newest.version as newest,
                 (select s.version from postrider.schemas s
-                 where s.type_id = y.id and s.rank > coalesce(mine.rank, '')
-                   and exists (select from postrider.emitted_schemas m where m.schema_id = s.id)
+                 where s.type_id = y.id and s.emitted and s.rank > coalesce(mine.rank, '')
                  order by s.rank desc limit 1) as emitted
          from postrider.endpoints x
          cross join lateral jsonb_each_text(x.versions) p
