@@ -2,6 +2,7 @@
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use sqlx::Connection;
 
 use crate::support::{Api, Database, Person, Postrider, Receiver};
 
@@ -96,6 +97,40 @@ async fn the_newest_version_is_told_by_its_name_however_they_were_published() {
     let mut person = Person::signed_in(&program).await;
     let (_, page) = person.visit("/event-types/a.apart").await;
     assert!(page.contains("v10.1 (newest)"), "{page}");
+    assert!(page.contains("&#34;data&#34;: {}"), "any object is taken: {page}");
+    // Each version has its own time of publishing.
+    database
+        .execute("update postrider.schemas set created_at = '2020-02-03' where version = 'v9'")
+        .await;
+    assert!(!page.contains("2020-02-03"));
+    let (_, page) = person.visit("/event-types/a.apart?version=v9").await;
+    assert!(page.contains("2020-02-03"), "{page}");
+}
+
+#[tokio::test]
+async fn the_first_emit_of_a_version_holds_up_nobody() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    api.tenant("acme").await;
+    put(&api, "a.b", r#"{"schemas":{"v1":{}}}"#).await;
+    let emit = "select postrider.emit('acme', 'a.b', '{}')";
+    let (mut slow, mut quick) = (database.connect().await, database.connect().await);
+    let mut open = slow.begin().await.expect("begun");
+    sqlx::query(emit).execute(&mut *open).await.expect("emitted");
+    sqlx::query("set lock_timeout = '1ms'")
+        .execute(&mut quick)
+        .await
+        .expect("set");
+    sqlx::query(emit)
+        .execute(&mut quick)
+        .await
+        .expect("emitted without waiting");
+    assert_eq!(newest(&api, "a.b").await, "v1", "over HTTP too");
+    open.commit().await.expect("committed");
+    let marked = "select count(*) from postrider.schemas s join postrider.event_types y on y.id = s.type_id
+                  where y.name = 'a.b' and s.emitted";
+    assert_eq!(database.count(marked).await, 1);
 }
 
 #[tokio::test]
