@@ -48,7 +48,13 @@ enum Command {
         outbox_only: bool,
     },
     /// Encrypts what is stored with the first key of POSTRIDER_MASTER_KEY, while everything runs
-    RotateMasterKey(Box<Flags>),
+    RotateMasterKey {
+        #[command(flatten)]
+        flags: Box<Flags>,
+        /// Even though roles that run lack the key: they will not be able to read what is stored
+        #[arg(long)]
+        force: bool,
+    },
     /// Checks the signature of a captured request, and says in words what is wrong with it
     Verify(VerifyArguments),
     #[command(flatten)]
@@ -82,7 +88,7 @@ enum Role {
     Dashboard,
     Migrate,
     MigrateOutbox,
-    RotateMasterKey,
+    RotateMasterKey { force: bool },
     Seed(i64),
 }
 
@@ -100,7 +106,7 @@ pub fn run() -> ExitCode {
             flags,
             outbox_only: true,
         } => (flags, Role::MigrateOutbox),
-        Command::RotateMasterKey(flags) => (flags, Role::RotateMasterKey),
+        Command::RotateMasterKey { flags, force } => (flags, Role::RotateMasterKey { force }),
         Command::Seed { flags, attempts } => (flags, Role::Seed(attempts)),
         Command::Verify(arguments) => {
             return match verify::run(&arguments, &Environment::of_process()) {
@@ -147,7 +153,7 @@ pub fn run() -> ExitCode {
             Role::Dashboard => roles::dashboard(settings, stop).await,
             Role::Migrate => roles::migrate(settings).await,
             Role::MigrateOutbox => roles::migrate_outbox(settings).await,
-            Role::RotateMasterKey => master_key::rotate(settings, stop).await,
+            Role::RotateMasterKey { force } => master_key::rotate(settings, force, stop).await,
             Role::Seed(attempts) => seed::run(settings, attempts).await,
         }
     }))

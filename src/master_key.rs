@@ -1,16 +1,25 @@
 //! `rotate-master-key`: encrypts what is kept with the first key of `POSTRIDER_MASTER_KEY`, while everything runs.
 
-use postrider_dispatcher::{schema, sealed};
+use anyhow::bail;
+use postrider_dispatcher::{
+    key_holders::{self, HELD_SECONDS},
+    schema, sealed,
+    vault::Vault,
+};
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
 use crate::{connect, settings::Settings};
 
-pub(crate) async fn rotate(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+/// `force` does not ask whether every role that runs holds the new key.
+pub(crate) async fn rotate(settings: Settings, force: bool, stop: CancellationToken) -> anyhow::Result<()> {
     let database = settings.require_database()?;
     let vault = settings.require_vault()?;
     let pool = connect::pool(&database.pooled, "rotate-master-key").await?;
     schema::check(&pool).await?;
+    if !force {
+        refuse_to_lock_out(&pool, &vault).await?;
+    }
     let work = sealed::encrypt_anew(&pool, &vault, |progress| {
         println!("{}: {} of {}", progress.name, progress.done, progress.total);
     });
@@ -24,6 +33,28 @@ pub(crate) async fn rotate(settings: Settings, stop: CancellationToken) -> anyho
     }
     pool.close().await;
     Ok(())
+}
+
+async fn refuse_to_lock_out(pool: &PgPool, vault: &Vault) -> anyhow::Result<()> {
+    let lacking = key_holders::lacking(pool, vault).await?;
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    let named: Vec<String> = lacking
+        .iter()
+        .map(|one| {
+            format!(
+                "{} ({}, heard of {} s ago)",
+                one.role, one.name, one.heard_seconds_ago
+            )
+        })
+        .collect();
+    bail!(
+        "these run without the first key of POSTRIDER_MASTER_KEY and could read nothing that is encrypted with it: {}. \
+         Nothing was changed. Restart them with both keys first. One that was killed is forgotten after {HELD_SECONDS} \
+         seconds; --force goes on all the same",
+        named.join(", ")
+    )
 }
 
 async fn write_audit(pool: &PgPool, changed: u64) -> Result<(), sqlx::Error> {

@@ -5,7 +5,9 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, anyhow};
 use postrider_dashboard::{App, Emits, RequestRates, Trials};
-use postrider_dispatcher::{Dispatcher, Wake, guard::Guard, partitions, relay, schema, sealed};
+use postrider_dispatcher::{
+    Dispatcher, Wake, guard::Guard, key_holders::Holding, partitions, relay, schema, sealed, vault::Vault,
+};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -52,6 +54,7 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
     if let Some(listener) = health {
         parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
     }
+    tell_keys(&mut parts, &pool, &vault, "dispatcher").await?;
     let dispatcher = Dispatcher {
         sources: settings.sources.clone(),
         pool: pool.clone(),
@@ -88,6 +91,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     if let Some(listener) = health {
         parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
     }
+    tell_keys(&mut parts, &pool, &vault, "dashboard").await?;
     // Empty is none: then the key in the table is the way in.
     let admin_api_key = settings.admin_api_key.clone().unwrap_or_default();
     let guard = settings.guard(&listeners);
@@ -142,6 +146,19 @@ pub(crate) fn addresses<'l>(
         .flatten()
         .map(TcpListener::local_addr)
         .collect()
+}
+
+/// For as long as the role runs: `rotate-master-key` asks who would be locked out.
+pub(crate) async fn tell_keys(
+    parts: &mut Parts,
+    pool: &PgPool,
+    vault: &Vault,
+    role: &'static str,
+) -> anyhow::Result<()> {
+    let holding = Holding::begin(pool, vault, role).await?;
+    let (pool, vault) = (pool.clone(), vault.clone());
+    parts.add("word of its keys", |stop| holding.keep(pool, vault, stop));
+    Ok(())
 }
 
 /// With port 0 the system chooses: this line is how a program that started us learns the address.

@@ -1,9 +1,10 @@
 //! `up`: everything in one process, with nothing set up before.
 //! Invariant: an embedded server does not outlive a clean stop.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use postrider_dashboard::{App, Emits, RequestRates};
 use postrider_dispatcher::{Dispatcher, Wake, sealed, vault::Vault};
+use sqlx::PgPool;
 use tokio::{net::TcpListener, task::spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
@@ -71,13 +72,13 @@ async fn run(
     listener: TcpListener,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    let sending_pool = connect::pool(&database.direct, "dispatcher").await?;
+    roles::bring_up_to_date(&sending_pool, settings.dispatcher.retention).await?;
     let vault = match &settings.vault {
         Some(vault) => vault.clone(),
-        None => {
-            let key = data_dir.keep("master-key", admin::new_master_key)?;
-            Vault::parse(&key.value).with_context(|| format!("{} can't be used", key.path.display()))?
-        }
+        None => kept_vault(&data_dir, &sending_pool).await?,
     };
+    sealed::check(&sending_pool, &vault).await?;
     let api_key = Shown::set_or_kept(&settings.admin_api_key, "POSTRIDER_ADMIN_API_KEY", || {
         data_dir.keep("admin-api-key", admin::new_api_key)
     })?;
@@ -85,9 +86,6 @@ async fn run(
         data_dir.keep("admin-password", admin::new_password)
     })?;
 
-    let sending_pool = connect::pool(&database.direct, "dispatcher").await?;
-    roles::bring_up_to_date(&sending_pool, settings.dispatcher.retention).await?;
-    sealed::check(&sending_pool, &vault).await?;
     let serving_pool = connect::pool(&database.pooled, "dashboard").await?;
     admin::set_password(&serving_pool, &password.value).await?;
 
@@ -104,6 +102,7 @@ async fn run(
             health::serve(listener, serving_pool.clone(), stop)
         });
     }
+    roles::tell_keys(&mut parts, &sending_pool, &vault, "up").await?;
     let wake = Wake::default();
     let dispatcher = Dispatcher {
         sources: settings.sources.clone(),
@@ -170,4 +169,19 @@ async fn run(
     serving_pool.close().await;
     sending_pool.close().await;
     ended
+}
+
+/// The key of the data directory, made at the first start. With a new one what is stored could not be read any more, so
+/// that none is made where something is.
+async fn kept_vault(data_dir: &DataDir, pool: &PgPool) -> anyhow::Result<Vault> {
+    const NAME: &str = "master-key";
+    if data_dir.read(NAME)?.is_none() && sealed::is_any(pool).await? {
+        bail!(
+            "{} is missing, and the database holds secrets that were encrypted with the key in it: put the file back, or \
+             set POSTRIDER_MASTER_KEY to that key",
+            data_dir.path().join(NAME).display()
+        );
+    }
+    let key = data_dir.keep(NAME, admin::new_master_key)?;
+    Vault::parse(&key.value).with_context(|| format!("{} can't be used", key.path.display()))
 }

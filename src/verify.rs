@@ -163,13 +163,19 @@ impl Request {
             return Finding::bad(self.no_match(secrets, signed_at));
         };
         let age = now - signed_at;
-        if age.abs() > TOLERANCE_SECONDS {
-            let when = if age > 0 { "ago" } else { "from now" };
+        if age > TOLERANCE_SECONDS {
             return Finding::bad(format!(
-                "The signature is right, but it was made {} seconds {when}, and a receiver takes at most \
-                 {TOLERANCE_SECONDS}. The request is a replay of an old one, or the receiver's clock is wrong. \
-                 (`--at` sets the time it came in.)",
-                age.abs()
+                "The signature is right, but it was made {age} seconds ago, and a receiver takes at most \
+                 {TOLERANCE_SECONDS}. The request is a replay of an old one, or the receiver's clock is ahead. \
+                 (`--at` sets the time it came in.)"
+            ));
+        }
+        if -age > TOLERANCE_SECONDS {
+            return Finding::bad(format!(
+                "The signature is right, but it was made {} seconds from now: its time is in the future, and a receiver \
+                 takes at most {TOLERANCE_SECONDS}. The receiver's clock is behind, or the sender's is ahead. (`--at` \
+                 sets the time it came in.)",
+                -age
             ));
         }
         if number > 0 {
@@ -187,14 +193,22 @@ impl Request {
 
     /// Which of the two it is can't be told in general; some common slips can.
     fn no_match(&self, secrets: &[&str], signed_at: i64) -> String {
-        let slips: [(&str, Vec<u8>); 2] = [
+        let slips: [(&str, Vec<u8>); 4] = [
             (
                 "without the line end at its end, which the capture has added",
-                self.body.trim_ascii_end().to_vec(),
+                without_line_end(&self.body).to_vec(),
+            ),
+            (
+                "without the white space around it, which something has added",
+                self.body.trim_ascii().to_vec(),
             ),
             (
                 "with line ends of \\r\\n turned into \\n",
                 replace_line_ends(&self.body),
+            ),
+            (
+                "without the white space between its parts: it was read and written again",
+                without_spaces(&self.body),
             ),
         ];
         for (how, body) in slips {
@@ -205,6 +219,25 @@ impl Request {
                 return format!("The body was changed: the signature matches {how}.");
             }
         }
+        match serde_json::from_slice::<serde_json::Value>(&self.body) {
+            Err(_) => {
+                return format!(
+                    "The body was changed or cut off: these {} bytes are not JSON, and every body that is sent is.",
+                    self.body.len()
+                );
+            }
+            Ok(body) => {
+                let id = body["id"]
+                    .as_str()
+                    .filter(|id| !self.id.is_empty() && *id != self.id);
+                if let Some(id) = id {
+                    return format!(
+                        "The body is of another request: it has the id `{id}`, and Webhook-Id is `{}`.",
+                        self.id
+                    );
+                }
+            }
+        }
         format!(
             "No signature matches. Either the secret is another one (of another endpoint or tenant, or one that was \
              replaced), or the body ({} bytes) or the time was changed on the way: it must be the very bytes that came \
@@ -212,6 +245,29 @@ impl Request {
             self.body.len()
         )
     }
+}
+
+fn without_line_end(body: &[u8]) -> &[u8] {
+    let end = body.iter().rposition(|b| !matches!(b, b'\r' | b'\n'));
+    &body[..end.map_or(0, |last| last + 1)]
+}
+
+/// White space outside of strings is taken out.
+fn without_spaces(body: &[u8]) -> Vec<u8> {
+    let (mut in_string, mut escaped) = (false, false);
+    let mut kept = Vec::with_capacity(body.len());
+    for byte in body.iter().copied() {
+        if in_string || !byte.is_ascii_whitespace() {
+            kept.push(byte);
+        }
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            _ => {}
+        }
+    }
+    kept
 }
 
 fn replace_line_ends(body: &[u8]) -> Vec<u8> {
@@ -285,7 +341,28 @@ mod tests {
                     b"{\"a\":\n1}\n",
                     vec![new],
                     NOW,
-                    "The body was changed: the signature matches without",
+                    "The body was changed: the signature matches without the line end",
+                ),
+                (
+                    &good,
+                    b"{\"a\":\n1} ",
+                    vec![new],
+                    NOW,
+                    "The body was changed: the signature matches without the white space around it",
+                ),
+                (
+                    &good,
+                    b"{\"a\":",
+                    vec![new],
+                    NOW,
+                    "The body was changed or cut off: these 5 bytes are not JSON",
+                ),
+                (
+                    &good,
+                    b"{\"id\":\"evt_2\"}",
+                    vec![new],
+                    NOW,
+                    "The body is of another request: it has the id `evt_2`, and Webhook-Id is `evt_1`",
                 ),
                 (
                     &good,
@@ -306,7 +383,7 @@ mod tests {
                     BODY,
                     vec![new],
                     NOW - 301,
-                    "The signature is right, but it was made 301 seconds from now",
+                    "The signature is right, but it was made 301 seconds from now: its time is in the future",
                 ),
                 (
                     &good,
@@ -334,6 +411,23 @@ mod tests {
         let (_, words) = told(&standard, BODY, &["no-prefix"], NOW);
         assert!(
             words.starts_with("Secret 1 of those given does not fit"),
+            "{words}"
+        );
+    }
+
+    #[test]
+    fn a_body_that_was_written_again_is_told_from_another_secret() {
+        let format = SignatureFormat::TV1;
+        let sent = br#"{"id":"evt_1","a":"b \" c"}"#;
+        let signature = sign(format, "evt_1", NOW, sent, &[secret(format, 1)]);
+        let headers = format!("Webhook-Id: evt_1\nWebhook-Signature: {signature}\n");
+        let pretty = br#"{ "id": "evt_1",
+                           "a": "b \" c" }"#;
+        let (_, words) = told(&headers, pretty, &[&held(format, 1)], NOW);
+        assert!(words.contains("it was read and written again"), "{words}");
+        let (_, words) = told(&headers, sent, &[&held(format, 2)], NOW);
+        assert!(
+            words.starts_with("No signature matches. Either the secret"),
             "{words}"
         );
     }

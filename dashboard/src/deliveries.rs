@@ -34,6 +34,8 @@ pub(crate) struct Span<'a> {
     /// Numbers of the type asked for; a name may have had several.
     pub(crate) types: Option<&'a [i32]>,
     pub(crate) status: Option<i16>,
+    /// Of dead letters.
+    pub(crate) reason: Option<DeadReason>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
@@ -107,12 +109,15 @@ pub(crate) struct Filter {
     pub(crate) until: Option<DateTime<Utc>>,
     pub(crate) event_type: Option<String>,
     pub(crate) status_code: Option<i16>,
+    /// Asked for with the state dead only.
+    pub(crate) reason: Option<DeadReason>,
 }
 
 impl Filter {
     fn admits(&self, delivery: &Delivery) -> bool {
         self.state.is_none_or(|state| state == delivery.state())
             && self.status_code.is_none_or(|code| Some(code) == delivery.status)
+            && self.reason.is_none_or(|reason| Some(reason) == delivery.reason)
             && self
                 .event_type
                 .as_ref()
@@ -144,11 +149,12 @@ impl Filter {
             limit,
             types,
             status: self.status_code,
+            reason: self.reason,
         }
     }
 }
 
-fn first_id_of(time: DateTime<Utc>) -> EventId {
+pub(crate) fn first_id_of(time: DateTime<Utc>) -> EventId {
     EventId::first_of(time.timestamp_millis())
 }
 
@@ -164,7 +170,7 @@ pub(crate) async fn list(
         None => None,
         Some(name) => Some(event_types::numbers(pool, name).await?),
     };
-    let is_narrow = types.is_some() || filter.status_code.is_some();
+    let is_narrow = types.is_some() || filter.status_code.is_some() || filter.reason.is_some();
     let step = if is_narrow {
         WALK_STEP_NARROW.max(limit + 1)
     } else {

@@ -56,11 +56,13 @@ impl Format {
         }
     }
 
-    const fn file_name(self) -> HeaderValue {
-        match self {
-            Self::Ndjson => HeaderValue::from_static("attachment; filename=\"deliveries.ndjson\""),
-            Self::Csv => HeaderValue::from_static("attachment; filename=\"deliveries.csv\""),
-        }
+    fn file_name(self, name: &str) -> HeaderValue {
+        let ending = match self {
+            Self::Ndjson => "ndjson",
+            Self::Csv => "csv",
+        };
+        HeaderValue::from_str(&format!("attachment; filename=\"{name}.{ending}\""))
+            .unwrap_or(HeaderValue::from_static("attachment"))
     }
 
     fn head(self) -> String {
@@ -107,20 +109,28 @@ fn write_cell(cell: &str, out: &mut String) {
     }
 }
 
-/// All that the filter admits, behind `after`. None admits nothing.
-pub(crate) fn stream(
-    pool: PgPool,
-    filter: Option<Filter>,
-    after: Option<DeliveryId>,
-    format: Format,
-) -> Response {
+/// What is exported.
+pub(crate) struct Exported {
+    /// Of the file.
+    pub(crate) name: &'static str,
+    /// None admits nothing.
+    pub(crate) filter: Option<Filter>,
+    /// Behind this one.
+    pub(crate) after: Option<DeliveryId>,
+    /// At most so many; none is all.
+    pub(crate) limit: Option<i64>,
+}
+
+pub(crate) fn stream(pool: PgPool, wanted: Exported, format: Format) -> Response {
     let (mut sender, body) = Channel::<Bytes, sqlx::Error>::new(PAGES_AHEAD);
+    let file_name = format.file_name(wanted.name);
     tokio::spawn(async move {
         let mut text = format.head();
-        let mut position = after;
+        let mut position = wanted.after;
+        let mut left = wanted.limit.unwrap_or(i64::MAX);
         loop {
-            let page = match &filter {
-                Some(filter) => deliveries::list(&pool, filter, position, PAGE).await,
+            let page = match &wanted.filter {
+                Some(filter) => deliveries::list(&pool, filter, position, PAGE.min(left)).await,
                 None => Ok((Vec::new(), None)),
             };
             let (found, next) = match page {
@@ -139,15 +149,16 @@ pub(crate) fn stream(
             if !text.is_empty() && sender.send_data(std::mem::take(&mut text).into()).await.is_err() {
                 return;
             }
+            left -= found.len() as i64;
             match next {
-                Some(next) => position = Some(next),
-                None => return,
+                Some(next) if left > 0 => position = Some(next),
+                _ => return,
             }
         }
     });
     let headers = [
         (header::CONTENT_TYPE, format.content_type()),
-        (header::CONTENT_DISPOSITION, format.file_name()),
+        (header::CONTENT_DISPOSITION, file_name),
     ];
     (headers, Body::new(body)).into_response()
 }

@@ -4,17 +4,20 @@
 //! advisory lock for the claim in the very transaction in which it works, and stores the answer there before it
 //! commits. So work and answer are there together or not at all, whenever the process is killed; a killed request's
 //! lock is gone with its transaction, and nothing has to be cleaned up before it may be tried again.
+//! A request that must not have a transaction open while it waits holds a row instead (`Running`).
 //! Refusals are not stored: they did nothing, and are judged anew.
 
 use std::{
     convert::Infallible,
     ops::{Deref, DerefMut},
     sync::Arc,
+    time::Duration,
 };
 
 use axum::{
+    RequestPartsExt,
     body::Body,
-    extract::{FromRequestParts, Request, State},
+    extract::{FromRequestParts, RawPathParams, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
@@ -23,7 +26,7 @@ use postrider_dispatcher::vault::Vault;
 use postrider_proto::limits::{BATCH_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use sqlx::{PgConnection, Postgres, Transaction};
+use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 
 use crate::{
     App, Shared,
@@ -35,12 +38,16 @@ use crate::{
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+/// Longer than any request may take. A claim of one that was killed is void after it.
+const RUNNING_MAX: Duration = Duration::from_secs(60);
 
 /// What a request with a key is known by.
 #[derive(Debug)]
 struct Claimed {
     scope: [u8; 32],
     fingerprint: [u8; 32],
+    /// The tenant of the path.
+    tenant: Option<String>,
 }
 
 /// Of the request that a handler is given; empty when it came without a key.
@@ -98,6 +105,7 @@ async fn answer(app: &App, key: &str, request: Request, next: Next) -> Result<Re
     let claimed = Claimed {
         scope: digest(&[actor.as_bytes(), path.as_bytes(), key.as_bytes()]),
         fingerprint: digest(&[&body]),
+        tenant: tenant_of(&mut parts).await,
     };
     if let Some(given) = claimed.stored_answer(app).await? {
         return Ok(given);
@@ -111,6 +119,12 @@ async fn answer(app: &App, key: &str, request: Request, next: Next) -> Result<Re
         return Ok(given);
     }
     Ok(response)
+}
+
+async fn tenant_of(parts: &mut Parts) -> Option<String> {
+    let params = parts.extract::<RawPathParams>().await.ok()?;
+    let tenant = params.iter().find(|(name, _)| *name == "tenant");
+    tenant.map(|(_, slug)| slug.to_owned())
 }
 
 /// Each part with its length before it, so that no two lists of parts read the same.
@@ -156,6 +170,8 @@ fn json(status: StatusCode, body: Vec<u8>) -> Response {
 pub(crate) struct Work {
     transaction: Transaction<'static, Postgres>,
     claim: Claim,
+    /// Whose the answer is.
+    tenant: Option<String>,
     vault: Vault,
 }
 
@@ -165,25 +181,26 @@ impl Work {
         let mut transaction = tables::begin(&app.pool).await?;
         if let Some(claimed) = &claim.0 {
             if !idempotency::try_lock(&mut transaction, &claimed.scope).await? {
-                return Err(Problem::conflict(
-                    "A request with this Idempotency-Key is still running: try again soon.",
-                ));
+                return Err(still_running());
             }
             if idempotency::find(&mut *transaction, &claimed.scope)
                 .await?
                 .is_some()
             {
-                return Err(Problem::new(
-                    Kind::Answered,
-                    "A request with this Idempotency-Key was done just now.",
-                ));
+                return Err(done_just_now());
             }
         }
         Ok(Self {
             transaction,
+            tenant: claim.0.as_ref().and_then(|claimed| claimed.tenant.clone()),
             claim,
             vault: app.vault.clone(),
         })
+    }
+
+    /// Of a request whose path names no tenant: the answer goes with this one.
+    pub(crate) fn is_of(&mut self, tenant: &str) {
+        self.tenant = Some(tenant.to_owned());
     }
 
     /// Commits what was done together with the answer to it.
@@ -204,12 +221,74 @@ impl Work {
                 &claimed.fingerprint,
                 status.as_u16() as i16,
                 &sealed,
+                self.tenant.as_deref(),
             )
             .await?;
         }
         self.transaction.commit().await?;
         Ok(json(status, body))
     }
+}
+
+/// A request that waits for somebody else's server, so that no transaction may be open meanwhile. It goes on to its `Work`
+/// and is held until that is committed; one that was dropped, because nobody waits for its answer, lets the next one in.
+pub(crate) struct Running {
+    pool: PgPool,
+    claimed: Option<Arc<Claimed>>,
+}
+
+impl Running {
+    /// Of requests with one key that run at the same time one gets here; the others are refused.
+    pub(crate) async fn begin(app: &App, claim: &Claim) -> Result<Self, Problem> {
+        let mut running = Self {
+            pool: app.pool.clone(),
+            claimed: None,
+        };
+        if let Some(claimed) = &claim.0 {
+            if !idempotency::claim(&app.pool, &claimed.scope, RUNNING_MAX).await? {
+                return Err(still_running());
+            }
+            running.claimed = Some(claimed.clone());
+            if idempotency::find(&app.pool, &claimed.scope).await?.is_some() {
+                return Err(done_just_now());
+            }
+        }
+        Ok(running)
+    }
+
+    /// Before the answer goes out, so that whoever asks again is not refused for it.
+    pub(crate) async fn end(mut self) {
+        if let Some(claimed) = self.claimed.take() {
+            give_back(&self.pool, &claimed).await;
+        }
+    }
+}
+
+async fn give_back(pool: &PgPool, claimed: &Claimed) {
+    if let Err(error) = idempotency::give_back(pool, &claimed.scope).await {
+        tracing::warn!(%error, "a claim on an Idempotency-Key could not be given back: it ends by itself");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let Some(claimed) = self.claimed.take() else {
+            return;
+        };
+        let pool = self.pool.clone();
+        tokio::spawn(async move { give_back(&pool, &claimed).await });
+    }
+}
+
+fn still_running() -> Problem {
+    Problem::conflict("A request with this Idempotency-Key is still running: try again soon.")
+}
+
+fn done_just_now() -> Problem {
+    Problem::new(
+        Kind::Answered,
+        "A request with this Idempotency-Key was done just now.",
+    )
 }
 
 impl Deref for Work {

@@ -74,7 +74,7 @@ pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
         .get("/v1/tenants/{tenant}/deliveries/{delivery}", Own, api::deliveries::get)
         .post("/v1/tenants/{tenant}/deliveries/{delivery}/replay", Own, api::deliveries::replay)
         .post("/v1/tenants/{tenant}/portal-links", Own, api::portal_links::create)
-        .get("/v1/tenants/{tenant}/dead-letters", Own, api::dead_letters::groups)
+        .get("/v1/tenants/{tenant}/dead-letters", Own, api::dead_letters::list)
         .put("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::put)
         .get("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::get)
         .delete("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::delete)

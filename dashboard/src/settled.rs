@@ -25,15 +25,9 @@ pub(crate) async fn current(connection: &mut PgConnection) -> Result<Xid, sqlx::
 /// Returns when the shard's owner has applied what that transaction changed. It has committed, so that an owner that
 /// does not confirm in time is told as what it is, and not passed over.
 pub(crate) async fn settled(pool: &PgPool, shard: Shard, xid: &Xid) -> Result<(), Problem> {
-    let wait = async {
-        while !is_applied(pool, shard, xid).await? {
-            tokio::time::sleep(POLL).await;
-        }
-        Ok(())
-    };
-    match tokio::time::timeout(WAIT_MAX, wait).await {
-        Ok(settled) => settled,
-        Err(_) => Err(Problem::new(
+    match all_settled(pool, &[shard], xid).await? {
+        true => Ok(()),
+        false => Err(Problem::new(
             Kind::Busy,
             "The change is stored, but the dispatcher that sends to this endpoint has not confirmed it yet: \
              look again before you repeat it.",
@@ -41,15 +35,26 @@ pub(crate) async fn settled(pool: &PgPool, shard: Shard, xid: &Xid) -> Result<()
     }
 }
 
+/// The same of several shards. Tells whether all owners have applied it in time.
+pub(crate) async fn all_settled(pool: &PgPool, shards: &[Shard], xid: &Xid) -> Result<bool, sqlx::Error> {
+    let wait = async {
+        while !is_applied(pool, shards, xid).await? {
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(true)
+    };
+    tokio::time::timeout(WAIT_MAX, wait).await.unwrap_or(Ok(false))
+}
+
 /// An owner publishes with the first shards it takes: one that has published nothing yet is waited for.
-async fn is_applied(pool: &PgPool, shard: Shard, xid: &Xid) -> Result<bool, sqlx::Error> {
+async fn is_applied(pool: &PgPool, shards: &[Shard], xid: &Xid) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar(
         "select not exists (
             select from postrider.shards s join postrider.dispatchers d on d.id = s.owner
-            where s.shard = $1 and d.expires_at > clock_timestamp()
+            where s.shard = any($1) and d.expires_at > clock_timestamp()
               and not coalesce(pg_visible_in_snapshot($2::xid8, d.applied), false))",
     )
-    .bind(shard)
+    .bind(shards)
     .bind(&xid.0)
     .fetch_one(pool)
     .await

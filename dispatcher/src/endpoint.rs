@@ -47,6 +47,8 @@ pub(crate) struct Endpoint {
     pub(crate) tls: Option<TlsSettings>,
     /// Which events it wants beyond their type.
     pub(crate) filter: Option<Filter>,
+    /// Bulk replays that were cancelled while deliveries of them were in line here.
+    pub(crate) cancelled: Vec<String>,
     /// The newest first, each with the instant it retires at.
     secrets: Vec<(Secret, Option<DateTime<Utc>>)>,
     /// Set when these settings were replaced, or may not send. An attempt that was picked before looks here just before
@@ -93,6 +95,7 @@ pub(crate) struct EndpointRow {
     filter: Option<Json<Value>>,
     secrets: Vec<Vec<u8>>,
     retire: Vec<Option<DateTime<Utc>>>,
+    cancelled: Vec<String>,
     pub(crate) next_due: Option<DateTime<Utc>>,
     pub(crate) has_queue: bool,
 }
@@ -181,6 +184,7 @@ impl EndpointRow {
                 None => None,
                 Some(filter) => Some(Filter::read(&filter.0).map_err(|e| stored(&e))?),
             },
+            cancelled: self.cancelled.clone(),
             secrets,
             stopped: AtomicBool::new(self.state != EndpointState::Active),
         })
@@ -200,7 +204,11 @@ pub(crate) async fn load(
                           and h.failing_since < clock_timestamp() - interval '1 minute') as was_failing,
                 coalesce(s.secrets, '{}') as secrets, coalesce(s.retire, '{}') as retire,
                 (select min(r.due_at) from postrider.retries r where r.endpoint_id = e.id) as next_due,
-                exists (select from postrider.queue q where q.endpoint_id = e.id) as has_queue
+                exists (select from postrider.queue q where q.endpoint_id = e.id) as has_queue,
+                array(select distinct q.replay_id from postrider.queue q
+                      join postrider.replays r on r.public_id = q.replay_id
+                      where q.endpoint_id = e.id and q.replay_id is not null and q.was_source is not null
+                        and r.state = 'cancelled' and e.state <> 'deleted') as cancelled
          from postrider.endpoints e
          left join lateral (
              select array_agg(s.ciphertext order by s.id desc) as secrets,
@@ -234,6 +242,7 @@ impl Endpoint {
             headers: HeaderMap::new(),
             tls: None,
             filter: None,
+            cancelled: Vec::new(),
             secrets: Vec::new(),
             stopped: AtomicBool::new(false),
         }

@@ -25,6 +25,7 @@ use crate::{
     places::Places,
     read::{Cycle, Message},
     record::{Fate, Finished, Recorded},
+    replays::withdraw::Withdrawal,
     statistics::Activity,
     vault::Vault,
 };
@@ -59,6 +60,11 @@ pub(crate) enum Event {
         verdict: Option<Verdict>,
     },
     Recorded(Vec<Recorded>),
+    /// What could be taken back of cancelled replays is back where it was.
+    Withdrawn {
+        endpoint: EndpointId,
+        epoch: Epoch,
+    },
 }
 
 pub(crate) struct Engine {
@@ -76,6 +82,7 @@ pub(crate) struct Engine {
     pub(crate) drained: mpsc::UnboundedSender<Shard>,
     /// Endpoints that were deleted while rows of them waited.
     pub(crate) deleted: mpsc::UnboundedSender<EndpointId>,
+    pub(crate) withdrawals: mpsc::UnboundedSender<Withdrawal>,
     /// The snapshot of settings that has been applied.
     pub(crate) applied: watch::Sender<Option<String>>,
     /// What each endpoint has in hand, said about once a second.
@@ -111,6 +118,8 @@ pub(crate) struct State {
     timer_of: HashMap<EndpointId, Monotonic>,
     /// Recorded deliveries, to be forgotten after a read of this number.
     recorded: VecDeque<(ReadNumber, EndpointId, EventId, u16)>,
+    /// Taken back of cancelled replays; until a read of this number older ones may still show it.
+    withdrawn: VecDeque<(ReadNumber, EndpointId, Epoch)>,
     forget: Vec<EndpointId>,
     reads: ReadNumber,
     reading: bool,
@@ -425,16 +434,33 @@ impl Engine {
                 if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
                     match verdict {
                         Some(verdict) => lane.answered(event, number, verdict, self.started.elapsed()),
-                        None => lane.handed_back(event, number, now),
+                        None => {
+                            lane.handed_back(event, number, now);
+                            self.withdraw(endpoint);
+                        }
                     }
                     self.settle(endpoint);
                 }
+            }
+            Event::Withdrawn { endpoint, epoch } => {
+                self.state
+                    .withdrawn
+                    .push_back((self.state.reads + 1, endpoint, epoch));
             }
             Event::Recorded(results) => {
                 for result in results {
                     self.recorded(result);
                 }
             }
+        }
+    }
+
+    /// Of an endpoint that has deliveries of cancelled replays in line.
+    fn withdraw(&mut self, id: EndpointId) {
+        let now = self.clock.now();
+        let lane = self.state.lanes.get_mut(&id);
+        if let Some(withdrawal) = lane.and_then(|lane| lane.withdraw(now)) {
+            let _ = self.withdrawals.send(withdrawal);
         }
     }
 
@@ -538,6 +564,7 @@ impl Engine {
             } => {
                 self.state.reading = false;
                 self.forget_recorded(number);
+                self.go_on_after_withdrawals(number);
                 if let Some(snapshot) = settings {
                     self.applied.send_replace(Some(snapshot));
                 }
@@ -589,6 +616,7 @@ impl Engine {
         if deleted {
             let _ = self.deleted.send(id);
         }
+        self.withdraw(id);
         self.settle(id);
     }
 
@@ -600,6 +628,23 @@ impl Engine {
             self.state.recorded.pop_front();
             if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
                 lane.forget(event, attempt);
+            }
+        }
+    }
+
+    fn go_on_after_withdrawals(&mut self, number: ReadNumber) {
+        while let Some((after, endpoint, epoch)) = self.state.withdrawn.front().copied() {
+            if after > number {
+                break;
+            }
+            self.state.withdrawn.pop_front();
+            let now = self.clock.now();
+            let lane = self.state.lanes.get_mut(&endpoint);
+            if let Some(lane) = lane.filter(|lane| lane.epoch() == epoch) {
+                if let Some(again) = lane.withdrawn(now) {
+                    let _ = self.withdrawals.send(again);
+                }
+                self.settle(endpoint);
             }
         }
     }

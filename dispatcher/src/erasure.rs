@@ -143,6 +143,11 @@ async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, 
     }
     forget_settings(&mut db, tenant).await?;
     if settled {
+        // The table has no index for this, which every request with a key would pay for: it is read once.
+        sqlx::query("delete from postrider.idempotency where tenant_id = $1")
+            .bind(tenant)
+            .execute(&mut *db)
+            .await?;
         sqlx::query(
             "update postrider.erasures set ended_at = clock_timestamp(), done = greatest(done, total),
                 total = greatest(done, total) where id = $1",
@@ -213,8 +218,19 @@ async fn forget_settings(db: &mut PgConnection, tenant: TenantId) -> Result<(), 
             select id from postrider.endpoints where tenant_id = $1)",
         "delete from postrider.alerts where endpoint_id in (
             select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.notices where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.minute_statistics where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.hour_statistics where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.endpoint_activity where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.portal_links where tenant_id = $1",
+        "delete from postrider.sessions where tenant_id = $1",
+        "delete from postrider.api_keys where tenant_id = $1",
         "update postrider.endpoints set url = 'https://erased.invalid/', description = null, types = '{erased}',
-            versions = null, filter = null, headers = null
+            versions = null, filter = null, headers = null, tls = null
          where tenant_id = $1 and url <> 'https://erased.invalid/'",
         "update postrider.tenants set name = null where id = $1 and name is not null",
     ] {

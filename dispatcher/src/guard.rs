@@ -4,7 +4,7 @@
 
 mod public;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ipnet::IpNet;
 use postrider_proto::limits::URL_BYTES_MAX;
@@ -43,6 +43,8 @@ pub enum Refusal {
     Fragment,
     #[error("`{0}` is not a host name that can be called from here")]
     HostName(String),
+    #[error("`{0}` is not a host name that can be called from here: write 127.0.0.1 instead")]
+    Localhost(String),
     #[error("port {0} may not be used")]
     Port(u16),
     #[error("the address {0} is not on the public internet")]
@@ -114,10 +116,13 @@ impl Guard {
     }
 
     fn check_name(&self, name: &str, port: u16) -> Result<(), Refusal> {
+        let known = name.strip_suffix('.').unwrap_or(name);
+        if known.eq_ignore_ascii_case("localhost") && self.is_opened(Ipv4Addr::LOCALHOST.into()) {
+            return Err(Refusal::Localhost(name.to_owned()));
+        }
         if !is_public_name(name) {
             return Err(Refusal::HostName(name.to_owned()));
         }
-        let known = name.strip_suffix('.').unwrap_or(name);
         if self
             .own_names
             .iter()
@@ -237,6 +242,19 @@ mod tests {
             allow_http: true,
             ..Guard::default()
         }
+    }
+
+    #[test]
+    fn localhost_is_refused_with_a_hint_where_its_address_would_be_taken() {
+        let closed = open().check_url("http://localhost:3000/hook");
+        assert_eq!(closed, Err(Refusal::HostName("localhost".to_owned())));
+        let mut guard = open();
+        guard.allow_networks = vec!["127.0.0.0/8".parse().expect("a network")];
+        for url in ["http://localhost:3000/hook", "http://LocalHost./"] {
+            let told = guard.check_url(url).expect_err(url).to_string();
+            assert!(told.ends_with("write 127.0.0.1 instead"), "{url}: {told}");
+        }
+        assert!(guard.check_url("http://127.0.0.1:3000/hook").is_ok());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! - replays hold at most a quarter of that, and go only when nothing live could;
 //! - a bounded number of ids in memory. Past it the lane is *spilled*: rows above its floor are on disk only, and are
 //!   read again from there;
+//! - nothing of a cancelled replay is picked while it is taken back;
 //! - a delivery that is on the wire or being recorded is not taken a second time, whatever an older snapshot says;
 //! - an ordered endpoint has one delivery of a key on the wire, and it is the key's first.
 
@@ -22,6 +23,7 @@ use crate::{
     endpoint::Endpoint,
     job::Job,
     rate::Rate,
+    replays::withdraw::Withdrawal,
     statistics::Activity,
 };
 
@@ -136,6 +138,10 @@ pub(crate) struct Lane {
     rate: Option<Rate>,
     /// The rate allows nothing before this.
     rate_at: Option<Monotonic>,
+    /// Cancelled replays whose deliveries are being taken back.
+    withdrawing: Vec<String>,
+    /// More of them came to be in line meanwhile.
+    withdraw_again: bool,
 }
 
 impl Lane {
@@ -173,6 +179,8 @@ impl Lane {
             pace,
             breaker,
             rate_at: None,
+            withdrawing: Vec::new(),
+            withdraw_again: false,
         };
         if lane.is_held() {
             lane.floor = Some(EventId::LOWEST);
@@ -275,6 +283,9 @@ impl Lane {
         if self.floor.is_some_and(|floor| job.event > floor) || self.is_stale(&job) {
             return;
         }
+        if self.is_withdrawn(&job) {
+            return;
+        }
         // A person asked for a waiting retry to be sent now: the copy that was read from `retries` gives way.
         if job.attempt > 0 {
             self.due.retain(|waiting| waiting.event != job.event);
@@ -307,6 +318,48 @@ impl Lane {
         self.busy
             .get(&job.event)
             .is_some_and(|busy| job.attempt < busy.number)
+    }
+
+    /// Whether it is being taken back. Everything is read again afterwards.
+    fn is_withdrawn(&self, job: &Job) -> bool {
+        !self.withdrawing.is_empty()
+            && job
+                .replay
+                .as_deref()
+                .is_some_and(|replay| self.withdrawing.iter().any(|one| one == replay))
+    }
+
+    /// Lets go of what is in line of cancelled replays, and says what is to be taken back: all but what is on the wire.
+    pub(crate) fn withdraw(&mut self, now: DateTime<Utc>) -> Option<Withdrawal> {
+        if self.endpoint.cancelled.is_empty() {
+            return None;
+        }
+        let under_way = !self.withdrawing.is_empty();
+        self.withdrawing.clone_from(&self.endpoint.cancelled);
+        self.reload(now);
+        if under_way {
+            self.withdraw_again = true;
+            return None;
+        }
+        let busy = self.busy.iter();
+        let attempted = busy.filter(|(_, busy)| busy.stage != Stage::Recorded);
+        Some(Withdrawal {
+            endpoint: self.endpoint.id,
+            shard: self.endpoint.shard,
+            epoch: self.epoch,
+            replays: self.withdrawing.clone(),
+            attempted: attempted.map(|(event, busy)| (*event, busy.number)).collect(),
+        })
+    }
+
+    /// They are where they were, and no read that is still to be applied can show them in line.
+    pub(crate) fn withdrawn(&mut self, now: DateTime<Utc>) -> Option<Withdrawal> {
+        self.withdrawing.clear();
+        if std::mem::take(&mut self.withdraw_again) {
+            return self.withdraw(now);
+        }
+        self.reload(now);
+        None
     }
 
     /// What to read from the queue, when the lane is spilled and half empty.
@@ -354,6 +407,9 @@ impl Lane {
     pub(crate) fn keys_read(&mut self, heads: Vec<Job>) {
         for job in heads {
             let Some(key) = self.line_of(&job) else { continue };
+            if self.is_withdrawn(&job) {
+                continue;
+            }
             if self.is_stale(&job) {
                 self.look.insert(key);
             } else if !self.is_held() && self.active.insert(key) {

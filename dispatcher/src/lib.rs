@@ -20,6 +20,7 @@ pub mod guard;
 mod hands;
 mod job;
 mod jobs;
+pub mod key_holders;
 mod lane;
 mod lease;
 mod line;
@@ -51,7 +52,10 @@ pub mod tls;
 pub mod vault;
 mod wake;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use chrono::{DateTime, Utc};
 use postrider_proto::EndpointId;
@@ -83,7 +87,9 @@ const HOT_PLANS: [(&str, &str); 5] = [
 
 /// Messages the reader may be ahead of the engine.
 const READ_AHEAD: usize = 16;
-const PUBLISH_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
+const PUBLISH_AGAIN: Duration = Duration::from_millis(100);
+const DROP_AGAIN: Duration = Duration::from_millis(100);
+const DROP_AGAIN_MAX: Duration = Duration::from_secs(5);
 
 /// Everything a dispatcher needs; made by the root.
 pub struct Dispatcher {
@@ -127,6 +133,7 @@ impl Dispatcher {
         let (messages, messages_out) = mpsc::channel(READ_AHEAD);
         let (drained, drained_out) = mpsc::unbounded_channel();
         let (deleted, deleted_out) = mpsc::unbounded_channel();
+        let (withdrawals, withdrawals_out) = mpsc::unbounded_channel();
         let (applied, applied_out) = watch::channel(None);
         let (activity, activity_out) = watch::channel(Vec::new());
         let statistics = statistics::Statistics::default();
@@ -187,6 +194,13 @@ impl Dispatcher {
             statistics,
             activity: activity_out,
         };
+        let withdrawer = replays::withdraw::Withdrawer {
+            pool: self.pool.clone(),
+            owner: id,
+            withdrawals: withdrawals_out,
+            out: events.clone(),
+            stop: leave.clone(),
+        };
         let retention = self.settings.retention;
         let public_url = self.settings.public_url.clone();
         let engine = engine::Engine {
@@ -202,6 +216,7 @@ impl Dispatcher {
             hurry: hurry.clone(),
             drained,
             deleted,
+            withdrawals,
             applied,
             activity,
             state: engine::State::default(),
@@ -211,7 +226,8 @@ impl Dispatcher {
         let reader = tokio::spawn(reader.run(leave.clone()));
         let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
-        tokio::spawn(drop_deleted(self.pool.clone(), deleted_out));
+        tokio::spawn(drop_deleted(self.pool.clone(), deleted_out, leave.clone()));
+        tokio::spawn(withdrawer.run());
         let flusher = tokio::spawn(flusher.run(leave.clone()));
         let runner = replays::run::Runner {
             pool: self.pool.clone(),
@@ -247,7 +263,7 @@ impl Dispatcher {
         tasks.wait().await;
         // With it goes its sender of results: the recorder ends when the last one is gone.
         drop(attempts);
-        let flushed = tokio::time::timeout(std::time::Duration::from_secs(5), recorder).await;
+        let flushed = tokio::time::timeout(Duration::from_secs(5), recorder).await;
         if flushed.is_err() {
             abandon.cancel();
             tracing::warn!("the last results could not be recorded: their deliveries will be sent again");
@@ -287,22 +303,32 @@ async fn publish_applied(pool: PgPool, id: Uuid, mut applied: watch::Receiver<Op
 }
 
 /// Rows of deleted endpoints, also those of producers that committed late. A deletion is for good, so that this needs
-/// no fence.
-async fn drop_deleted(pool: PgPool, mut deleted: mpsc::UnboundedReceiver<EndpointId>) {
+/// no fence, and what fails is tried again until it succeeds.
+async fn drop_deleted(
+    pool: PgPool,
+    mut deleted: mpsc::UnboundedReceiver<EndpointId>,
+    stop: CancellationToken,
+) {
     while let Some(endpoint) = deleted.recv().await {
-        for statement in [
-            "delete from postrider.queue where endpoint_id = $1",
-            "delete from postrider.retries where endpoint_id = $1",
-        ] {
-            let delete = sqlx::query(statement).bind(endpoint).execute(&pool);
-            match delete.answered().await {
-                Ok(done) => {
-                    metrics::counter!("postrider_deliveries_dropped_total").increment(done.rows_affected())
-                }
-                Err(error) => {
-                    tracing::warn!(%error, %endpoint, "rows of a deleted endpoint could not be dropped yet")
-                }
+        let mut wait = DROP_AGAIN;
+        while let Err(error) = drop_rows(&pool, endpoint).await {
+            tracing::warn!(%error, %endpoint, "rows of a deleted endpoint could not be dropped yet; trying again");
+            tokio::select! {
+                () = tokio::time::sleep(wait) => wait = (wait * 2).min(DROP_AGAIN_MAX),
+                () = stop.cancelled() => return,
             }
         }
     }
+}
+
+async fn drop_rows(pool: &PgPool, endpoint: EndpointId) -> Result<(), sqlx::Error> {
+    for statement in [
+        "delete from postrider.queue where endpoint_id = $1",
+        "delete from postrider.retries where endpoint_id = $1",
+    ] {
+        let delete = sqlx::query(statement).bind(endpoint).execute(pool);
+        let done = delete.answered().await?;
+        metrics::counter!("postrider_deliveries_dropped_total").increment(done.rows_affected());
+    }
+    Ok(())
 }

@@ -52,6 +52,33 @@ pub struct Done {
     pub rotated: u64,
 }
 
+/// A rotation that endpoints which asked for it are told of: some days before a planned one, and with one by hand.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotating<'a> {
+    pub tenant: TenantId,
+    pub endpoint: &'a str,
+    pub url: &'a str,
+    pub rotates_at: DateTime<Utc>,
+    pub overlap_seconds: i32,
+}
+
+impl Rotating<'_> {
+    fn at(&self) -> String {
+        self.rotates_at.to_rfc3339_opts(SecondsFormat::Secs, true)
+    }
+
+    /// In the caller's transaction. Answers why the tenant is not told, if it is not.
+    pub async fn tell(&self, connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
+        let data = json!({
+            "endpoint": self.endpoint,
+            "url": self.url,
+            "rotates_at": self.at(),
+            "overlap_seconds": self.overlap_seconds,
+        });
+        notices::announce(connection, self.tenant, "postrider.secret.rotating", &data).await
+    }
+}
+
 /// Announces and rotates what is due by the database's clock.
 pub async fn run(pool: &PgPool, vault: &Vault) -> Result<Done, sqlx::Error> {
     let mut done = Done::default();
@@ -114,14 +141,14 @@ async fn announce(pool: &PgPool, wanted: &Wanted) -> Result<bool, sqlx::Error> {
     if planned.rows_affected() == 0 {
         return Ok(false);
     }
-    let rotates_at = wanted.rotates_at.to_rfc3339_opts(SecondsFormat::Secs, true);
-    let data = json!({
-        "endpoint": wanted.public_id,
-        "url": wanted.url,
-        "rotates_at": rotates_at,
-        "overlap_seconds": OVERLAP_SECONDS,
-    });
-    let refusal = notices::announce(&mut tx, wanted.tenant_id, "postrider.secret.rotating", &data).await?;
+    let about = Rotating {
+        tenant: wanted.tenant_id,
+        endpoint: &wanted.public_id,
+        url: &wanted.url,
+        rotates_at: wanted.rotates_at,
+        overlap_seconds: OVERLAP_SECONDS,
+    };
+    let refusal = about.tell(&mut tx).await?;
     if let Some(refusal) = refusal {
         // The tenant was deleted just now, or somebody took the type away. Nothing was planned; it is tried again.
         tracing::warn!(
@@ -131,7 +158,7 @@ async fn announce(pool: &PgPool, wanted: &Wanted) -> Result<bool, sqlx::Error> {
         );
         return Ok(false);
     }
-    let detail = json!({ "rotates_at": rotates_at });
+    let detail = json!({ "rotates_at": about.at() });
     write_audit(
         &mut tx,
         "secret.rotation_announced",

@@ -2,7 +2,8 @@
 //!
 //! Invariant: a result counts only while its shard has the owner and the epoch it was sent under. The statement takes
 //! the shards `for share`, so that a takeover waits for it and nothing is recorded after one. Rows that did not match
-//! are results of a lost lease: void.
+//! are results of a lost lease: void. So are those whose delivery has moved on meanwhile: a row counts for the attempt
+//! that was made of it, by its number.
 //! What was recorded goes back to `engine.rs`.
 
 use std::{
@@ -377,7 +378,7 @@ async fn write(
          ),
          from_queue as (
              delete from postrider.queue q using result r
-             where q.endpoint_id = r.endpoint_id and q.event_id = r.event_id
+             where q.endpoint_id = r.endpoint_id and q.event_id = r.event_id and q.attempt + 1 = r.number
              returning r.*, q.tenant_id, q.type_id, q.key_id, q.sequence, q.replay_id
          ),
          moved as (
@@ -388,13 +389,15 @@ async fn write(
          ),
          ended as (
              delete from postrider.retries w using result r
-             where w.endpoint_id = r.endpoint_id and w.event_id = r.event_id and (r.final is not null or r.filtered)
+             where w.endpoint_id = r.endpoint_id and w.event_id = r.event_id and w.attempt + 1 = r.number
+               and (r.final is not null or r.filtered)
              returning r.*, w.tenant_id, w.type_id, w.key_id, w.sequence, w.replay_id
          ),
          again as (
              update postrider.retries w set attempt = r.number, step = r.step, due_at = r.due_at
              from result r
-             where w.endpoint_id = r.endpoint_id and w.event_id = r.event_id and r.final is null and not r.filtered
+             where w.endpoint_id = r.endpoint_id and w.event_id = r.event_id and w.attempt + 1 = r.number
+               and r.final is null and not r.filtered
              returning r.*, w.tenant_id, w.type_id, w.key_id, w.sequence, w.replay_id
          ),
          matched as materialized (

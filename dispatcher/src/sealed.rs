@@ -110,6 +110,16 @@ pub async fn check(pool: &PgPool, vault: &Vault) -> Result<(), SealedError> {
     Ok(())
 }
 
+/// Whether anything is stored that a master key has encrypted.
+pub async fn is_any(pool: &PgPool) -> Result<bool, sqlx::Error> {
+    for column in &COLUMNS {
+        if sqlx::query(column.samples).fetch_optional(pool).await?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// How far a change of the master key has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {

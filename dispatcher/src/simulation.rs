@@ -1,8 +1,9 @@
 //! A lane against a simulated database, in thousands of random histories: commits in any order, reads that are applied
-//! late, records that are heard of late, attempts that fail, hang and are given up, pauses, replays.
+//! late, records that are heard of late, attempts that fail, hang and are given up, pauses, replays that are cancelled.
 //!
 //! What must hold in each: every delivery is delivered, none is sent twice unless its attempt was given up, never more
-//! on the wire than allowed, each key in sequence, replays within their share and behind what is live.
+//! on the wire than allowed, each key in sequence, replays within their share and behind what is live, and nothing that
+//! was taken back.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -19,6 +20,7 @@ use crate::{
     endpoint::Endpoint,
     job::Job,
     lane::{DueRead, LIVE_IN_A_ROW_MAX, Lane, REPLAY_SHARE, ReadNumber, Refill, Verdict},
+    replays::withdraw::Withdrawal,
 };
 
 const HISTORIES: u64 = 4_000;
@@ -67,6 +69,12 @@ struct World {
     /// Live deliveries picked since the latest replay.
     live_in_a_row: u8,
     minute: i64,
+    state: EndpointState,
+    /// The replay that runs. Each cancellation begins the next one.
+    replay_number: u32,
+    /// A withdrawal that was asked for, and that was carried out but not heard of.
+    asked: Option<Withdrawal>,
+    withdrawn_after: Option<ReadNumber>,
 }
 
 impl World {
@@ -98,6 +106,10 @@ impl World {
             ended: HashMap::new(),
             live_in_a_row: 0,
             minute: 0,
+            state: EndpointState::Active,
+            replay_number: 1,
+            asked: None,
+            withdrawn_after: None,
         }
     }
 
@@ -151,7 +163,7 @@ impl World {
                 attempt: self.attempts[&event] as u16,
                 step: 0,
                 key: None,
-                replay: Some("rpl_1".into()),
+                replay: Some(format!("rpl_{}", self.replay_number).into()),
             };
             let (sequence, due) = (0, self.now());
             self.queue.insert(event, Row { job, sequence, due });
@@ -244,6 +256,43 @@ impl World {
             }
             keep
         });
+        if self.withdrawn_after.is_some_and(|after| after <= read.number) {
+            self.withdrawn_after = None;
+            self.asked = self.lane.withdrawn(self.now());
+        }
+    }
+
+    /// Committed, and applied as settings are. Everything older than it was applied before.
+    fn cancel(&mut self) {
+        if self.reading.is_some() {
+            return;
+        }
+        self.replay_number += 1;
+        self.apply_settings();
+    }
+
+    /// One statement: what is in line of cancelled replays and is not being attempted is delivered as it was.
+    fn take_back(&mut self) {
+        let Some(asked) = self.asked.take() else { return };
+        let attempted: HashMap<EventId, u16> = asked.attempted.into_iter().collect();
+        let is_taken = |row: &Row| {
+            let of_it = |replay: &str| asked.replays.iter().any(|one| one == replay);
+            row.job.replay.as_deref().is_some_and(of_it)
+                && attempted
+                    .get(&row.job.event)
+                    .is_none_or(|number| row.job.attempt >= *number)
+        };
+        let taken: Vec<EventId> = self
+            .queue
+            .values()
+            .filter(|row| is_taken(row))
+            .map(|row| row.job.event)
+            .collect();
+        for event in taken {
+            self.queue.remove(&event);
+            assert!(self.delivered.insert(event));
+        }
+        self.withdrawn_after = Some(self.reads + 1);
     }
 
     fn pick(&mut self) {
@@ -290,6 +339,7 @@ impl World {
         if self.rng.random_bool(0.1) {
             *self.given_up.entry(job.event).or_default() += 1;
             self.lane.handed_back(job.event, job.number(), self.now());
+            self.withdraw();
             return;
         }
         let (success, now) = (self.rng.random_bool(0.7), self.elapsed());
@@ -340,9 +390,33 @@ impl World {
     }
 
     fn change_state(&mut self, state: EndpointState) {
-        let endpoint = Endpoint::for_simulation(self.concurrency, self.ordered, state);
+        self.state = state;
+        self.apply_settings();
+    }
+
+    fn apply_settings(&mut self) {
+        let mut endpoint = Endpoint::for_simulation(self.concurrency, self.ordered, self.state);
+        endpoint.cancelled = (1..self.replay_number)
+            .map(|number| format!("rpl_{number}"))
+            .filter(|id| {
+                self.queue
+                    .values()
+                    .any(|row| row.job.replay.as_deref() == Some(id))
+            })
+            .collect();
         let now = self.now();
         self.lane.change(Arc::new(endpoint), now);
+        self.withdraw();
+    }
+
+    fn withdraw(&mut self) {
+        if let Some(asked) = self.lane.withdraw(self.now()) {
+            assert!(
+                self.asked.is_none() && self.withdrawn_after.is_none(),
+                "one at a time"
+            );
+            self.asked = Some(asked);
+        }
     }
 
     fn step(&mut self) {
@@ -356,8 +430,10 @@ impl World {
             50..70 => self.pick(),
             70..84 => self.end_one_attempt(),
             84..90 => self.commit_records(),
-            90..95 => self.hear_of_records(),
-            95..98 => self.minute += 1,
+            90..94 => self.hear_of_records(),
+            94 => self.take_back(),
+            95..97 => self.minute += 1,
+            97 => self.cancel(),
             98 => self.change_state(EndpointState::Paused),
             99 => self.change_state(EndpointState::Active),
             _ => {}
@@ -376,6 +452,7 @@ impl World {
             (0..self.concurrency).for_each(|_| self.end_one_attempt());
             self.commit_records();
             self.hear_of_records();
+            self.take_back();
             self.minute += 1;
         }
         panic!(

@@ -68,6 +68,11 @@ impl Vault {
         &self.keys[0].0
     }
 
+    /// Of all keys, as in `first_key`.
+    pub(crate) fn key_names(&self) -> Vec<Vec<u8>> {
+        self.keys.iter().map(|(name, _)| name.to_vec()).collect()
+    }
+
     /// Key name, nonce, ciphertext.
     pub fn seal(&self, owner: Owner, purpose: Purpose, clear: &[u8]) -> Vec<u8> {
         let (name, cipher) = &self.keys[0];

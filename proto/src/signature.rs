@@ -87,7 +87,9 @@ impl Secret {
         match format {
             // A private key is never an HMAC key: the receiver would have to know it.
             SignatureFormat::TV1 => {
-                self.0.len() >= SECRET_BYTES_MIN && !self.0.starts_with(PRIVATE_KEY_PREFIX)
+                // The prefix is the same of all: it makes no secret harder to guess.
+                let own = self.0.strip_prefix(SECRET_PREFIX).unwrap_or(&self.0);
+                own.len() >= SECRET_BYTES_MIN && !self.0.starts_with(PRIVATE_KEY_PREFIX)
             }
             SignatureFormat::Standard => self.standard_key().is_some(),
             SignatureFormat::StandardEd25519 => self.ed25519_key().is_some(),

@@ -7,7 +7,9 @@ use postrider::embedded::Programs;
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 
-use crate::support::{ADMIN_API_KEY, ADMIN_PASSWORD, Database, MASTER_KEY, Postrider, Receiver};
+use crate::support::{
+    ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, Database, MASTER_KEY, Postrider, Receiver, until,
+};
 
 const OTHER_KEY: &str = "ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=";
 const TOKEN: &str = "canary-token-of-a-custom-header";
@@ -213,7 +215,7 @@ async fn a_wrong_master_key_stops_every_role_and_a_value_that_does_not_open_is_t
             "{role}: {told}"
         );
     }
-    let output = Postrider::on_database("rotate-master-key", &database)
+    let output = Postrider::on_database("rotate-master-key --force", &database)
         .set("POSTRIDER_MASTER_KEY", OTHER_KEY)
         .output();
     assert_eq!(output.status.code(), Some(1));
@@ -223,4 +225,113 @@ async fn a_wrong_master_key_stops_every_role_and_a_value_that_does_not_open_is_t
         "{told}"
     );
     Postrider::start(&database).await;
+}
+
+#[tokio::test]
+async fn a_new_master_key_that_a_running_role_lacks_is_refused_unless_forced() {
+    let database = Database::fresh().await;
+    let mut dashboard = Postrider::on_database("dashboard", &database).start().await;
+    dashboard.api().acme("http://127.0.0.1:9/hook", json!({})).await;
+    let before = key_names(&database).await;
+    let both = format!("{OTHER_KEY},{MASTER_KEY}");
+    let change = |role| Postrider::on_database(role, &database).set("POSTRIDER_MASTER_KEY", &both);
+    let output = change("rotate-master-key").output();
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let named = format!("dashboard (process {} at", dashboard.pid());
+    assert!(
+        told.contains(&named) && told.contains("Nothing was changed"),
+        "{told}"
+    );
+    assert_eq!(key_names(&database).await, before);
+
+    let forced = change("rotate-master-key --force").output();
+    assert!(
+        forced.status.success(),
+        "{}",
+        String::from_utf8_lossy(&forced.stderr)
+    );
+    assert_ne!(key_names(&database).await, before);
+    assert!(dashboard.stop().await.success());
+    let holders = "select count(*) from postrider.key_holders";
+    assert_eq!(database.count(holders).await, 0, "who stops says so");
+}
+
+#[tokio::test]
+async fn a_change_of_the_master_key_that_is_killed_in_the_middle_goes_on_where_it_was() {
+    const SECRETS: usize = 1_201;
+    let database = Database::fresh().await;
+    let both = format!("{MASTER_KEY},{OTHER_KEY}");
+    let program = Postrider::start_with(&database, &[("POSTRIDER_MASTER_KEY", &both)]).await;
+    let receiver = Receiver::start().await;
+    let endpoint = program.api().acme(&receiver.url("/hook"), json!({})).await;
+    let more = format!(
+        "insert into postrider.secrets (endpoint_id, ciphertext, retires_at)
+         select endpoint_id, ciphertext, clock_timestamp() from postrider.secrets, generate_series(2, {SECRETS})"
+    );
+    database.execute(&more).await;
+    // The second batch has to wait for this row.
+    let mut lock = database.connect().await;
+    let row = "begin; select from postrider.secrets
+               where id = (select id from postrider.secrets order by id offset 700 limit 1) for update";
+    sqlx::raw_sql(row).execute(&mut lock).await.expect("locked");
+    let change = Postrider::on_database("rotate-master-key", &database)
+        .set("POSTRIDER_MASTER_KEY", format!("{OTHER_KEY},{MASTER_KEY}"));
+    let mut killed = change.child();
+    let names = "select count(distinct substr(ciphertext, 1, 4)) from postrider.secrets";
+    until("the first batch is done", || async {
+        (database.count(names).await == 2).then_some(())
+    })
+    .await;
+    killed.kill().expect("killed");
+    killed.wait().expect("ended");
+    sqlx::raw_sql("rollback")
+        .execute(&mut lock)
+        .await
+        .expect("let go");
+
+    let output = change.output();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let left = SECRETS - 500;
+    assert!(told.contains(&format!("secrets: 500 of {left}")), "{told}");
+    assert!(told.contains(&format!("secrets: {left} of {left}")), "{told}");
+    assert_eq!(database.count(names).await, 1);
+    let api = program.api();
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    let request = receiver.wait_for(1).await.remove(0);
+    assert_eq!(request.verify(&endpoint.secret), Ok(()));
+}
+
+#[tokio::test]
+async fn a_lost_master_key_file_is_named_and_no_new_one_is_made() {
+    let database = Database::fresh().await;
+    let data = DataFolder::new();
+    let launch = Postrider::on_database("up", &database)
+        .unset("POSTRIDER_MASTER_KEY")
+        .set("POSTRIDER_DATA_DIR", data.path().display());
+    let mut program = launch.clone().start().await;
+    program.api().acme("http://127.0.0.1:9/hook", json!({})).await;
+    assert!(program.stop().await.success());
+    let file = data.path().join("master-key");
+    let key = std::fs::read_to_string(&file).expect("a key");
+    std::fs::remove_file(&file).expect("removed");
+    let output = launch.output();
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let named = std::fs::canonicalize(data.path())
+        .expect("there")
+        .join("master-key");
+    assert!(
+        told.contains(&format!("{} is missing", named.display())),
+        "{told}"
+    );
+    assert!(!file.exists(), "no other key was made");
+    std::fs::write(&file, key).expect("put back");
+    launch.start().await;
 }

@@ -5,7 +5,7 @@ use std::{process::Command, time::Duration};
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 
-use crate::support::{Answer, Database, Postrider, Receiver, python};
+use crate::support::{Answer, Database, Postrider, Receiver, python, until};
 
 /// What a busy machine may add to a wait.
 const SLACK: Duration = Duration::from_millis(900);
@@ -177,4 +177,77 @@ async fn a_filter_by_status_passes_over_what_got_no_answer() {
     api.wait_for_state("acme", "dead", 1).await;
     assert!(api.deliveries("acme", "status_code=500").await.is_empty());
     assert_eq!(api.deliveries("acme", "state=dead").await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_result_does_not_take_away_the_row_of_a_later_attempt() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::Hold);
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({ "concurrency": 1 }))
+        .await;
+    api.emit("acme", json!({ "id": "e1", "type": "invoice.paid", "data": {} }))
+        .await;
+    receiver.wait_for(1).await;
+    // As if that attempt had been recorded without anybody's hearing of it, and the delivery replayed since.
+    database
+        .execute("update postrider.queue set attempt = 1, xid = pg_current_xact_id()")
+        .await;
+    receiver.release();
+    receiver.wait_for(2).await;
+    database.drained().await;
+    let numbers = "select string_agg(number || ' ' || coalesce(final::text, ''), ',' order by number) from postrider.attempts";
+    assert_eq!(database.text(numbers).await, "2 delivered");
+}
+
+#[tokio::test]
+async fn what_waits_for_a_deleted_endpoint_is_dropped_also_when_that_fails_at_first() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let endpoint = api.acme("http://127.0.0.1:9/hook", json!({})).await;
+    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
+    api.call(Method::PATCH, &path, Some(json!({ "enabled": false })))
+        .await;
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    database
+        .execute(
+            "create function public.refuse() returns trigger language plpgsql as
+                $$ begin raise exception 'not now'; end $$;
+             create trigger refuse before delete on postrider.queue for each row execute function public.refuse()",
+        )
+        .await;
+    let (status, _) = api.call(Method::DELETE, &path, None).await;
+    assert_eq!(status, StatusCode::NO_CONTENT);
+    until("it was tried", || async {
+        let told = "rows of a deleted endpoint could not be dropped yet";
+        program
+            .log_lines()
+            .iter()
+            .any(|line| line.contains(told))
+            .then_some(())
+    })
+    .await;
+    database.execute("drop trigger refuse on postrider.queue").await;
+    database.drained().await;
+}
+
+#[tokio::test]
+async fn an_endpoint_at_localhost_is_refused_with_the_address_to_write_instead() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    api.tenant("acme").await;
+    let body = json!({ "url": "http://localhost:3000/hook" });
+    let (status, problem) = api
+        .call(Method::POST, "/tenants/acme/endpoints", Some(body))
+        .await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
+    assert!(
+        problem.to_string().contains("write 127.0.0.1 instead"),
+        "{problem}"
+    );
 }

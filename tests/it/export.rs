@@ -64,6 +64,39 @@ async fn deliveries_stream_as_ndjson_and_csv_and_dead_letters_are_counted_by_gro
         StatusCode::BAD_REQUEST
     );
 
+    for (path, count) in [
+        ("/tenants/acme/deliveries?format=ndjson&limit=7", 7),
+        ("/tenants/acme/deliveries?format=ndjson&limit=700", 700),
+        ("/tenants/acme/dead-letters?format=ndjson", COUNT),
+        ("/tenants/acme/dead-letters?format=ndjson&limit=3", 3),
+        (
+            "/tenants/acme/dead-letters?format=ndjson&reason=gone&type=invoice.paid&limit=2",
+            2,
+        ),
+        ("/tenants/acme/dead-letters?format=ndjson&reason=exhausted", 0),
+        ("/tenants/acme/dead-letters?format=ndjson&type=invoice.sent", 0),
+        ("/tenants/acme/dead-letters?format=ndjson&endpoint=ep_none", 0),
+        (
+            "/tenants/acme/dead-letters?format=ndjson&until=2026-01-01T00:00:00Z",
+            0,
+        ),
+        (
+            "/tenants/acme/dead-letters?format=ndjson&since=2026-01-01T00:00:00Z&limit=4",
+            4,
+        ),
+    ] {
+        let (status, text) = api.send_bytes(Method::GET, path, Vec::new()).await;
+        assert_eq!(status, StatusCode::OK, "{path}");
+        assert_eq!(text.lines().count(), count, "{path}");
+        assert!(
+            text.lines().all(|line| line.contains(r#""state":"dead""#)),
+            "{path}"
+        );
+    }
+    let path = "/tenants/acme/dead-letters?format=csv&limit=5";
+    let (_, text) = api.send_bytes(Method::GET, path, Vec::new()).await;
+    assert_eq!(text.lines().count(), 1 + 5, "{text}");
+
     let groups = api.get("/tenants/acme/dead-letters").await;
     let group = &groups["data"][0];
     assert_eq!(groups["data"].as_array().map(Vec::len), Some(1), "{groups}");
@@ -77,4 +110,150 @@ async fn deliveries_stream_as_ndjson_and_csv_and_dead_letters_are_counted_by_gro
         (&json!("invoice.paid"), &json!("gone")),
         "{group}"
     );
+}
+
+/// Endpoint, type, reason and count of each group.
+fn groups(page: &Value) -> Vec<(String, String, String, i64)> {
+    let text = |group: &Value, name: &str| group[name].as_str().unwrap_or_default().to_owned();
+    page["data"]
+        .as_array()
+        .unwrap_or_else(|| panic!("{page}"))
+        .iter()
+        .map(|group| {
+            let count = group["count"].as_i64().unwrap_or_default();
+            (
+                text(group, "endpoint"),
+                text(group, "type"),
+                text(group, "reason"),
+                count,
+            )
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn dead_letters_are_counted_by_what_is_asked_for_and_page_by_page() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let gone = api.acme(&receiver.url("/gone"), json!({})).await;
+    api.event_type("invoice.sent").await;
+    let failing = json!({ "retry_schedule": ["0s"] });
+    let failing = api.endpoint("acme", &receiver.url("/failing"), failing).await;
+    receiver.decide(|request| Answer::Status(if request.path == "/gone" { 410 } else { 500 }));
+    for (kind, count) in [("paid", 3), ("sent", 2)] {
+        let emit = format!(
+            "select postrider.emit('acme', 'invoice.{kind}', '{{}}') from generate_series(1, {count})"
+        );
+        database.execute(&emit).await;
+    }
+    database.drained().await;
+    let group = |endpoint: &str, kind: &str, reason: &str, count: i64| {
+        (
+            endpoint.to_owned(),
+            format!("invoice.{kind}"),
+            reason.to_owned(),
+            count,
+        )
+    };
+    let all = [
+        group(&gone.id, "paid", "gone", 3),
+        group(&failing.id, "paid", "exhausted", 3),
+        group(&gone.id, "sent", "gone", 2),
+        group(&failing.id, "sent", "exhausted", 2),
+    ];
+    let mut seen = Vec::new();
+    let mut path = "/tenants/acme/dead-letters?limit=1".to_owned();
+    loop {
+        let page = api.get(&path).await;
+        seen.extend(groups(&page));
+        match page["next_cursor"].as_str() {
+            Some(cursor) => path = format!("/tenants/acme/dead-letters?limit=1&cursor={cursor}"),
+            None => break,
+        }
+    }
+    assert_eq!(seen, all);
+    for (query, expected) in [
+        (format!("endpoint={}", gone.id), vec![&all[0], &all[2]]),
+        ("reason=exhausted&type=invoice.sent".to_owned(), vec![&all[3]]),
+        ("type=invoice.none".to_owned(), vec![]),
+        ("endpoint=ep_none".to_owned(), vec![]),
+        (
+            "since=2026-01-01T00:00:00Z&reason=gone".to_owned(),
+            vec![&all[0], &all[2]],
+        ),
+        ("until=2026-01-01T00:00:00Z".to_owned(), vec![]),
+    ] {
+        let page = api.get(&format!("/tenants/acme/dead-letters?{query}")).await;
+        assert_eq!(groups(&page).iter().collect::<Vec<_>>(), expected, "{query}");
+    }
+    for wrong in [
+        "colour=red",
+        "reason=bored",
+        "limit=0",
+        "since=yesterday",
+        "cursor=x",
+        "type=A",
+    ] {
+        let path = format!("/tenants/acme/dead-letters?{wrong}");
+        let (status, problem) = api.call(Method::GET, &path, None).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong}: {problem}");
+    }
+}
+
+/// In KiB.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("our own child");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().nth(1));
+    number.and_then(|number| number.parse().ok()).expect("a number")
+}
+
+#[tokio::test]
+async fn an_export_of_any_length_takes_no_more_memory_than_a_short_one() {
+    const COUNT: usize = 50_000;
+    // The stream is several times as long.
+    const GROWTH_KIB_MAX: u64 = 32 * 1024;
+    const ERROR_BYTES: usize = 3_000;
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let endpoint = api.acme("http://127.0.0.1:9/hook", json!({})).await;
+    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
+    api.call(Method::PATCH, &path, Some(json!({ "enabled": false })))
+        .await;
+    let dead = format!(
+        "select count(postrider.emit('acme', 'invoice.paid', '{{}}')) from generate_series(1, {COUNT});
+         insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
+             outcome, error, final)
+         select event_id, endpoint_id, 1, tenant_id, type_id, clock_timestamp(), 1, 0, repeat('x', {ERROR_BYTES}), 'dead'
+         from postrider.queue;
+         insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt)
+         select endpoint_id, event_id, tenant_id, type_id, 'exhausted', 1 from postrider.queue;
+         delete from postrider.queue;
+         analyze postrider.events, postrider.attempts, postrider.dead_letters"
+    );
+    database.execute(&dead).await;
+    let path = "/tenants/acme/dead-letters?format=";
+    // What a short one takes is there from now on.
+    let short = api.stream(&format!("{path}ndjson&limit=1000")).await;
+    short.bytes().await.expect("read");
+    let before = resident(program.pid());
+    for (format, lines) in [("ndjson", COUNT), ("csv", COUNT + 1)] {
+        let mut answer = api.stream(&format!("{path}{format}")).await;
+        let (mut read, mut ends, mut most) = (0, 0, 0);
+        while let Some(chunk) = answer.chunk().await.expect("whole") {
+            read += chunk.len();
+            ends += chunk.iter().filter(|byte| **byte == b'\n').count();
+            most = most.max(resident(program.pid()));
+        }
+        assert_eq!(ends, lines, "{format}");
+        assert!(read > COUNT * ERROR_BYTES, "{format}: {read}");
+        let growth = most.saturating_sub(before);
+        assert!(
+            growth < GROWTH_KIB_MAX,
+            "{format}: {growth} KiB more for {read} bytes"
+        );
+    }
 }

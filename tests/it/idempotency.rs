@@ -3,7 +3,7 @@
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{Database, Postrider, Receiver, until};
+use crate::support::{Answer, Database, Postrider, Receiver, until};
 
 fn event() -> Value {
     json!({"type": "invoice.paid", "data": {"id": "inv_1"}})
@@ -196,4 +196,46 @@ async fn through_kills_each_key_makes_one_event_and_one_answer() {
         assert!(replayed);
         assert_eq!(body["id"], id, "the first answer again");
     }
+}
+
+#[tokio::test]
+async fn a_test_event_and_a_probe_that_still_run_are_not_sent_a_second_time() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::Hold);
+    let api = program.api();
+    let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
+    let path = |what: &str| format!("/tenants/acme/endpoints/{}/{what}", endpoint.id);
+    for (held, what) in ["test", "probe"].into_iter().enumerate() {
+        let first = tokio::spawn({
+            let (api, path) = (api.clone(), path(what));
+            async move { api.post_with_key(&path, "once", json!({})).await }
+        });
+        receiver.wait_for(held + 1).await;
+        let (status, _, problem) = api.post_with_key(&path(what), "once", json!({})).await;
+        assert_eq!(status, StatusCode::CONFLICT, "{problem}");
+        let detail = problem["detail"].as_str().expect("a sentence");
+        assert!(detail.contains("still running"), "{problem}");
+        if what == "test" {
+            assert_eq!(receiver.count(), 1);
+            // It ends by itself: the receiver does not answer.
+            let (status, replayed, attempt) = first.await.expect("no panic");
+            assert_eq!((status, replayed), (StatusCode::OK, false), "{attempt}");
+            let (status, replayed, again) = api.post_with_key(&path(what), "once", json!({})).await;
+            assert_eq!((status, replayed), (StatusCode::OK, true), "{again}");
+            assert_eq!(again, attempt);
+            assert_eq!(receiver.count(), 1, "sent once");
+        } else {
+            receiver.release();
+            assert_eq!(first.await.expect("no panic").0, StatusCode::OK);
+        }
+    }
+    // A refusal is not kept, and leaves nothing behind that would hold up the next.
+    for _ in 0..2 {
+        let body = json!({ "type": "no.such" });
+        let (status, _, problem) = api.post_with_key(&path("test"), "refused", body).await;
+        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
+    }
+    assert_eq!(count(&database, "idempotency_claims").await, 0);
 }

@@ -242,3 +242,45 @@ async fn a_disabled_endpoint_and_its_recovery_are_told_of_and_a_hiccup_is_not() 
     told(&database).await;
     assert_eq!(of_type(&listener, "postrider.endpoint.recovered").len(), 1);
 }
+
+#[tokio::test]
+async fn a_rotation_by_hand_is_told_of_once_and_a_refused_one_is_not() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let (receiver, listener) = (Receiver::start().await, Receiver::start().await);
+    let api = program.api();
+    let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
+    let operational = json!({ "types": ["postrider.secret.rotating"] });
+    api.endpoint("acme", &listener.url("/ops"), operational).await;
+    let path = format!("/tenants/acme/endpoints/{}/secret/rotate", endpoint.id);
+    let rotate = |overlap: i64| {
+        let (api, path) = (api.clone(), path.clone());
+        async move {
+            let body = json!({ "overlap_seconds": overlap });
+            api.call(Method::POST, &path, Some(body)).await
+        }
+    };
+    assert_eq!(rotate(-1).await.0, StatusCode::UNPROCESSABLE_ENTITY);
+    let (status, secrets) = rotate(3600).await;
+    assert_eq!(status, StatusCode::OK, "{secrets}");
+    let event = wait_for_type(&listener, "postrider.secret.rotating", 1)
+        .await
+        .remove(0);
+    let data = &event["data"];
+    assert_eq!(
+        (&data["tenant"], &data["endpoint"], &data["overlap_seconds"]),
+        (&json!("acme"), &json!(endpoint.id), &json!(3600)),
+        "{event}"
+    );
+    assert_eq!(data["url"], json!(receiver.url("/hook")), "{event}");
+    let rotated = secrets["data"][0]["created_at"].as_str().expect("a time");
+    let told = data["rotates_at"].as_str().expect("a time");
+    assert_eq!(told[..19], rotated[..19], "{event}");
+    assert!(!event.to_string().contains("whsec_"), "{event}");
+    told_of_nothing_else(&database, &listener, 1).await;
+}
+
+async fn told_of_nothing_else(database: &Database, listener: &Receiver, count: usize) {
+    told(database).await;
+    assert_eq!(listener.count(), count);
+}

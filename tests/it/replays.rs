@@ -6,7 +6,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::support::{
-    ADMIN_PASSWORD, Answer, Api, Database, Endpoint, Form, Person, Postrider, Receiver, until,
+    ADMIN_PASSWORD, Answer, Api, Database, Endpoint, Form, Person, Postrider, Received, Receiver, until,
 };
 
 async fn emit(database: &Database, count: usize, prefix: &str) {
@@ -57,15 +57,11 @@ async fn ended(api: &Api, id: &str) -> Value {
 #[tokio::test]
 async fn a_replay_that_is_killed_twice_sends_everything_and_nothing_twice_because_of_it() {
     const COUNT: usize = 400;
-    const CONCURRENCY: usize = 8;
     let database = Database::fresh().await;
     let mut program = Postrider::start(&database).await;
     let receiver = Receiver::start().await;
     let api = program.api();
     let endpoint = dead_letters(&database, &api, &receiver, COUNT).await;
-    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
-    api.call(Method::PATCH, &path, Some(json!({ "concurrency": CONCURRENCY })))
-        .await;
     let before = receiver.received();
 
     let request = json!({ "endpoint": endpoint.id, "state": "dead", "dry_run": true });
@@ -76,9 +72,15 @@ async fn a_replay_that_is_killed_twice_sends_everything_and_nothing_twice_becaus
     assert_eq!(receiver.count(), before.len(), "a dry run sends nothing");
 
     let id = start(&api, json!({ "endpoint": endpoint.id, "rate_per_second": 1000 })).await;
+    let mut kills = Vec::new();
     for share in [COUNT / 4, COUNT / 2] {
         receiver.wait_for(before.len() + share).await;
         program.kill();
+        let recorded = format!(
+            "select coalesce(string_agg(e.chosen_id, ','), '') from postrider.attempts a
+             join postrider.events e on e.id = a.event_id where a.replay_id = '{id}'"
+        );
+        kills.push((receiver.count(), database.text(&recorded).await));
         program.restart().await;
     }
     let replay = ended(&program.api(), &id).await;
@@ -94,18 +96,24 @@ async fn a_replay_that_is_killed_twice_sends_everything_and_nothing_twice_becaus
         "{replay}"
     );
 
-    let mut times: HashMap<String, usize> = HashMap::new();
-    for request in receiver.received().iter().skip(before.len()) {
+    let received = receiver.received();
+    let mut arrived = HashSet::new();
+    for request in received.iter().skip(before.len()) {
         assert_eq!(request.header("webhook-replay"), id);
         assert_eq!(request.verify(&endpoint.secret), Ok(()));
-        *times.entry(request.event_id().to_owned()).or_default() += 1;
+        arrived.insert(request.event_id());
     }
-    assert_eq!(times.len(), COUNT, "every event arrived");
-    let twice = times.values().filter(|count| **count > 1).count();
-    assert!(
-        twice <= 2 * CONCURRENCY / 4,
-        "{twice} came twice: more than were on the wire"
-    );
+    assert_eq!(arrived.len(), COUNT, "every event arrived");
+    for (count, recorded) in &kills {
+        let recorded: HashSet<&str> = recorded.split(',').collect();
+        let twice = |request: &&Received| recorded.contains(request.event_id());
+        let twice: Vec<&str> = received[*count..]
+            .iter()
+            .filter(twice)
+            .map(Received::event_id)
+            .collect();
+        assert!(twice.is_empty(), "{twice:?} came again after they were recorded");
+    }
     assert_eq!(
         database
             .count("select count(*) from postrider.dead_letters")
@@ -318,6 +326,173 @@ async fn a_cancelled_replay_puts_nothing_more_in_line() {
     );
     let list = api.get("/tenants/acme/replays").await;
     assert_eq!(list["data"][0]["id"], json!(id), "{list}");
+}
+
+#[tokio::test]
+async fn a_cancelled_replay_takes_back_what_is_in_line_and_not_on_the_wire() {
+    const COUNT: usize = 300;
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let (receiver, told) = (Receiver::start().await, Receiver::start().await);
+    let api = program.api();
+    api.tenant("acme").await;
+    let dead = json!({ "types": ["postrider.delivery.dead"] });
+    api.endpoint("acme", &told.url("/told"), dead).await;
+    let endpoint = dead_letters(&database, &api, &receiver, COUNT).await;
+    told.wait_for(COUNT).await;
+    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
+    api.call(Method::PATCH, &path, Some(json!({ "concurrency": 1 })))
+        .await;
+    let before = receiver.count();
+    receiver.answer(Answer::Hold);
+    let id = start(&api, json!({ "endpoint": endpoint.id, "state": "dead" })).await;
+    receiver.wait_for(before + 1).await;
+    in_line(&database, COUNT).await;
+
+    let path = format!("/tenants/acme/replays/{id}");
+    let (status, replay) = api.call(Method::DELETE, &path, None).await;
+    assert_eq!(
+        (status, &replay["state"]),
+        (StatusCode::OK, &json!("cancelled")),
+        "{replay}"
+    );
+    let replay = until("all but the one on the wire is taken back", || async {
+        let replay = api.get(&path).await;
+        (replay["cancelled"] == COUNT - 1).then_some(replay)
+    })
+    .await;
+    assert_eq!(
+        (&replay["total"], &replay["done"]),
+        (&json!(COUNT), &json!(0)),
+        "{replay}"
+    );
+    in_line(&database, 1).await;
+    receiver.answer(Answer::Status(204));
+    receiver.release();
+    database.drained().await;
+    let replay = api.get(&path).await;
+    assert_eq!(
+        (&replay["done"], &replay["cancelled"]),
+        (&json!(1), &json!(COUNT - 1)),
+        "{replay}"
+    );
+    api.emit(
+        "acme",
+        json!({ "id": "live", "type": "invoice.paid", "data": {} }),
+    )
+    .await;
+    assert_eq!(
+        receiver.wait_for(before + 2).await[before + 1].event_id(),
+        "live",
+        "nothing of the replay goes out after it"
+    );
+    let left = format!("select count(*) = {} from", COUNT - 1);
+    for (what, query) in [
+        (
+            "dead letters as they were",
+            "postrider.dead_letters d, postrider.replays r where d.reason = 'gone' and d.died_at < r.created_at and d.replay_id is null",
+        ),
+        ("dead attempts", "postrider.attempts where final = 'dead'"),
+        (
+            "no other attempt of them",
+            "(select event_id from postrider.attempts where replay_id is null group by event_id having count(*) = 1 and max(final) = 'dead') a",
+        ),
+    ] {
+        assert_eq!(
+            database.text(&format!("select ({left} {query})::text")).await,
+            "true",
+            "{what}"
+        );
+    }
+    let counted = "select sum(count)::bigint from postrider.dead_letter_counts";
+    assert_eq!(database.count(counted).await as usize, COUNT - 1);
+    let untold = "select count(*) from postrider.notices where event_id is not null";
+    assert_eq!(database.count(untold).await, 0);
+    assert_eq!(told.count(), COUNT, "their deaths were told of before");
+    assert_eq!(
+        api.call(Method::DELETE, &path, None).await.1["state"],
+        "cancelled"
+    );
+}
+
+#[tokio::test]
+async fn what_is_taken_back_is_what_it_was_also_of_a_paused_endpoint_and_after_a_kill() {
+    let database = Database::fresh().await;
+    let mut program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let schedule = json!({ "retry_schedule": ["0s", "2h"] });
+    let endpoint = api.acme(&receiver.url("/hook"), schedule).await;
+    emit(&database, 5, "delivered").await;
+    api.wait_for_state("acme", "delivered", 5).await;
+    receiver.answer(Answer::Status(500));
+    api.emit(
+        "acme",
+        json!({ "id": "waits", "type": "invoice.paid", "data": {} }),
+    )
+    .await;
+    let waiting = "select count(*) from postrider.retries";
+    until("it waits", || async {
+        (database.count(waiting).await == 1).then_some(())
+    })
+    .await;
+    let retry = "select (r.attempt, r.step, r.due_at, r.replay_id)::text from postrider.retries r";
+    let retry_before = database.text(retry).await;
+    let late = api.endpoint("acme", &receiver.url("/late"), json!({})).await;
+    for endpoint in [&endpoint, &late] {
+        let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
+        api.call(Method::PATCH, &path, Some(json!({ "enabled": false })))
+            .await;
+    }
+    let sent = receiver.count();
+
+    for (body, count) in [
+        (json!({ "endpoint": endpoint.id, "state": "delivered" }), 5),
+        (json!({ "endpoint": endpoint.id, "state": "pending" }), 1),
+        (json!({ "endpoint": late.id, "kind": "missing" }), 6),
+    ] {
+        let id = start(&api, body).await;
+        in_line(&database, count).await;
+        let path = format!("/tenants/acme/replays/{id}");
+        let replay = api.call(Method::DELETE, &path, None).await.1;
+        assert_eq!(replay["state"], "cancelled", "{replay}");
+        in_line(&database, 0).await;
+        let replay = api.get(&path).await;
+        assert_eq!(
+            (&replay["done"], &replay["cancelled"]),
+            (&json!(0), &json!(count)),
+            "{replay}"
+        );
+    }
+    assert_eq!(database.text(retry).await, retry_before);
+    assert_eq!(api.deliveries("acme", "state=delivered").await.len(), 5);
+    let of_late = format!("endpoint={}", late.id);
+    assert!(api.deliveries("acme", &of_late).await.is_empty());
+
+    // Cancelled while no dispatcher runs: the next one takes it back before it sends anything.
+    start(&api, json!({ "endpoint": endpoint.id, "state": "delivered" })).await;
+    in_line(&database, 5).await;
+    program.kill();
+    database
+        .execute(
+            "update postrider.replays set state = 'cancelled', ended_at = clock_timestamp() where state = 'running';
+             update postrider.endpoints set state = 'active' where url like '%/hook'",
+        )
+        .await;
+    program.restart().await;
+    in_line(&database, 0).await;
+    let api = program.api();
+    assert_eq!(api.wait_for_state("acme", "delivered", 5).await.len(), 5);
+    assert_eq!(receiver.count(), sent, "nothing was sent");
+}
+
+/// Waits until replays have so many deliveries in line.
+async fn in_line(database: &Database, count: usize) {
+    until("so many are in line", || async {
+        let query = "select count(*) from postrider.queue where replay_id is not null";
+        (database.count(query).await as usize == count).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

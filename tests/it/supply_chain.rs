@@ -35,6 +35,19 @@ fn every_crate_comes_from_the_registry_with_its_checksum() {
 }
 
 #[test]
+fn the_licence_that_the_manifest_names_is_there_in_full() {
+    assert!(read("Cargo.toml").contains("license = \"Apache-2.0\""));
+    let text = read("LICENSE");
+    for part in [
+        "Apache License",
+        "Version 2.0, January 2004",
+        "END OF TERMS AND CONDITIONS",
+    ] {
+        assert!(text.contains(part), "{part}");
+    }
+}
+
+#[test]
 fn unsafe_code_is_forbidden_in_every_crate() {
     assert!(read("Cargo.toml").contains("unsafe_code = \"forbid\""));
     for name in CRATES {

@@ -61,6 +61,9 @@ pub(crate) async fn create(
 ) -> Result<Response, Problem> {
     let mut work = Work::begin(&app, claim).await?;
     let view = make(&mut work, &actor, form).await?;
+    if let Some(tenant) = &view.tenant {
+        work.is_of(tenant);
+    }
     work.commit(StatusCode::CREATED, &view).await
 }
 

@@ -1,36 +1,129 @@
-//! Dead letters in numbers: by endpoint, type and reason, from counts that are kept beside them. The dead letters
-//! themselves are `GET …/deliveries?state=dead`.
+//! Dead letters in numbers: by endpoint, type and reason, from counts that are kept beside them. As a stream the dead
+//! letters themselves; their list in pages is `GET …/deliveries?state=dead`.
 
-use axum::{Extension, Json, extract::State};
-use serde::Serialize;
-use utoipa::ToSchema;
+use axum::{
+    Extension, Json,
+    extract::State,
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use chrono::{DateTime, Utc};
+use postrider_proto::{DeadReason, DeliveryState, EventId, routing::is_type_name};
+use serde::Deserialize;
 
-use super::Answer;
+use super::deliveries::parse_time;
 use crate::{
     Shared,
     auth::Tenant,
-    tables::dead_letters::{self, Group},
+    deliveries::{Filter, first_id_of},
+    export::{self, Exported, Format},
+    input::Query,
+    listing::{self, Page},
+    problem::{Kind, Problem},
+    tables::{
+        self,
+        dead_letters::{self, Group, GroupFilter, read_reason},
+        endpoints, event_types,
+    },
 };
 
-/// An endpoint has few types and reasons: this is more than a tenant may have endpoints.
-const GROUPS_MAX: i64 = 10_000;
-
-#[derive(Serialize, ToSchema)]
-#[schema(as = DeadLetterGroups)]
-pub(crate) struct Groups {
-    /// The largest first.
-    data: Vec<Group>,
-    /// Always null: it is one page.
-    next_cursor: Option<String>,
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DeadLetterQuery {
+    limit: Option<String>,
+    cursor: Option<String>,
+    endpoint: Option<String>,
+    r#type: Option<String>,
+    reason: Option<String>,
+    since: Option<String>,
+    until: Option<String>,
+    format: Option<String>,
 }
 
-pub(crate) async fn groups(
+/// Their counts, or all of them as a stream.
+pub(crate) async fn list(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
-) -> Answer<Groups> {
-    let data = dead_letters::groups(&app.pool, Some(tenant.id), None, GROUPS_MAX).await?;
-    Ok(Json(Groups {
-        data,
-        next_cursor: None,
-    }))
+    headers: HeaderMap,
+    Query(query): Query<DeadLetterQuery>,
+) -> Result<Response, Problem> {
+    let limit = listing::limit(query.limit.as_deref())?;
+    let format = Format::wanted(query.format.as_deref(), &headers)?;
+    let time = |name: &str, text: &Option<String>| text.as_deref().map(|t| parse_time(name, t)).transpose();
+    let (since, until) = (time("since", &query.since)?, time("until", &query.until)?);
+    let reason = query.reason.as_deref().map(parse_reason).transpose()?;
+    if query.r#type.as_deref().is_some_and(|name| !is_type_name(name)) {
+        return Err(Problem::bad_request("type is not the name of an event type."));
+    }
+    let endpoint = match &query.endpoint {
+        None => None,
+        Some(id) => Some(endpoints::find_number(&app.pool, Some(tenant.id), id).await?),
+    };
+    // One that is not there has none.
+    let is_missing = endpoint == Some(None);
+    if let Some(format) = format {
+        let filter = Filter {
+            tenant: Some(tenant.id),
+            state: Some(DeliveryState::Dead),
+            endpoint: endpoint.flatten(),
+            since,
+            until,
+            event_type: query.r#type,
+            reason,
+            ..Filter::default()
+        };
+        let wanted = Exported {
+            name: "dead-letters",
+            filter: (!is_missing).then_some(filter),
+            after: query.cursor.as_deref().map(listing::decode).transpose()?,
+            limit: query.limit.is_some().then_some(limit),
+        };
+        return Ok(export::stream(app.pool.clone(), wanted, format));
+    }
+    let filter = GroupFilter {
+        tenant: Some(tenant.id),
+        endpoint: endpoint.flatten(),
+        types: match &query.r#type {
+            None => None,
+            Some(name) => Some(event_types::numbers(&app.pool, name).await?),
+        },
+        reason,
+        after: query.cursor.as_deref().map(listing::decode).transpose()?,
+    };
+    let groups = match (is_missing, since.is_some() || until.is_some()) {
+        (true, _) => Vec::new(),
+        (false, false) => dead_letters::groups(&app.pool, &filter, limit + 1).await?,
+        (false, true) => count_within(&app, &filter, since, until, limit + 1).await?,
+    };
+    Ok(Json(Page::cut(groups, limit, Group::position)).into_response())
+}
+
+async fn count_within(
+    app: &Shared,
+    filter: &GroupFilter,
+    since: Option<DateTime<Utc>>,
+    until: Option<DateTime<Utc>>,
+    limit: i64,
+) -> Result<Vec<Group>, Problem> {
+    let lowest = since.map_or(EventId::LOWEST, first_id_of);
+    let below = until.map_or(EventId(uuid::Uuid::max()), first_id_of);
+    // For its time limit: there may be millions.
+    let mut transaction = tables::begin(&app.pool).await?;
+    let counted = dead_letters::groups_within(&mut *transaction, filter, lowest, below, limit).await;
+    match counted {
+        Err(error) if error.as_database_error().and_then(|e| e.code()).as_deref() == Some("57014") => {
+            Err(Problem::new(
+                Kind::Busy,
+                "There are too many to be counted in time: narrow it down by time.",
+            ))
+        }
+        counted => Ok(counted?),
+    }
+}
+
+fn parse_reason(text: &str) -> Result<DeadReason, Problem> {
+    read_reason(text).ok_or_else(|| {
+        let words: Vec<&str> = DeadReason::ALL.iter().map(|reason| reason.as_str()).collect();
+        Problem::bad_request(format!("reason is one of {}.", words.join(", ")))
+    })
 }

@@ -17,7 +17,7 @@ use crate::{
     Shared,
     auth::{Actor, Arrived, Tenant},
     deliveries::{self, Delivery, Filter},
-    export::{self, Format},
+    export::{self, Exported, Format},
     idempotency::{Claim, Work},
     input::Query,
     listing::{self, Page},
@@ -141,7 +141,13 @@ pub(crate) async fn list(
     let format = Format::wanted(query.format.as_deref(), &headers)?;
     let filter = filter(&app, &tenant, &query).await?;
     if let Some(format) = format {
-        return Ok(export::stream(app.pool.clone(), filter, after, format));
+        let wanted = Exported {
+            name: "deliveries",
+            filter,
+            after,
+            limit: query.limit.is_some().then_some(limit),
+        };
+        return Ok(export::stream(app.pool.clone(), wanted, format));
     }
     let (found, next) = match &filter {
         Some(filter) => deliveries::list(&app.pool, filter, after, limit).await?,

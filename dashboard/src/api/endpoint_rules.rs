@@ -143,7 +143,7 @@ pub(super) fn check_secret(secret: &str, format: SignatureFormat) -> Result<(), 
         return Ok(());
     }
     Err(match format {
-        SignatureFormat::TV1 => "must be at least 24 characters",
+        SignatureFormat::TV1 => "must be at least 24 characters, whsec_ not counted",
         SignatureFormat::Standard => "must be whsec_ and the base64 of 24 to 64 bytes",
         SignatureFormat::StandardEd25519 => "must be whsk_ and the base64 of an ed25519 private key",
     })
@@ -227,6 +227,9 @@ mod tests {
             ("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAA", [true, false, false]),
             ("an-own-secret-of-some-length", [true, false, false]),
             ("twenty-three-characters", [false; 3]),
+            ("whsec_18-characters-more", [false; 3]),
+            ("whsec_twenty-three-characters", [false; 3]),
+            ("whsec_twenty-four-characters-x", [true, false, false]),
             (
                 "whsk_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
                 [false, false, true],

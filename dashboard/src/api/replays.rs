@@ -1,5 +1,7 @@
 //! Bulk replays: asked for, looked at, cancelled. The work itself is a job of the dispatcher.
 
+use std::time::{Duration, Instant};
+
 use axum::{
     Extension, Json,
     extract::{Path, State},
@@ -27,11 +29,15 @@ use crate::{
     listing::{Page, PageQuery},
     openapi::shapes,
     problem::{Kind, Problem},
+    settled::{self, all_settled},
     tables::{self, endpoints, event_types, is_public_id, random_public_id},
 };
 
 /// Of a dry run.
 const SAMPLE: i64 = 10;
+/// How long a cancellation waits for what was in line to be back where it was.
+const TAKE_BACK_WAIT: Duration = Duration::from_secs(1);
+const TAKE_BACK_POLL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -77,6 +83,8 @@ pub(crate) struct ReplayView {
     total: i64,
     /// Tried, or passed over because they were no longer there.
     done: i64,
+    /// Not sent because it was cancelled: they are what they were before. A last few may still be on the wire.
+    cancelled: i64,
     skipped: i64,
     /// Of those that were tried.
     retrying: i64,
@@ -94,6 +102,7 @@ impl From<Replay> for ReplayView {
     fn from(replay: Replay) -> Self {
         Self {
             done: replay.done(),
+            cancelled: replay.cancelled(),
             done_per_second: replay.rate(),
             seconds_left: replay.seconds_left(),
             id: replay.public_id,
@@ -364,7 +373,8 @@ pub(crate) async fn list(
     ))
 }
 
-/// Answers with the replay as it is then. One that is over stays as it is.
+/// Answers with the replay as it is then: nothing of it goes out any more but what is on the wire. One that is over stays
+/// as it is.
 pub(crate) async fn cancel(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
@@ -382,17 +392,33 @@ pub(crate) async fn stop(
 ) -> Result<Replay, Problem> {
     let replay = find(app, tenant, id).await?;
     let mut transaction = tables::begin(&app.pool).await?;
-    if replays::cancel(&mut *transaction, replay.id).await? {
-        let owner = tables::tenants::find(&mut *transaction, &replay.tenant).await?;
-        let entry = Entry {
-            actor,
-            action: Action::ReplayCancelled,
-            tenant: owner.map(|owner| owner.id),
-            subject: &replay.public_id,
-            detail: None,
-        };
-        audit::write(&mut transaction, entry).await?;
-    }
+    let Some(shards) = replays::cancel(&mut transaction, replay.id).await? else {
+        return find(app, tenant, id).await;
+    };
+    let owner = tables::tenants::find(&mut *transaction, &replay.tenant).await?;
+    let entry = Entry {
+        actor,
+        action: Action::ReplayCancelled,
+        tenant: owner.map(|owner| owner.id),
+        subject: &replay.public_id,
+        detail: None,
+    };
+    audit::write(&mut transaction, entry).await?;
+    let xid = settled::current(&mut transaction).await?;
     transaction.commit().await?;
-    find(app, tenant, id).await
+    app.wake.now();
+    all_settled(&app.pool, &shards, &xid).await?;
+    taken_back(app, tenant, id).await
+}
+
+/// The replay once nothing of it is in line, or after a moment: what is on the wire may take its time.
+async fn taken_back(app: &App, tenant: Option<TenantId>, id: &str) -> Result<Replay, Problem> {
+    let began = Instant::now();
+    loop {
+        let replay = find(app, tenant, id).await?;
+        if replay.in_line() == 0 || began.elapsed() >= TAKE_BACK_WAIT {
+            return Ok(replay);
+        }
+        tokio::time::sleep(TAKE_BACK_POLL).await;
+    }
 }

@@ -8,7 +8,7 @@ use axum::{
 };
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::{
-    planned_rotation::SECRETS_IN_FORCE_MAX,
+    planned_rotation::{Rotating, SECRETS_IN_FORCE_MAX},
     vault::{Owner, Purpose, Vault},
 };
 use postrider_proto::{limits::OVERLAP_SECONDS_MAX, signature::Secret};
@@ -219,6 +219,18 @@ pub(crate) async fn rotate(
         detail: Some(json!({"overlap_seconds": overlap})),
     };
     audit::write(&mut transaction, entry).await?;
+    let rotating = Rotating {
+        tenant: tenant.id,
+        endpoint: &id,
+        url: &endpoint.settings.url,
+        rotates_at: opened
+            .first()
+            .map_or_else(DateTime::default, |new| new.created_at),
+        overlap_seconds: overlap,
+    };
+    if let Some(refusal) = rotating.tell(&mut transaction).await? {
+        tracing::warn!(endpoint = id, refusal, "a rotation could not be told of");
+    }
     let xid = settled::current(&mut transaction).await?;
     let response = transaction.commit(StatusCode::OK, &Secrets::from(opened)).await?;
     app.wake.now();

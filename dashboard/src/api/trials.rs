@@ -15,7 +15,7 @@ use crate::{
     Shared,
     audit::{self, Action, Entry},
     auth::{Actor, Tenant},
-    idempotency::{Claim, Work},
+    idempotency::{Claim, Running, Work},
     input::OptionalBody,
     openapi::shapes,
     problem::Problem,
@@ -165,10 +165,16 @@ pub(crate) async fn test(
     claim: Claim,
     OptionalBody(form): OptionalBody<TrialForm>,
 ) -> Result<Response, Problem> {
-    let view = send_test(&app, &tenant, &id, &form).await?;
-    let detail = json!({"outcome": view.attempt.outcome, "type": view.r#type});
-    let done = (Action::EndpointTested, detail);
-    answer(&app, claim, &actor, &tenant, &id, done, &view).await
+    let running = Running::begin(&app, &claim).await?;
+    let answered = async {
+        let view = send_test(&app, &tenant, &id, &form).await?;
+        let detail = json!({"outcome": view.attempt.outcome, "type": view.r#type});
+        let done = (Action::EndpointTested, detail);
+        answer(&app, claim, &actor, &tenant, &id, done, &view).await
+    };
+    let answered = answered.await;
+    running.end().await;
+    answered
 }
 
 pub(crate) async fn probe(
@@ -179,13 +185,18 @@ pub(crate) async fn probe(
     claim: Claim,
     OptionalBody(form): OptionalBody<TrialForm>,
 ) -> Result<Response, Problem> {
-    let report = run_probe(&app, &tenant, &id, &form).await?;
-    let done = (Action::EndpointProbed, json!({"score": report.score}));
-    answer(&app, claim, &actor, &tenant, &id, done, &report).await
+    let running = Running::begin(&app, &claim).await?;
+    let answered = async {
+        let report = run_probe(&app, &tenant, &id, &form).await?;
+        let done = (Action::EndpointProbed, json!({"score": report.score}));
+        answer(&app, claim, &actor, &tenant, &id, done, &report).await
+    };
+    let answered = answered.await;
+    running.end().await;
+    answered
 }
 
-/// After what was sent, so that no transaction is open meanwhile: two requests with one key that run at the same time
-/// are both sent, and one that comes later is answered again.
+/// After what was sent, so that no transaction is open meanwhile.
 async fn answer<T: Serialize>(
     app: &Shared,
     claim: Claim,

@@ -10,7 +10,6 @@ use crate::{
         api_keys::{KeyForm, KeyView},
         audit::AuditView,
         batch::{BatchForm, BatchView},
-        dead_letters::Groups,
         deliveries::{DeliveryView, DeliveryWithAttempts},
         endpoint_form::EndpointForm,
         endpoints::EndpointView,
@@ -25,7 +24,7 @@ use crate::{
         trials::{ProbeReport, TestAttempt, TrialForm},
     },
     auth::Rule::{Admin, Catalogue, Emit, Open, Own},
-    tables::{alerts::AlertRow, rotations::RotationRow},
+    tables::{alerts::AlertRow, dead_letters::Group, rotations::RotationRow},
 };
 
 const TENANTS: &str = "/v1/tenants";
@@ -61,6 +60,7 @@ fn tenants() -> Vec<Operation> {
     vec![
         Operation::get(Admin, TENANTS, "listTenants", "List tenants").answers_page::<TenantView>("By id."),
         Operation::put(Admin, TENANT, "putTenant", "Make or change a tenant")
+            .tells("All its settings at once: one that is left out goes back to its default.")
             .may_take::<TenantForm>()
             .answers::<TenantView>(201, "Made.")
             .answers::<TenantView>(200, "Changed."),
@@ -93,7 +93,8 @@ fn event_types() -> Vec<Operation> {
             .answers_page::<TypeView>("By name, without the schemas themselves."),
         Operation::put(Admin, TYPE, "putEventType", "Make an event type, or add versions")
             .tells(
-                "A published version's schema can't change. Names that begin with `postrider.` are reserved.",
+                "A published version's schema can't change, and versions that are left out stay. So does `thin`; a \
+                 `description` that is left out is taken away. Names that begin with `postrider.` are reserved.",
             )
             .takes::<TypeForm>()
             .answers::<TypeView>(201, "Made.")
@@ -178,7 +179,10 @@ fn endpoints() -> Vec<Operation> {
             "rotateSecret",
             "Rotate an endpoint's secret",
         )
-        .tells("The new secret signs from now on; the older ones sign too until their time.")
+        .tells(
+            "The new secret signs from now on; the older ones sign too until their time. An event \
+             `postrider.secret.rotating` tells endpoints that ask for it.",
+        )
         .may_take::<RotateForm>()
         .answers::<Secrets>(200, "The secrets in force, the newest first."),
         Operation::post(
@@ -273,7 +277,7 @@ fn deliveries() -> Vec<Operation> {
             .query(
                 "format",
                 json!({"type": "string", "enum": ["json", "ndjson", "csv"]}),
-                "`ndjson` and `csv` are streams of all that match, of any length; `Accept` asks for them too.",
+                "`ndjson` and `csv` are streams of all that match, of any length or of `limit`; `Accept` asks for them too.",
             )
             .answers_page::<DeliveryView>("The newest first.")
             .or_in("application/x-ndjson", json!({"type": "string"}))
@@ -293,7 +297,27 @@ fn deliveries() -> Vec<Operation> {
             "countDeadLetters",
             "Count dead letters by endpoint, type and reason",
         )
-        .answers::<Groups>(200, "The counts. The dead letters themselves are deliveries in state `dead`."),
+        .tells(
+            "The counts are kept; with `since` or `until` the dead letters are counted. As a stream the dead letters \
+             themselves; in pages they are deliveries in state `dead`.",
+        )
+        .query("endpoint", text(), "Of this endpoint.")
+        .query("type", shapes::value(shapes::type_name()), "Of this event type.")
+        .query(
+            "reason",
+            shapes::value(shapes::dead_reason()),
+            "Of those that died of this.",
+        )
+        .query("since", time(), "Of events from then on.")
+        .query("until", time(), "Of events before then.")
+        .query(
+            "format",
+            json!({"type": "string", "enum": ["json", "ndjson", "csv"]}),
+            "`ndjson` and `csv` are streams of the dead letters, of any length or of `limit`; `Accept` asks for them too.",
+        )
+        .answers_page::<Group>("The largest first.")
+        .or_in("application/x-ndjson", json!({"type": "string"}))
+        .or_in("text/csv", json!({"type": "string"})),
         Operation::post(Own, REPLAYS, "startReplay", "Send many deliveries again")
             .tells(
                 "A job that survives restarts. Live deliveries go first; replays hold at most a quarter of an endpoint's \
@@ -308,7 +332,10 @@ fn deliveries() -> Vec<Operation> {
         Operation::get(Own, REPLAY, "getReplay", "Read how far a replay is")
             .answers::<ReplayView>(200, "The replay."),
         Operation::delete(Own, REPLAY, "cancelReplay", "Cancel a replay")
-            .tells("Nothing more is put in line. What is in line already, at most 500 for each endpoint, goes out.")
+            .tells(
+                "Answers when nothing of it is begun any more. What was in line is what it was before: dead, delivered, \
+                 waiting for its next attempt, or not there. Only what is on the wire comes to its end.",
+            )
             .answers::<ReplayView>(200, "The replay as it is now."),
     ]
 }

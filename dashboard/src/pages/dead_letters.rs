@@ -14,7 +14,7 @@ use crate::{
     input::Query,
     listing,
     tables::{
-        dead_letters::{self, Group},
+        dead_letters::{self, Group, GroupFilter},
         endpoints,
     },
 };
@@ -77,11 +77,16 @@ pub(crate) async fn show(
         state: Some(DeliveryState::Dead),
         ..Filter::default()
     };
+    let grouped = GroupFilter {
+        tenant: scope,
+        endpoint: filter.endpoint,
+        ..GroupFilter::default()
+    };
     let (groups, (found, next)) = if endpoint == Some(None) {
         (Vec::new(), (Vec::new(), None))
     } else {
         (
-            dead_letters::groups(&app.pool, scope, filter.endpoint, GROUPS).await?,
+            dead_letters::groups(&app.pool, &grouped, GROUPS).await?,
             deliveries::list(&app.pool, &filter, after, LINES).await?,
         )
     };

@@ -1,12 +1,13 @@
 //! `dead_letters`: read here by endpoint or tenant; the recorder adds them and a replay removes them.
 
-use postrider_proto::{DeadReason, EndpointId, EndpointState, TenantId};
+use postrider_proto::{DeadReason, EndpointId, EndpointState, EventId, TenantId, TypeId};
 use serde::Serialize;
-use sqlx::{FromRow, PgExecutor};
+use sqlx::{FromRow, PgExecutor, Postgres, postgres::PgArguments, query::QueryAs};
 use utoipa::ToSchema;
 
 use crate::{
     deliveries::{Place, Span},
+    listing::Position,
     openapi::shapes,
 };
 
@@ -16,7 +17,9 @@ pub(crate) async fn list_of_endpoint(
     span: Span<'_>,
 ) -> Result<Vec<Place>, sqlx::Error> {
     sqlx::query_as(
-        "select event_id, endpoint_id, $6::int[] is null or type_id = any($6) as may_match from postrider.dead_letters
+        "select event_id, endpoint_id,
+            ($6::int[] is null or type_id = any($6)) and ($7::text is null or reason = $7::postrider.dead_reason) as may_match
+         from postrider.dead_letters
          where endpoint_id = $1 and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
          order by event_id desc limit $5",
     )
@@ -26,6 +29,7 @@ pub(crate) async fn list_of_endpoint(
     .bind(span.before.endpoint)
     .bind(span.limit)
     .bind(span.types)
+    .bind(span.reason)
     .fetch_all(db)
     .await
 }
@@ -37,9 +41,12 @@ pub(crate) async fn list_of_tenants(
 ) -> Result<Vec<Place>, sqlx::Error> {
     let tenants: Vec<i32> = tenants.iter().map(|id| id.0).collect();
     sqlx::query_as(
-        "select d.event_id, d.endpoint_id, $6::int[] is null or d.type_id = any($6) as may_match from unnest($1::int[]) as t (id)
+        "select d.event_id, d.endpoint_id,
+            ($6::int[] is null or d.type_id = any($6)) and ($7::text is null or d.reason = $7::postrider.dead_reason)
+                as may_match
+         from unnest($1::int[]) as t (id)
          cross join lateral (
-            select d.event_id, d.endpoint_id, d.type_id from postrider.dead_letters d
+            select d.event_id, d.endpoint_id, d.type_id, d.reason from postrider.dead_letters d
             where d.tenant_id = t.id and d.event_id between $2 and $3 and (d.event_id < $3 or d.endpoint_id < $4)
             order by d.event_id desc, d.endpoint_id desc limit $5) d
          order by d.event_id desc, d.endpoint_id desc limit $5",
@@ -50,6 +57,7 @@ pub(crate) async fn list_of_tenants(
     .bind(span.before.endpoint)
     .bind(span.limit)
     .bind(span.types)
+    .bind(span.reason)
     .fetch_all(db)
     .await
 }
@@ -73,6 +81,10 @@ pub(crate) async fn tenants_with_any(
 pub(crate) struct Group {
     #[serde(skip)]
     pub(crate) tenant: String,
+    #[serde(skip)]
+    endpoint_id: EndpointId,
+    #[serde(skip)]
+    type_id: TypeId,
     pub(crate) endpoint: String,
     pub(crate) url: String,
     #[serde(rename = "type")]
@@ -84,26 +96,135 @@ pub(crate) struct Group {
     pub(crate) endpoint_state: EndpointState,
 }
 
+impl Group {
+    pub(crate) fn position(&self) -> GroupPosition {
+        GroupPosition {
+            count: self.count,
+            endpoint: self.endpoint_id,
+            type_id: self.type_id,
+            reason: self.reason,
+        }
+    }
+}
+
+/// Where a list of groups stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GroupPosition {
+    count: i64,
+    endpoint: EndpointId,
+    type_id: TypeId,
+    reason: DeadReason,
+}
+
+impl Position for GroupPosition {
+    fn write(&self) -> String {
+        let Self {
+            count,
+            endpoint,
+            type_id,
+            reason,
+        } = self;
+        format!("{count}:{}:{}:{reason}", endpoint.0, type_id.0)
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let mut parts = text.split(':');
+        let read = Self {
+            count: parts.next()?.parse().ok()?,
+            endpoint: EndpointId(parts.next()?.parse().ok()?),
+            type_id: TypeId(parts.next()?.parse().ok()?),
+            reason: read_reason(parts.next()?)?,
+        };
+        parts.next().is_none().then_some(read)
+    }
+}
+
+pub(crate) fn read_reason(text: &str) -> Option<DeadReason> {
+    DeadReason::ALL
+        .iter()
+        .copied()
+        .find(|reason| reason.as_str() == text)
+}
+
+/// Which groups are wanted.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct GroupFilter {
+    pub(crate) tenant: Option<TenantId>,
+    pub(crate) endpoint: Option<EndpointId>,
+    /// Numbers of one type.
+    pub(crate) types: Option<Vec<i32>>,
+    pub(crate) reason: Option<DeadReason>,
+    pub(crate) after: Option<GroupPosition>,
+}
+
+macro_rules! groups_of {
+    ($counts:literal) => {
+        concat!(
+            "select t.slug as tenant, c.endpoint_id, c.type_id, e.public_id as endpoint, e.url, y.name as event_type,
+                c.reason, c.count, e.state as endpoint_state
+             from ",
+            $counts,
+            " c
+             join postrider.endpoints e on e.id = c.endpoint_id
+             join postrider.tenants t on t.id = c.tenant_id and t.deleted_at is null
+             join postrider.event_types y on y.id = c.type_id
+             where c.count > 0 and ($1::int is null or c.tenant_id = $1) and ($2::int is null or c.endpoint_id = $2)
+               and ($3::int[] is null or c.type_id = any($3))
+               and ($4::text is null or c.reason = $4::postrider.dead_reason)
+               and ($5::bigint is null
+                    or (-c.count, c.endpoint_id, c.type_id, c.reason) > (-$5::bigint, $6::int, $7::int, $8::text::postrider.dead_reason))
+             order by c.count desc, c.endpoint_id, c.type_id, c.reason limit $9"
+        )
+    };
+}
+
 /// The largest first, without a look at the dead letters themselves.
 pub(crate) async fn groups(
     db: impl PgExecutor<'_>,
-    tenant: Option<TenantId>,
-    endpoint: Option<EndpointId>,
+    filter: &GroupFilter,
     limit: i64,
 ) -> Result<Vec<Group>, sqlx::Error> {
-    sqlx::query_as(
-        "select t.slug as tenant, e.public_id as endpoint, e.url, y.name as event_type, c.reason, c.count,
-            e.state as endpoint_state
-         from postrider.dead_letter_counts c
-         join postrider.endpoints e on e.id = c.endpoint_id
-         join postrider.tenants t on t.id = c.tenant_id and t.deleted_at is null
-         join postrider.event_types y on y.id = c.type_id
-         where c.count > 0 and ($1::int is null or c.tenant_id = $1) and ($2::int is null or c.endpoint_id = $2)
-         order by c.count desc, c.endpoint_id, c.type_id, c.reason limit $3",
+    bind(
+        sqlx::query_as(groups_of!("postrider.dead_letter_counts")),
+        filter,
+        limit,
     )
-    .bind(tenant)
-    .bind(endpoint)
-    .bind(limit)
     .fetch_all(db)
     .await
+}
+
+/// The same of a span of events: counted one by one, because the counts know no times.
+pub(crate) async fn groups_within(
+    db: impl PgExecutor<'_>,
+    filter: &GroupFilter,
+    lowest: EventId,
+    below: EventId,
+    limit: i64,
+) -> Result<Vec<Group>, sqlx::Error> {
+    let statement = groups_of!(
+        "(select d.tenant_id, d.endpoint_id, d.type_id, d.reason, count(*) from postrider.dead_letters d
+          where d.tenant_id = $1 and d.event_id >= $10 and d.event_id < $11 group by 1, 2, 3, 4)"
+    );
+    bind(sqlx::query_as(statement), filter, limit)
+        .bind(lowest)
+        .bind(below)
+        .fetch_all(db)
+        .await
+}
+
+fn bind<'q>(
+    query: QueryAs<'q, Postgres, Group, PgArguments>,
+    filter: &GroupFilter,
+    limit: i64,
+) -> QueryAs<'q, Postgres, Group, PgArguments> {
+    query
+        .bind(filter.tenant)
+        .bind(filter.endpoint)
+        .bind(filter.types.clone())
+        .bind(filter.reason)
+        .bind(filter.after.map(|after| after.count))
+        .bind(filter.after.map(|after| after.endpoint))
+        .bind(filter.after.map(|after| after.type_id))
+        .bind(filter.after.map(|after| after.reason))
+        .bind(limit)
 }

@@ -1,4 +1,7 @@
 //! `idempotency`: answers that are given again. A row is written once, in the transaction of its request's work.
+//! `idempotency_claims`: requests that run and have no transaction.
+
+use std::time::Duration;
 
 use sqlx::{FromRow, PgConnection, PgExecutor};
 
@@ -37,19 +40,52 @@ pub(crate) async fn insert(
     fingerprint: &[u8],
     status: i16,
     answer: &[u8],
+    tenant: Option<&str>,
 ) -> Result<(), sqlx::Error> {
     sqlx::query(
-        "insert into postrider.idempotency as i (scope, fingerprint, status, answer) values ($1, $2, $3, $4)
+        "insert into postrider.idempotency as i (scope, fingerprint, status, answer, tenant_id)
+         values ($1, $2, $3, $4, (select id from postrider.tenants where slug = $5 and deleted_at is null))
          on conflict (scope) do update
          set fingerprint = excluded.fingerprint, status = excluded.status, answer = excluded.answer,
-             created_at = excluded.created_at
+             tenant_id = excluded.tenant_id, created_at = excluded.created_at
          where i.created_at <= clock_timestamp() - interval '72 hours'",
     )
     .bind(scope)
     .bind(fingerprint)
     .bind(status)
     .bind(answer)
+    .bind(tenant)
     .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// For a request that runs without a transaction. Of several one gets it, until it gives it back or its time is over.
+pub(crate) async fn claim(
+    db: impl PgExecutor<'_>,
+    scope: &[u8],
+    most: Duration,
+) -> Result<bool, sqlx::Error> {
+    let claimed = sqlx::query(
+        "insert into postrider.idempotency_claims as c (scope, expires_at)
+         values ($1, clock_timestamp() + make_interval(secs => $2))
+         on conflict (scope) do update set expires_at = excluded.expires_at
+         where c.expires_at <= clock_timestamp()",
+    )
+    .bind(scope)
+    .bind(most.as_secs_f64())
+    .execute(db)
+    .await?;
+    Ok(claimed.rows_affected() > 0)
+}
+
+/// Its own, and what others left behind.
+pub(crate) async fn give_back(db: impl PgExecutor<'_>, scope: &[u8]) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "delete from postrider.idempotency_claims where scope = $1 or expires_at <= clock_timestamp()",
+    )
+    .bind(scope)
+    .execute(db)
     .await?;
     Ok(())
 }

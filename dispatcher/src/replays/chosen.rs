@@ -270,7 +270,7 @@ pub(super) async fn put_in_line(
              unburied as (
                 delete from postrider.dead_letters d using picked p, e
                 where d.endpoint_id = e.id and d.event_id = p.event_id
-                returning d.event_id, d.tenant_id, d.type_id, d.reason, d.attempt
+                returning d.event_id, d.tenant_id, d.type_id, d.reason, d.attempt, d.died_at, d.replay_id
              ),
              uncounted as (
                 update postrider.dead_letter_counts n set count = n.count - u.count
@@ -286,8 +286,11 @@ pub(super) async fn put_in_line(
                 where a.event_id = u.event_id and a.endpoint_id = e.id and a.number = u.attempt
              ),
              queued as (
-                insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, replay_id, attempt)
-                select e.id, u.event_id, e.shard, u.tenant_id, u.type_id, $9, u.attempt from unburied u, e
+                insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, replay_id, attempt,
+                    was_source, was_reason, was_at, was_replay)
+                select e.id, u.event_id, e.shard, u.tenant_id, u.type_id, $9, u.attempt, 'dead', u.reason, u.died_at,
+                    u.replay_id
+                from unburied u, e
              )
              select (select count(*) from unburied) as moved, (select event_id from picked order by event_id desc limit 1) as last,
                 (select count(*) from picked) < $8 as exhausted"
@@ -303,8 +306,9 @@ pub(super) async fn put_in_line(
                 returning a.event_id, a.tenant_id, a.type_id, a.number
              ),
              queued as (
-                insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, replay_id, attempt)
-                select e.id, c.event_id, e.shard, c.tenant_id, c.type_id, $9, c.number from cleared c, e
+                insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, replay_id, attempt,
+                    was_source)
+                select e.id, c.event_id, e.shard, c.tenant_id, c.type_id, $9, c.number, 'delivered' from cleared c, e
              )
              select (select count(*) from cleared) as moved, (select event_id from picked order by event_id desc limit 1) as last,
                 (select count(*) from picked) < $8 as exhausted"
@@ -318,12 +322,14 @@ pub(super) async fn put_in_line(
              taken as (
                 delete from postrider.retries r using picked p, e
                 where r.endpoint_id = e.id and r.event_id = p.event_id
-                returning r.event_id, r.tenant_id, r.type_id, r.key_id, r.sequence, r.attempt
+                returning r.event_id, r.tenant_id, r.type_id, r.key_id, r.sequence, r.attempt, r.due_at, r.step, r.replay_id
              ),
              queued as (
                 insert into postrider.queue
-                    (endpoint_id, event_id, shard, tenant_id, type_id, key_id, sequence, replay_id, attempt)
-                select e.id, t.event_id, e.shard, t.tenant_id, t.type_id, t.key_id, t.sequence, $9, t.attempt
+                    (endpoint_id, event_id, shard, tenant_id, type_id, key_id, sequence, replay_id, attempt,
+                     was_source, was_at, was_step, was_replay)
+                select e.id, t.event_id, e.shard, t.tenant_id, t.type_id, t.key_id, t.sequence, $9, t.attempt,
+                    'waiting', t.due_at, t.step, t.replay_id
                 from taken t, e
              )
              select (select count(*) from taken) as moved, (select event_id from picked order by event_id desc limit 1) as last,
@@ -340,8 +346,8 @@ pub(super) async fn put_in_line(
             missing!("seen"),
             " order by d.event_id limit $8) d),
              queued as (
-                insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, replay_id)
-                select e.id, p.event_id, e.shard, p.tenant_id, p.type_id, $9 from picked p, e
+                insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, replay_id, was_source)
+                select e.id, p.event_id, e.shard, p.tenant_id, p.type_id, $9, 'missing' from picked p, e
                 on conflict do nothing
                 returning event_id
              )

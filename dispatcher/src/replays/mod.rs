@@ -1,17 +1,20 @@
 //! Bulk replays: deliveries that are sent again, or events that an endpoint never got, as a durable job.
 //!
 //! Asked for here, in the caller's transaction; carried out by `run.rs` in small steps; what a step takes is in
-//! `chosen.rs`. Progress is derived from what waits where, so that recording an ordinary delivery costs nothing for it.
+//! `chosen.rs`, and what a cancelled one gives back in `withdraw.rs`. Progress is derived from what waits where, so that
+//! recording an ordinary delivery costs nothing for it.
 //!
 //! Invariant: a step is one transaction that takes deliveries from where they were, puts them in line and moves the part's
 //! cursor past them. Whoever is killed in the middle, no delivery is put in line twice.
 
 mod chosen;
 pub(crate) mod run;
+pub(crate) mod withdraw;
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{
-    DeadReason, DeliveryState, EndpointId, ReplayId, ReplayKind, ReplaySource, ReplayState, TenantId, TypeId,
+    DeadReason, DeliveryState, EndpointId, ReplayId, ReplayKind, ReplaySource, ReplayState, Shard, TenantId,
+    TypeId,
 };
 use sqlx::{FromRow, PgConnection, PgExecutor};
 
@@ -24,6 +27,10 @@ pub const IN_LINE_MAX: i64 = 500;
 /// To each endpoint, unless another pace is asked for.
 pub const RATE_DEFAULT: i32 = 1_000;
 pub const RATE_MAX: i32 = 100_000;
+
+/// Lists of a few hundred ids against tables of any size: walk an index for each.
+const BEGIN_STEP: &str = "begin; set local lock_timeout = '2s'; set local statement_timeout = '5s'; \
+    set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off";
 
 /// What is asked for. Times are those of the events.
 #[derive(Debug, Clone)]
@@ -96,6 +103,19 @@ impl Replay {
     /// Those that were tried, and those that were passed over.
     pub fn done(&self) -> i64 {
         (self.moved + self.skipped - self.in_line).max(0)
+    }
+
+    /// Have their turn soon, or are on the wire.
+    pub fn in_line(&self) -> i64 {
+        self.in_line
+    }
+
+    /// Those that are not sent because it was cancelled.
+    pub fn cancelled(&self) -> i64 {
+        match self.state {
+            ReplayState::Cancelled => (self.total - self.done() - self.in_line).max(0),
+            ReplayState::Running | ReplayState::Done => 0,
+        }
     }
 
     /// A second, lately.
@@ -184,16 +204,33 @@ pub async fn begin(
     Ok(id)
 }
 
-/// Nothing more is put in line. What is in line already goes out: it may be on the wire. Tells whether it was running.
-pub async fn cancel(db: impl PgExecutor<'_>, id: ReplayId) -> Result<bool, sqlx::Error> {
-    let done = sqlx::query(
+/// Nothing more is put in line, and what is in line but not on the wire is taken back: the dispatchers that own the
+/// endpoints hear of it as of changed settings, and do it. Answers the shards of these, or none when it was over already.
+pub async fn cancel(connection: &mut PgConnection, id: ReplayId) -> Result<Option<Vec<Shard>>, sqlx::Error> {
+    let cancelled: Option<String> = sqlx::query_scalar(
         "update postrider.replays set state = 'cancelled', ended_at = clock_timestamp()
-         where id = $1 and state = 'running'",
+         where id = $1 and state = 'running' returning public_id",
     )
     .bind(id)
-    .execute(db)
+    .fetch_optional(&mut *connection)
     .await?;
-    Ok(done.rows_affected() > 0)
+    let Some(public_id) = cancelled else {
+        return Ok(None);
+    };
+    let shards = sqlx::query_scalar(
+        "with concerned as materialized (
+            select e.id from postrider.endpoints e
+            where e.id in (select p.endpoint_id from postrider.replay_parts p where p.replay_id = $1)
+              and exists (select from postrider.queue q where q.endpoint_id = e.id and q.replay_id = $2)
+            order by e.id for no key update
+         )
+         update postrider.endpoints e set state = e.state from concerned c where e.id = c.id returning e.shard",
+    )
+    .bind(id)
+    .bind(public_id)
+    .fetch_all(connection)
+    .await?;
+    Ok(Some(shards))
 }
 
 /// Of one tenant, or of any.

@@ -15,7 +15,7 @@ use sqlx::{FromRow, PgPool, Postgres, Transaction};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Ask, IN_LINE_MAX,
+    Ask, BEGIN_STEP, IN_LINE_MAX,
     chosen::{Bounds, Moved, put_in_line},
 };
 use crate::Wake;
@@ -143,14 +143,7 @@ impl Runner {
         part: &PartRow,
         last_step: Option<Instant>,
     ) -> Result<i64, sqlx::Error> {
-        // Lists of a few hundred ids against tables of any size: walk an index for each.
-        let mut tx = self
-            .pool
-            .begin_with(
-                "begin; set local lock_timeout = '2s'; set local statement_timeout = '5s'; \
-                 set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off",
-            )
-            .await?;
+        let mut tx = self.pool.begin_with(BEGIN_STEP).await?;
         let Some(held) = self.hold(&mut tx, id, part).await? else {
             return Ok(0);
         };

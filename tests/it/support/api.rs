@@ -72,6 +72,16 @@ impl Api {
         (answer.status(), answer.text().await.expect("a body"))
     }
 
+    /// An answer to be read bit by bit, which may take long.
+    pub(crate) async fn stream(&self, path: &str) -> reqwest::Response {
+        let request = self
+            .client
+            .get(format!("{}/v1{path}", self.base))
+            .bearer_auth(&self.key)
+            .timeout(Duration::from_secs(600));
+        request.send().await.expect("an answer")
+    }
+
     /// With an `Idempotency-Key`: the status, whether it is the first answer again, and the answer.
     pub(crate) async fn post_with_key(
         &self,

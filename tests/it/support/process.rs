@@ -40,6 +40,16 @@ impl Launch {
         self
     }
 
+    pub(crate) fn unset(mut self, name: &str) -> Self {
+        self.settings.remove(name);
+        self
+    }
+
+    /// For a start that ends by itself, or is ended.
+    pub(crate) fn child(&self) -> Child {
+        self.command().spawn().expect("the program starts")
+    }
+
     fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
         command.args(self.role.split(' ')).env_clear();

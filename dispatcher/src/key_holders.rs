@@ -1,0 +1,92 @@
+//! Which master keys the running roles hold. Each says so while it runs, so that a change of the master key can tell
+//! whether one of them would be locked out by it.
+
+use std::time::Duration;
+
+use sqlx::{FromRow, PgPool};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::vault::Vault;
+
+const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// After which a process that says nothing is taken to be gone.
+pub const HELD_SECONDS: i32 = 30;
+
+/// A role that runs, as it says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, FromRow)]
+pub struct Holder {
+    pub role: String,
+    pub name: String,
+    pub heard_seconds_ago: i64,
+}
+
+/// One process, for as long as it runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Holding {
+    id: Uuid,
+    role: &'static str,
+}
+
+impl Holding {
+    /// Says it for the first time: before the role serves anything.
+    pub async fn begin(pool: &PgPool, vault: &Vault, role: &'static str) -> Result<Self, sqlx::Error> {
+        let holding = Self {
+            id: Uuid::now_v7(),
+            role,
+        };
+        holding.say(pool, vault).await?;
+        Ok(holding)
+    }
+
+    /// Until told to stop.
+    pub async fn keep(self, pool: PgPool, vault: Vault, stop: CancellationToken) -> Result<(), sqlx::Error> {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(RENEW_EVERY) => {}
+                () = stop.cancelled() => break,
+            }
+            if let Err(error) = self.say(&pool, &vault).await {
+                tracing::warn!(%error, "the names of the master keys could not be told; trying again");
+            }
+        }
+        let gone =
+            sqlx::query("delete from postrider.key_holders where id = $1 or expires_at < clock_timestamp()")
+                .bind(self.id)
+                .execute(&pool)
+                .await;
+        if let Err(error) = gone {
+            tracing::debug!(%error, "the names of the master keys could not be taken back: they expire");
+        }
+        Ok(())
+    }
+
+    async fn say(&self, pool: &PgPool, vault: &Vault) -> Result<(), sqlx::Error> {
+        sqlx::query(
+            "insert into postrider.key_holders as h (id, role, name, keys, heard_at, expires_at)
+             values ($1, $2, 'process ' || $3 || ' at ' || coalesce(host(inet_client_addr()), 'the database''s machine'),
+                     $4, clock_timestamp(), clock_timestamp() + make_interval(secs => $5))
+             on conflict (id) do update set heard_at = excluded.heard_at, expires_at = excluded.expires_at",
+        )
+        .bind(self.id)
+        .bind(self.role)
+        .bind(std::process::id().to_string())
+        .bind(vault.key_names())
+        .bind(f64::from(HELD_SECONDS))
+        .execute(pool)
+        .await?;
+        Ok(())
+    }
+}
+
+/// Roles that run and do not hold the key that would encrypt.
+pub async fn lacking(pool: &PgPool, vault: &Vault) -> Result<Vec<Holder>, sqlx::Error> {
+    sqlx::query_as(
+        "select role, name, extract(epoch from clock_timestamp() - heard_at)::bigint as heard_seconds_ago
+         from postrider.key_holders
+         where expires_at > clock_timestamp() and not $1 = any(keys) order by role, name",
+    )
+    .bind(vault.first_key().as_slice())
+    .fetch_all(pool)
+    .await
+}
