@@ -29,6 +29,7 @@ use crate::{
     App, Shared,
     auth::Actor,
     input::read_body,
+    meters::{Key, METERS, Repeated},
     problem::{AnsweredBefore, Kind, Problem},
     tables::{self, idempotency},
 };
@@ -129,6 +130,7 @@ impl Claimed {
             return Ok(None);
         };
         if row.fingerprint != self.fingerprint {
+            METERS.repeated(Key::IdempotencyKey, Repeated::Conflict);
             return Err(Problem::conflict(
                 "This Idempotency-Key was used before with another body.",
             ));
@@ -143,6 +145,7 @@ impl Claimed {
         response
             .headers_mut()
             .insert(REPLAYED, HeaderValue::from_static("true"));
+        METERS.repeated(Key::IdempotencyKey, Repeated::Same);
         Ok(Some(response))
     }
 }
@@ -165,6 +168,7 @@ impl Work {
         let mut transaction = tables::begin(&app.pool).await?;
         if let Some(claimed) = &claim.0 {
             if !idempotency::try_lock(&mut transaction, &claimed.scope).await? {
+                METERS.repeated(Key::IdempotencyKey, Repeated::Conflict);
                 return Err(Problem::conflict(
                     "A request with this Idempotency-Key is still running: try again soon.",
                 ));

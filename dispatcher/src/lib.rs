@@ -24,6 +24,7 @@ mod lane;
 mod lease;
 mod line;
 mod lookout;
+pub mod meters;
 pub mod notices;
 mod ownership;
 pub mod partitions;
@@ -48,6 +49,7 @@ mod simulation;
 mod snapshot;
 pub mod statistics;
 pub mod tls;
+pub mod traces;
 pub mod vault;
 mod wake;
 
@@ -97,6 +99,7 @@ pub struct Dispatcher {
     pub wake: Wake,
     /// Producers' own databases to relay from.
     pub sources: Vec<PgConnectOptions>,
+    pub tracer: traces::Tracer,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +113,7 @@ pub enum DispatcherError {
 impl Dispatcher {
     /// Runs until told to stop; then sends nothing new, finishes what is on the wire and hands its shards back.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DispatcherError> {
+        meters::start();
         let id = Uuid::now_v7();
         let asked_at = Instant::now();
         let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
@@ -136,6 +140,7 @@ impl Dispatcher {
             .max_connections(LEASE_CONNECTIONS)
             .connect_with(self.direct.clone())
             .await?;
+        meters::watch_pool("lease", &leases);
         let recorder = record::Recorder {
             line: line::Line::new(direct.clone()),
             pool: self.pool.clone(),
@@ -154,6 +159,7 @@ impl Dispatcher {
             finished: finished.clone(),
             tasks: tasks.clone(),
             hands: hands::Hands::new(),
+            tracer: self.tracer,
         });
         let loaders = TaskTracker::new();
         let picked = lane::Pace::ALL.map(|pace| {
@@ -259,13 +265,6 @@ impl Dispatcher {
     }
 }
 
-/// Makes the counters that should be seen before they first count.
-pub fn describe_metrics() {
-    metrics::counter!("postrider_tail_missed_total").increment(0);
-    metrics::counter!("postrider_results_void_total").increment(0);
-    metrics::counter!("postrider_deliveries_dropped_total").increment(0);
-}
-
 /// Says which settings this dispatcher has applied, for those who wait until a change has taken effect.
 async fn publish_applied(pool: PgPool, id: Uuid, mut applied: watch::Receiver<Option<String>>) {
     while applied.changed().await.is_ok() {
@@ -296,9 +295,7 @@ async fn drop_deleted(pool: PgPool, mut deleted: mpsc::UnboundedReceiver<Endpoin
         ] {
             let delete = sqlx::query(statement).bind(endpoint).execute(&pool);
             match delete.answered().await {
-                Ok(done) => {
-                    metrics::counter!("postrider_deliveries_dropped_total").increment(done.rows_affected())
-                }
+                Ok(done) => meters::METERS.dropped.increment(done.rows_affected()),
                 Err(error) => {
                     tracing::warn!(%error, %endpoint, "rows of a deleted endpoint could not be dropped yet")
                 }

@@ -75,9 +75,7 @@ pub(crate) fn refuse(error: &anyhow::Error, json: bool) -> ExitCode {
     if json {
         let problem = match refused.and_then(Error::problem) {
             Some(problem) => json!(problem),
-            None => {
-                json!({"type": "about:blank", "title": "It could not be done", "detail": format!("{error:#}")})
-            }
+            None => told_as_problem(error),
         };
         eprintln!("{problem}");
         return ExitCode::FAILURE;
@@ -87,6 +85,11 @@ pub(crate) fn refuse(error: &anyhow::Error, json: bool) -> ExitCode {
         eprintln!("{hint}");
     }
     ExitCode::FAILURE
+}
+
+/// For programs, of what is no answer of the API.
+pub(crate) fn told_as_problem(error: &anyhow::Error) -> serde_json::Value {
+    json!({"type": "about:blank", "title": "It could not be done", "detail": format!("{error:#}")})
 }
 
 fn hint(error: &Error) -> Option<String> {
