@@ -15,6 +15,7 @@ mod crash;
 mod delivery;
 mod delivery_pages;
 mod description;
+mod documented;
 mod egress;
 mod emit;
 mod endpoint_pages;
