@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what a development machine lacks, with the system's own package manager.
-# usage: install.sh [postgres] [pgbouncer] [python] [curl] [namespaces] [browser]
+# usage: install.sh [postgres] [pgbouncer] [python] [curl] [jq] [openssl] [namespaces] [browser]
 # Does nothing, and needs no network, when everything is there. Starts no service and makes no system cluster.
 set -eu
 
@@ -30,7 +30,7 @@ has() {
     # Debian keeps it out of the PATH of those who are not root.
     pgbouncer) [ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null ;;
     python) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
-    curl) command -v curl >/dev/null ;;
+    curl | jq | openssl) command -v "$1" >/dev/null ;;
     # Some tests make a network of their own. Only Linux has that.
     namespaces) [ "$(uname)" != Linux ] || { command -v ip && command -v unshare; } >/dev/null ;;
     browser) command -v chromium >/dev/null && command -v chromedriver >/dev/null ;;
@@ -65,7 +65,7 @@ packages() {
     *-browser) echo chromium chromedriver ;;
     *-pgbouncer) echo pgbouncer ;;
     *-python) echo python3 ;;
-    *-curl) echo curl ;;
+    *-curl | *-jq | *-openssl) echo "$2" ;;
     dnf-namespaces) echo iproute util-linux ;;
     *-namespaces) echo iproute2 util-linux ;;
     esac

@@ -227,9 +227,9 @@ impl System {
 
     async fn run(&self, page: &Page, script: &str, endpoint: &str) {
         let path = std::env::var("PATH").unwrap_or_default();
-        let mut command = Command::new("bash");
+        let mut command = Command::new("sh");
         command
-            .args(["-eu", "-o", "pipefail", "-c", script])
+            .args(["-eu", "-c", script])
             .current_dir(self.folder.path())
             .env_clear()
             .env(
@@ -250,7 +250,7 @@ impl System {
         let ended = tokio::time::timeout(PAGE_TIME_MAX, command.output()).await;
         let output = ended
             .unwrap_or_else(|_| panic!("{} takes too long:\n{script}", page.name))
-            .expect("bash starts");
+            .expect("sh starts");
         assert!(
             output.status.success(),
             "{}: {}\n{script}\n--- it wrote\n{}\n{}",

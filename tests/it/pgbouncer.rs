@@ -75,9 +75,12 @@ impl PgBouncer {
         );
         fs::write(path.join("pgbouncer.ini"), settings).expect("written");
         let account = Account::for_server().expect("an account");
+        // It reads until the pipe closes, which it does when this process ends, in whichever way.
+        let script = "\"$0\" pgbouncer.ini & cat > /dev/null; kill -KILL $!; wait";
         let process = account
-            .command(program().as_ref(), path)
-            .arg("pgbouncer.ini")
+            .command("/bin/sh".as_ref(), path)
+            .args(["-c", script, program()])
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -110,7 +113,7 @@ impl PgBouncer {
 
 impl Drop for PgBouncer {
     fn drop(&mut self) {
-        let _ = self.process.kill();
+        drop(self.process.stdin.take());
         let _ = self.process.wait();
         if std::thread::panicking() {
             eprintln!(
