@@ -268,7 +268,6 @@ async fn the_figures_tell_what_happened() {
         ("postrider_first_attempt_delay_seconds_count", &[], 2.0 * events),
         ("postrider_attempt_seconds_count", &[], 2.0 * events),
         ("postrider_shards_owned", &[], 64.0),
-        ("postrider_lease_expirations_total", &[], 0.0),
         ("postrider_tail_missed_total", &[], 0.0),
         ("postrider_grpc_calls_total", &["\"emit\"", "ok"], 1.0),
         ("postrider_http_requests_total", &["emit", "4xx"], 1.0),
