@@ -40,7 +40,7 @@ soak: ## half of the measured throughput for MINUTES=… (30); the report goes t
 		cargo test --release --test chaos -- --exact soak::half_the_throughput_for_long_changes_nothing --ignored --nocapture
 
 install: ## only installs what is missing
-	@sh deploy/install.sh postgres python curl namespaces browser
+	@sh deploy/install.sh postgres pgbouncer python curl jq openssl namespaces browser
 
 fmt: ## formats the code
 	cargo fmt --all

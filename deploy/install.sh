@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what a development machine lacks, with the system's own package manager.
-# usage: install.sh [postgres] [python] [curl] [namespaces] [browser]
+# usage: install.sh [postgres] [pgbouncer] [python] [curl] [jq] [openssl] [namespaces] [browser]
 # Does nothing, and needs no network, when everything is there. Starts no service and makes no system cluster.
 set -eu
 
@@ -27,8 +27,10 @@ has() {
         major=$(postgres_major)
         [ -n "$major" ] && [ "$major" -ge $postgres_major_min ]
         ;;
+    # Debian keeps it out of the PATH of those who are not root.
+    pgbouncer) [ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null ;;
     python) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
-    curl) command -v curl >/dev/null ;;
+    curl | jq | openssl) command -v "$1" >/dev/null ;;
     # Some tests make a network of their own. Only Linux has that.
     namespaces) [ "$(uname)" != Linux ] || { command -v ip && command -v unshare; } >/dev/null ;;
     browser) command -v chromium >/dev/null && command -v chromedriver >/dev/null ;;
@@ -61,8 +63,9 @@ packages() {
     apk-browser) echo chromium chromium-chromedriver ;;
     pacman-browser) echo chromium ;;
     *-browser) echo chromium chromedriver ;;
+    *-pgbouncer) echo pgbouncer ;;
     *-python) echo python3 ;;
-    *-curl) echo curl ;;
+    *-curl | *-jq | *-openssl) echo "$2" ;;
     dnf-namespaces) echo iproute util-linux ;;
     *-namespaces) echo iproute2 util-linux ;;
     esac
@@ -74,6 +77,13 @@ install_apt() {
     if ! grep -qs '^create_main_cluster *= *false' $settings; then
         as_root mkdir -p /etc/postgresql-common
         echo 'create_main_cluster = false' | as_root tee -a $settings >/dev/null
+    fi
+    # And it starts what it installs, unless this says no.
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e $policy ]; then
+        printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null
+        as_root chmod 755 $policy
+        trap 'as_root rm -f $policy' EXIT
     fi
     as_root apt-get update -q
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \

@@ -15,7 +15,7 @@ use crate::{
     bench::{self, BenchFlags},
     commands::{self, Tool},
     log, master_key, metrics, roles, seed,
-    settings::{Environment, Flags, Settings},
+    settings::{Environment, Flags, Settings, reference},
     up,
     verify::{self, VerifyArguments},
 };
@@ -61,6 +61,12 @@ enum Command {
     Tool(Tool),
     /// Prints the HTTP API's description: OpenAPI 3.1
     Openapi,
+    /// Prints every setting with its default and what it means
+    Settings {
+        /// Write JSON, for programs
+        #[arg(long)]
+        json: bool,
+    },
     /// Measures deliveries beside the bare HTTP client, on a database of its own
     Bench(BenchFlags),
     /// Fills a database with a made-up past, to see how the pages do at size
@@ -111,6 +117,10 @@ pub fn run() -> ExitCode {
         Command::Verify(arguments) => {
             return match verify::run(&arguments, &Environment::of_process()) {
                 Ok(status) => status,
+                Err(error) if arguments.json => {
+                    eprintln!("{}", commands::told_as_problem(&error));
+                    ExitCode::from(EXIT_USAGE)
+                }
                 Err(error) => refuse(EXIT_USAGE, &format!("{error:#}")),
             };
         }
@@ -123,6 +133,13 @@ pub fn run() -> ExitCode {
         }
         Command::Openapi => {
             print!("{}", postrider_dashboard::openapi_document());
+            return ExitCode::SUCCESS;
+        }
+        Command::Settings { json } => {
+            match json {
+                true => println!("{}", reference::document()),
+                false => print!("{}", reference::markdown()),
+            }
             return ExitCode::SUCCESS;
         }
         Command::Bench(flags) => return finish(on_runtime(bench::run(flags))),

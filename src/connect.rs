@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
-use postrider_dispatcher::answer;
+use postrider_dispatcher::{answer, meters};
 use sqlx::{
     Connection, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -19,7 +19,7 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between tries at the start: the database may be starting at the same time.
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
-pub(crate) async fn pool(options: &PgConnectOptions, role: &str) -> anyhow::Result<PgPool> {
+pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
     let patience = Instant::now() + ACQUIRE_TIMEOUT;
     // One connection alone first: a pool that can't connect only says that it waited.
     while let Err(error) = try_once(options).await {
@@ -29,11 +29,45 @@ pub(crate) async fn pool(options: &PgConnectOptions, role: &str) -> anyhow::Resu
         }
         time::sleep(CONNECT_PAUSE).await;
     }
-    answer::lively(PgPoolOptions::new())
+    let pool = answer::lively(PgPoolOptions::new())
         .max_connections(POOL_CONNECTIONS_MAX)
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .connect_with(named(options, role))
         .await
+        .context("the database did not answer")?;
+    meters::watch_pool(role, &pool);
+    Ok(pool)
+}
+
+/// Statements are prepared in one round trip and used in the next. A pooler that gives each its own server, and does not
+/// remember statements, lets one connection work and breaks down under two: told at the start, not at the first load.
+pub(crate) async fn check_pooler(options: &PgConnectOptions) -> anyhow::Result<()> {
+    const STATEMENT_EXISTS: &str = "42P05";
+    const NO_STATEMENT: &str = "26000";
+    let asked = async {
+        let mut first = PgConnection::connect_with(options).await?;
+        let mut second = PgConnection::connect_with(options).await?;
+        for number in 0..4_i32 {
+            for connection in [&mut first, &mut second] {
+                sqlx::query("select $1").bind(number).execute(connection).await?;
+            }
+        }
+        first.close().await?;
+        second.close().await
+    };
+    let asked = time::timeout(ACQUIRE_TIMEOUT, asked).await;
+    let code = match &asked {
+        Ok(Err(sqlx::Error::Database(error))) => error.code(),
+        _ => None,
+    };
+    if code.is_some_and(|code| [STATEMENT_EXISTS, NO_STATEMENT].contains(&&*code)) {
+        bail!(
+            "POSTRIDER_DATABASE_URL leads through a pooler in transaction mode that does not remember prepared statements: \
+             use PgBouncer 1.21 or newer with max_prepared_statements, session mode, or connect directly"
+        );
+    }
+    asked
+        .context("the database did not answer")?
         .context("the database did not answer")
 }
 

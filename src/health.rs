@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use axum::{Router, extract::State, http::StatusCode, routing::get};
+use axum::{
+    Router,
+    extract::State,
+    http::{HeaderName, StatusCode, header},
+    routing::get,
+};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -20,11 +25,16 @@ pub(crate) async fn serve(
     let routes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
-        .route("/metrics", get(|| async { metrics::render() }))
+        .route("/metrics", get(figures))
         .with_state((pool, stop.clone()));
     axum::serve(listener, routes)
         .with_graceful_shutdown(stop.cancelled_owned())
         .await
+}
+
+async fn figures() -> ([(HeaderName, &'static str); 1], String) {
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    (kind, metrics::render())
 }
 
 /// Ready is: not stopping, and the database answers.

@@ -19,5 +19,6 @@ mod master_key;
 mod metrics;
 mod roles;
 mod seed;
+mod traces;
 mod up;
 mod verify;

@@ -3,13 +3,20 @@
 use std::{sync::OnceLock, time::Duration};
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use postrider_dispatcher::meters;
 
 /// Seconds, from a fast read to an attempt at its time limit.
 const SECONDS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
+/// Seconds from an emit to its first attempt: a backlog makes hours of them.
+const DELAY_SECONDS: [f64; 16] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0,
+];
 /// Results in one statement.
 const ROWS: [f64; 8] = [1.0, 5.0, 10.0, 50.0, 100.0, 200.0, 300.0, 500.0];
+/// Events in one statement.
+const EVENTS: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 250.0, 1000.0];
 
 const TIDY_EVERY: Duration = Duration::from_secs(5);
 
@@ -19,14 +26,21 @@ static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
 pub(crate) fn start() -> anyhow::Result<()> {
     let builder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
-        .set_buckets_for_metric(Matcher::Suffix("_rows".to_owned()), &ROWS)?;
+        .set_buckets_for_metric(
+            Matcher::Full("postrider_first_attempt_delay_seconds".to_owned()),
+            &DELAY_SECONDS,
+        )?
+        .set_buckets_for_metric(Matcher::Suffix("_rows".to_owned()), &ROWS)?
+        .set_buckets_for_metric(Matcher::Suffix("_events".to_owned()), &EVENTS)?;
     let handle = builder.install_recorder()?;
     let _ = HANDLE.set(handle);
-    postrider_dispatcher::describe_metrics();
+    let version = [("version", env!("CARGO_PKG_VERSION"))];
+    meters::labelled_gauge("postrider_build_info", "1, with the version that runs", &version).set(1.0);
     Ok(())
 }
 
 pub(crate) fn render() -> String {
+    meters::sample_pools();
     HANDLE.get().map(PrometheusHandle::render).unwrap_or_default()
 }
 

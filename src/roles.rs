@@ -6,13 +6,14 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::{Context, anyhow};
 use postrider_dashboard::{App, Emits, RequestRates, Trials};
 use postrider_dispatcher::{
-    Dispatcher, Wake, guard::Guard, key_holders::Holding, partitions, relay, schema, sealed, vault::Vault,
+    Dispatcher, Wake, guard::Guard, key_holders::Holding, meters, partitions, relay, schema, sealed,
+    vault::Vault,
 };
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{admin, connect, health, machine, settings::Settings};
+use crate::{admin, connect, health, machine, settings::Settings, traces::Export};
 
 /// The last resort for a part that does not end by itself: longer than the longest attempt.
 const STOP_WAIT: Duration = Duration::from_secs(75);
@@ -49,6 +50,7 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
     let pool = connect::pool(&database.direct, "dispatcher").await?;
     schema::check(&pool).await?;
     sealed::check(&pool, &vault).await?;
+    let (export, tracer) = Export::start(&settings, "dispatcher", stop.clone())?;
     let mut parts = Parts::new(stop);
     let listeners = addresses([health.as_ref()])?;
     if let Some(listener) = health {
@@ -63,9 +65,12 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
         settings: settings.dispatcher,
         vault,
         wake: Wake::default(),
+        tracer,
     };
     parts.add("dispatcher", |stop| dispatcher.run(stop));
+    parts.watch_database(&pool);
     let ended = parts.run_until_stopped().await;
+    export.finish().await;
     pool.close().await;
     ended
 }
@@ -76,6 +81,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let listener = connect::listen(settings.listen, "POSTRIDER_LISTEN").await?;
     let health = listen_for_health(&settings).await?;
     let pool = connect::pool(&database.pooled, "dashboard").await?;
+    connect::check_pooler(&database.pooled).await?;
     schema::check(&pool).await?;
     sealed::check(&pool, &vault).await?;
     let made = admin::make_missing(&pool, &settings).await?;
@@ -87,6 +93,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     }
     let grpc = listen_for_grpc(settings.grpc_listen).await?;
     let listeners = addresses([Some(&listener), health.as_ref(), grpc.as_ref()])?;
+    let (export, tracer) = Export::start(&settings, "dashboard", stop.clone())?;
     let mut parts = Parts::new(stop.clone());
     if let Some(listener) = health {
         parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
@@ -107,6 +114,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         defaults: settings.dispatcher,
         admin_api_key,
         metrics: crate::metrics::render,
+        tracer,
         stop,
         streams: postrider_dashboard::streams(),
     };
@@ -114,7 +122,9 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     parts.add("dashboard", |stop| {
         postrider_dashboard::serve(listener, grpc, app, stop)
     });
+    parts.watch_database(&pool);
     let ended = parts.run_until_stopped().await;
+    export.finish().await;
     pool.close().await;
     ended
 }
@@ -206,6 +216,15 @@ impl Parts {
                 Ok(()) if stop.is_cancelled() => Ok(()),
                 Ok(()) => Err(anyhow!("the {name} ended by itself")),
             }
+        });
+    }
+
+    /// The figures of the whole installation.
+    pub(crate) fn watch_database(&mut self, pool: &PgPool) {
+        let pool = pool.clone();
+        self.add("watch of the database", |stop| async move {
+            meters::watch_database(pool, stop).await;
+            Ok::<(), anyhow::Error>(())
         });
     }
 

@@ -2,6 +2,7 @@
 //! Invariant: a value that can't be used stops the start with a sentence that names its variable.
 
 mod environment;
+pub mod reference;
 mod values;
 
 use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf, str::FromStr};
@@ -10,12 +11,15 @@ use clap::Args;
 use ipnet::IpNet;
 use postrider_dashboard::{REQUEST_RATE_DEFAULT, TENANT_REQUEST_RATE_DEFAULT};
 use postrider_dispatcher::{guard::Guard, proxy::Proxy, retry::Schedule, vault::Vault};
+use reqwest::header::{HeaderName, HeaderValue};
 use sqlx::postgres::PgConnectOptions;
+use url::Url;
 
 pub use environment::Environment;
 use values::{
-    number_between, parse_address, parse_bool, parse_filter, parse_format, parse_jitter, parse_networks,
-    parse_ports, parse_public_url, parse_rate, parse_retention, parse_timeout,
+    number_between, parse_address, parse_bool, parse_collector, parse_filter, parse_format, parse_headers,
+    parse_jitter, parse_networks, parse_ports, parse_public_url, parse_rate, parse_retention, parse_share,
+    parse_timeout,
 };
 
 const PASSWORD_CHARS_MIN: usize = 8;
@@ -85,6 +89,12 @@ pub struct Flags {
     /// `text` or `json` [default: text]
     #[arg(long, env = "POSTRIDER_LOG_FORMAT")]
     log_format: Option<String>,
+    /// Collector that traces are sent to, by OTLP over HTTP [default: none, no traces]
+    #[arg(long, env = "POSTRIDER_OTLP_ENDPOINT", hide_env_values = true)]
+    otlp_endpoint: Option<String>,
+    /// Share of the traces that begin here which are sent, from 0 to 1 [default: 1]
+    #[arg(long, env = "POSTRIDER_OTLP_SAMPLE")]
+    otlp_sample: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -93,8 +103,6 @@ pub enum SettingError {
     Unusable { name: String, reason: String },
     #[error("{0} is not set, and this command needs it")]
     Missing(&'static str),
-    #[error("{0} is set, but this version of Postrider can't do that yet: unset it")]
-    NotYet(&'static str),
     #[error("{0} and {0}_FILE are both set: keep one")]
     Twice(&'static str),
 }
@@ -121,6 +129,15 @@ pub struct Log {
     pub json: bool,
 }
 
+/// Where traces go.
+#[derive(Clone)]
+pub struct Collector {
+    pub url: Url,
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Of traces that begin here.
+    pub share: f64,
+}
+
 #[derive(Clone)]
 pub struct Settings {
     /// None: the embedded one.
@@ -145,13 +162,14 @@ pub struct Settings {
     pub request_rate: NonZeroU32,
     pub tenant_request_rate: NonZeroU32,
     pub log: Log,
+    /// None: no traces.
+    pub collector: Option<Collector>,
     /// Variables that look like ours and are not: most often a slip of the pen.
     pub unknown: Vec<String>,
 }
 
 impl Settings {
     pub fn read(flags: &Flags, environment: &Environment) -> Result<Self, SettingError> {
-        environment.refuse_what_is_not_yet_there()?;
         let database = read_database(environment)?;
         let admin_api_key = environment.secret("POSTRIDER_ADMIN_API_KEY")?;
         if admin_api_key
@@ -231,6 +249,7 @@ impl Settings {
                     .unwrap_or_else(|| "info,apalis_core=warn,sqlx::postgres::notice=warn".to_owned()),
                 json: parse("POSTRIDER_LOG_FORMAT", &flags.log_format, parse_format)?.unwrap_or(false),
             },
+            collector: read_collector(flags, environment)?,
             unknown: environment.unknown(),
         })
     }
@@ -281,7 +300,7 @@ impl Settings {
 }
 
 fn host_and_port(url: &str) -> Option<(String, u16)> {
-    let url = url::Url::parse(url).ok()?;
+    let url = Url::parse(url).ok()?;
     Some((url.domain()?.to_owned(), url.port_or_known_default()?))
 }
 
@@ -294,6 +313,15 @@ fn read_sources(environment: &Environment) -> Result<Vec<PgConnectOptions>, Sett
         .map(str::trim)
         .filter(|url| !url.is_empty());
     urls.map(|url| read_url(NAME, url)).collect()
+}
+
+fn read_collector(flags: &Flags, environment: &Environment) -> Result<Option<Collector>, SettingError> {
+    const HEADERS: &str = "POSTRIDER_OTLP_HEADERS";
+    let url = parse("POSTRIDER_OTLP_ENDPOINT", &flags.otlp_endpoint, parse_collector)?;
+    let share = parse("POSTRIDER_OTLP_SAMPLE", &flags.otlp_sample, parse_share)?.unwrap_or(1.0);
+    let headers = environment.secret(HEADERS)?.unwrap_or_default();
+    let headers = parse_headers(&headers).map_err(|reason| SettingError::unusable(HEADERS, reason))?;
+    Ok(url.map(|url| Collector { url, headers, share }))
 }
 
 fn read_url(name: &str, url: &str) -> Result<PgConnectOptions, SettingError> {

@@ -18,6 +18,7 @@ use crate::{
     health, machine,
     roles::{self, Parts},
     settings::{Database, Settings},
+    traces::Export,
 };
 
 pub(crate) async fn up(mut settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
@@ -87,6 +88,7 @@ async fn run(
     })?;
 
     let serving_pool = connect::pool(&database.pooled, "dashboard").await?;
+    connect::check_pooler(&database.pooled).await?;
     admin::set_password(&serving_pool, &password.value).await?;
 
     let health = roles::listen_for_health(&settings).await?;
@@ -96,6 +98,7 @@ async fn run(
         health.as_ref(),
         grpc.as_ref(),
     ])?);
+    let (export, tracer) = Export::start(&settings, "up", stop.clone())?;
     let mut parts = Parts::new(stop.clone());
     if let Some(listener) = health {
         parts.add("health", |stop| {
@@ -115,8 +118,10 @@ async fn run(
         guard: guard.clone(),
         vault: vault.clone(),
         wake: wake.clone(),
+        tracer: tracer.clone(),
     };
     parts.add("dispatcher", |stop| dispatcher.run(stop));
+    parts.watch_database(&sending_pool);
 
     let public_url = roles::public_url(&settings, &listener)?;
     let api_url = connect::local_url(listener.local_addr()?);
@@ -132,6 +137,7 @@ async fn run(
         public_url: public_url.clone(),
         admin_api_key: api_key.value.clone(),
         metrics: crate::metrics::render,
+        tracer,
         stop,
         streams: postrider_dashboard::streams(),
     };
@@ -166,6 +172,7 @@ async fn run(
         }
     });
     let ended = parts.run_until_stopped().await;
+    export.finish().await;
     serving_pool.close().await;
     sending_pool.close().await;
     ended

@@ -29,7 +29,7 @@ pub(crate) struct VerifyArguments {
     at: Option<i64>,
     /// Write JSON, for programs
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 /// Status 0 when the signature is right and made with the current secret.

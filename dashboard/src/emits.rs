@@ -5,10 +5,11 @@
 use std::{
     io::ErrorKind,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use postrider_dispatcher::Wake;
+use postrider_proto::trace::TraceContext;
 use postrider_sender::{EmitError, Emitted, NewEvent, Patience, Sender};
 use sqlx::PgPool;
 use tokio::{
@@ -16,7 +17,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::tables;
+use crate::{meters::METERS, tables};
 
 /// Events in one transaction. More would make the first wait for the last.
 const GROUP_MAX: usize = 64;
@@ -35,6 +36,7 @@ pub(crate) struct OwnedEvent {
     pub(crate) id: Option<String>,
     pub(crate) version: Option<String>,
     pub(crate) ordering_key: Option<String>,
+    pub(crate) trace: Option<TraceContext>,
 }
 
 impl OwnedEvent {
@@ -43,6 +45,7 @@ impl OwnedEvent {
             .id(self.id.as_deref())
             .version(self.version.as_deref())
             .ordering_key(self.ordering_key.as_deref())
+            .trace(self.trace)
     }
 }
 
@@ -159,9 +162,12 @@ impl Worker {
         let events: Vec<NewEvent<'_>> = group.iter().map(|waiting| waiting.event.borrow()).collect();
         let mut connection = self.pool.acquire().await?;
         let together = self.sender.emit_all(&mut connection, &events, Patience::Short);
-        timeout(GROUP_TIME_MAX, together)
+        let began = Instant::now();
+        let answers = timeout(GROUP_TIME_MAX, together)
             .await
-            .unwrap_or_else(|_| Err(sqlx::Error::Io(ErrorKind::TimedOut.into())))
+            .unwrap_or_else(|_| Err(sqlx::Error::Io(ErrorKind::TimedOut.into())))?;
+        METERS.statement(events.len(), began.elapsed());
+        Ok(answers)
     }
 
     /// Without holding up the next group.

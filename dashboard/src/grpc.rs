@@ -6,7 +6,10 @@ pub(crate) mod codec;
 use std::{io, sync::Arc, time::Duration};
 
 use axum::{http::HeaderMap, middleware::map_response, response::Response as HttpResponse};
-use postrider_proto::limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX};
+use postrider_proto::{
+    limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX},
+    trace::TraceContext,
+};
 use prost_types::Timestamp;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -22,8 +25,10 @@ use crate::{
     api::{batch, events},
     auth,
     emits::OwnedEvent,
+    meters::{Call, METERS, Source},
     problem::{Kind, Problem},
     tables,
+    traced::Traced,
 };
 
 /// The generated code.
@@ -82,9 +87,10 @@ struct Service {
 }
 
 impl Service {
-    async fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
+    async fn admit(&self, metadata: &MetadataMap) -> Result<Traced, Status> {
         let headers: HeaderMap = metadata.clone().into_headers();
-        auth::admit_producer(&self.app, &headers).await.map_err(status)
+        auth::admit_producer(&self.app, &headers).await.map_err(status)?;
+        Ok(Traced::begin(&self.app.tracer, &headers))
     }
 }
 
@@ -97,27 +103,69 @@ async fn in_time<T>(work: impl Future<Output = Result<T, Status>>) -> Result<T, 
 #[tonic::async_trait]
 impl Emitter for Service {
     async fn emit(&self, request: Request<v1::EmitRequest>) -> Result<Response<v1::EmitResponse>, Status> {
-        self.admit(request.metadata()).await?;
-        let event = read(request.into_inner()).map_err(status)?;
-        let emitted = in_time(async { emit_one(&self.app, event).await.map_err(status) }).await?;
-        Ok(Response::new(v1::EmitResponse { event: Some(emitted) }))
+        let answer = self.take_one(request).await;
+        METERS.called(Call::Emit, &answer);
+        answer
     }
 
     async fn emit_batch(
         &self,
         request: Request<v1::EmitBatchRequest>,
     ) -> Result<Response<v1::EmitBatchResponse>, Status> {
-        self.admit(request.metadata()).await?;
-        let v1::EmitBatchRequest { tenant, events } = request.into_inner();
-        let emitted = in_time(async { emit_batch(&self.app, &tenant, events).await.map_err(status) }).await?;
-        Ok(Response::new(v1::EmitBatchResponse { events: emitted }))
+        let answer = self.take_batch(request).await;
+        METERS.called(Call::EmitBatch, &answer);
+        answer
     }
 
     async fn emit_stream(
         &self,
         request: Request<Streaming<v1::EmitRequest>>,
     ) -> Result<Response<v1::EmitStreamResponse>, Status> {
-        self.admit(request.metadata()).await?;
+        let answer = self.take_stream(request).await;
+        METERS.called(Call::EmitStream, &answer);
+        answer
+    }
+}
+
+impl Service {
+    async fn take_one(
+        &self,
+        request: Request<v1::EmitRequest>,
+    ) -> Result<Response<v1::EmitResponse>, Status> {
+        let traced = self.admit(request.metadata()).await?;
+        let emitted = in_time(async {
+            let request = request.into_inner();
+            emit_one(&self.app, request, &traced).await.map_err(status)
+        })
+        .await?;
+        Ok(Response::new(v1::EmitResponse { event: Some(emitted) }))
+    }
+
+    async fn take_batch(
+        &self,
+        request: Request<v1::EmitBatchRequest>,
+    ) -> Result<Response<v1::EmitBatchResponse>, Status> {
+        let traced = self.admit(request.metadata()).await?;
+        let v1::EmitBatchRequest { tenant, events } = request.into_inner();
+        let emitted = in_time(async {
+            let emitted = emit_batch(&self.app, &tenant, events, traced.context()).await;
+            let ids: Result<Vec<String>, _> = emitted
+                .as_ref()
+                .map(|all| all.iter().map(|one| one.id.clone()).collect());
+            traced.end(Source::Grpc, &tenant, ids.as_deref().map_err(|problem| *problem));
+            emitted.map_err(status)
+        })
+        .await?;
+        Ok(Response::new(v1::EmitBatchResponse { events: emitted }))
+    }
+
+    async fn take_stream(
+        &self,
+        request: Request<Streaming<v1::EmitRequest>>,
+    ) -> Result<Response<v1::EmitStreamResponse>, Status> {
+        let metadata = request.metadata().clone();
+        self.admit(&metadata).await?;
+        let headers = metadata.into_headers();
         let mut stream = request.into_inner();
         let mut done = v1::EmitStreamResponse::default();
         let mut open = JoinSet::new();
@@ -136,11 +184,10 @@ impl Emitter for Service {
                 .is_some_and(|event| event.ordering_key.is_some());
             let most = if in_order { 0 } else { STREAM_OPEN_MAX - 1 };
             close(&mut open, most, &mut done).await?;
+            // Each event of a stream is an emit of its own.
+            let traced = Traced::begin(&app.tracer, &headers);
             open.spawn(async move {
-                let emitted = match read(request) {
-                    Ok(event) => emit_one(&app, event).await,
-                    Err(problem) => Err(problem),
-                };
+                let emitted = emit_one(&app, request, &traced).await;
                 (number, emitted.map(|_| ()))
             });
             if in_order {
@@ -199,17 +246,40 @@ fn own(tenant: &str, event: v1::Event) -> Result<OwnedEvent, Problem> {
         id: event.id,
         version: event.version,
         ordering_key: event.ordering_key,
+        trace: None,
     })
 }
 
-async fn emit_one(app: &App, event: OwnedEvent) -> Result<v1::Emitted, Problem> {
+async fn emit_one(app: &App, request: v1::EmitRequest, traced: &Traced) -> Result<v1::Emitted, Problem> {
+    let tenant = request.tenant.clone();
+    let emitted = match read(request) {
+        Ok(event) => emit_traced(app, event, traced.context()).await,
+        Err(problem) => Err(problem),
+    };
+    let told = emitted.as_ref().map(|one| std::slice::from_ref(&one.id));
+    traced.end(Source::Grpc, &tenant, told);
+    emitted
+}
+
+async fn emit_traced(
+    app: &App,
+    event: OwnedEvent,
+    trace: Option<TraceContext>,
+) -> Result<v1::Emitted, Problem> {
+    let event = OwnedEvent { trace, ..event };
     let type_name = event.type_name.clone();
     let emitted = app.emits.emit(event).await;
     let emitted = emitted.map_err(|error| events::refusal(error, ""))?;
+    METERS.emitted(Source::Grpc, [&emitted]);
     Ok(view(emitted, type_name))
 }
 
-async fn emit_batch(app: &App, tenant: &str, given: Vec<v1::Event>) -> Result<Vec<v1::Emitted>, Problem> {
+async fn emit_batch(
+    app: &App,
+    tenant: &str,
+    given: Vec<v1::Event>,
+    trace: Option<TraceContext>,
+) -> Result<Vec<v1::Emitted>, Problem> {
     if given.is_empty() || given.len() > BATCH_EVENTS_MAX {
         return Err(Problem::invalid(
             "/events",
@@ -218,8 +288,9 @@ async fn emit_batch(app: &App, tenant: &str, given: Vec<v1::Event>) -> Result<Ve
     }
     let events = given.into_iter().map(|event| own(tenant, event)).collect();
     let mut transaction = tables::begin(&app.pool).await?;
-    let emitted = batch::emit_all(app, &mut transaction, events).await?;
+    let emitted = batch::emit_all(app, &mut transaction, events, trace).await?;
     transaction.commit().await?;
+    METERS.emitted(Source::Grpc, emitted.iter().map(|(one, _)| one));
     app.wake.now();
     Ok(emitted
         .into_iter()

@@ -32,6 +32,7 @@ use crate::{
     App, Shared,
     auth::Actor,
     input::read_body,
+    meters::{Key, METERS, Repeated},
     problem::{AnsweredBefore, Kind, Problem},
     tables::{self, idempotency},
 };
@@ -143,6 +144,7 @@ impl Claimed {
             return Ok(None);
         };
         if row.fingerprint != self.fingerprint {
+            METERS.repeated(Key::IdempotencyKey, Repeated::Conflict);
             return Err(Problem::conflict(
                 "This Idempotency-Key was used before with another body.",
             ));
@@ -157,6 +159,7 @@ impl Claimed {
         response
             .headers_mut()
             .insert(REPLAYED, HeaderValue::from_static("true"));
+        METERS.repeated(Key::IdempotencyKey, Repeated::Same);
         Ok(Some(response))
     }
 }
@@ -281,6 +284,7 @@ impl Drop for Running {
 }
 
 fn still_running() -> Problem {
+    METERS.repeated(Key::IdempotencyKey, Repeated::Conflict);
     Problem::conflict("A request with this Idempotency-Key is still running: try again soon.")
 }
 

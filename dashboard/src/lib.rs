@@ -18,6 +18,7 @@ mod input;
 mod listening;
 mod listing;
 mod live;
+mod meters;
 mod misread;
 mod openapi;
 mod pages;
@@ -29,13 +30,14 @@ mod schema_table;
 mod settled;
 mod signed;
 mod tables;
+mod traced;
 mod transcript;
 mod trials;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
 use axum::Router;
-use postrider_dispatcher::{Settings, Wake, guard::Guard, vault::Vault};
+use postrider_dispatcher::{Settings, Wake, guard::Guard, traces::Tracer, vault::Vault};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -73,6 +75,7 @@ pub struct App {
     pub request_rates: RequestRates,
     /// The figures of this process, as Prometheus reads them.
     pub metrics: fn() -> String,
+    pub tracer: Tracer,
 }
 
 /// Places for listeners' streams.
@@ -99,6 +102,7 @@ pub async fn serve(
     app: App,
     stop: CancellationToken,
 ) -> io::Result<()> {
+    meters::start();
     let app = Arc::new(app);
     tokio::spawn(listening::sweep(app.clone(), stop.clone()));
     // With the peer's address: tries to sign in are counted by it.

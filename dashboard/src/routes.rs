@@ -17,6 +17,7 @@ use crate::{
     auth::{self, Gate, Rule},
     idempotency,
     live::Live,
+    meters::{self, Counted},
     pages,
     problem::{Kind, Problem},
 };
@@ -176,7 +177,9 @@ impl Routes {
         if method == "POST" && path.starts_with("/v1/") {
             route = route.route_layer(from_fn_with_state(self.app.clone(), idempotency::keep));
         }
-        let route = route.route_layer(from_fn_with_state(gate, auth::check));
+        let route = route
+            .route_layer(from_fn_with_state(gate, auth::check))
+            .route_layer(from_fn_with_state(Counted::of(path, rule), meters::measure));
         self.router = self.router.route(path, route);
         self.list.push(Route { method, path, rule });
         self

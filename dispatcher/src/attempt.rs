@@ -9,7 +9,9 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use postrider_proto::{EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature};
+use postrider_proto::{
+    DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature, trace::TraceContext,
+};
 use postrider_sender::{read_data, read_data_of_body};
 use sqlx::{PgConnection, postgres::PgConnectOptions};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -25,10 +27,12 @@ use crate::{
     lane::{Pace, Verdict},
     lease::Lease,
     line::Line,
+    meters::METERS,
     places::SLOW,
     record::Finished,
     retry::{self, Jitter, Next},
     send::{Request, Sender, webhook_headers},
+    traces::{Made, Tracer},
 };
 
 /// Bodies read by one statement. One is under way at a time: what is picked meanwhile goes with the next.
@@ -39,6 +43,8 @@ const CAREFUL_MAX: usize = 16;
 const CAREFUL_PAUSE: Duration = Duration::from_millis(2);
 /// Bodies in memory, of the lanes of one pace. What hangs and holds its bodies holds up only what may hang too.
 const BODY_BYTES_MAX: usize = 48 * 1024 * 1024;
+
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// A delivery that the engine gave a place on the wire.
 pub(crate) struct Picked {
@@ -88,6 +94,7 @@ pub(crate) struct Attempts {
     pub(crate) finished: mpsc::UnboundedSender<Finished>,
     pub(crate) tasks: TaskTracker,
     pub(crate) hands: Hands<Work>,
+    pub(crate) tracer: Tracer,
 }
 
 /// What a task is given to do.
@@ -103,14 +110,30 @@ struct Content {
     body: Bytes,
     /// The data as it was given, of a thin event.
     full_data: Option<String>,
+    /// Where it belongs in its producer's trace; never when traces are off.
+    trace: Option<TraceContext>,
     /// It has outlived its partition.
     held: bool,
     /// Its share of the memory for bodies.
     _budget: OwnedSemaphorePermit,
 }
 
-/// Id, the producer's own id, body, full data.
-type StoredRow = (EventId, Option<String>, Vec<u8>, Option<Vec<u8>>);
+/// Id, the producer's own id, body, full data, trace.
+type StoredRow = (EventId, Option<String>, Vec<u8>, Option<Vec<u8>>, Option<Vec<u8>>);
+
+// A walk for each id, not `= any`: under a generic plan that would scan every partition. The bounds leave out those of other
+// days before the first is opened.
+const STORED: &str = "select e.*, null::bytea from unnest($1::uuid[]) u(id)
+     cross join lateral (
+         select e.id, e.chosen_id, e.body, e.full_data from postrider.events e
+         where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
+     ) e";
+const STORED_WITH_TRACE: &str = "select e.*, t.context from unnest($1::uuid[]) u(id)
+     cross join lateral (
+         select e.id, e.chosen_id, e.body, e.full_data from postrider.events e
+         where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
+     ) e
+     left join postrider.traces t on t.event_id = u.id";
 
 impl Attempts {
     /// Takes what was picked of lanes of one pace, reads bodies in batches and starts an attempt for each. Ends with the
@@ -132,7 +155,7 @@ impl Attempts {
     }
 
     async fn start(self: &Arc<Self>, batch: Vec<Picked>, line: &mut Line, budget: &Arc<Semaphore>) {
-        let contents = match contents(&batch, line, budget).await {
+        let contents = match contents(&batch, line, budget, self.tracer.is_on()).await {
             Ok(contents) => contents,
             Err(error) => {
                 line.close();
@@ -197,7 +220,16 @@ impl Attempts {
             });
             return;
         }
-        let outcome = match content {
+        let delivery = DeliveryId {
+            event: job.event,
+            endpoint: endpoint.id,
+        };
+        let traced = self.tracer.attempt_begins(
+            delivery,
+            content.as_ref().and_then(|content| content.trace),
+            job.replay.is_some(),
+        );
+        let outcome = match &content {
             None => Outcome::NotSent {
                 error: "the event is past its retention: its body is gone".to_owned(),
             },
@@ -205,7 +237,12 @@ impl Attempts {
                 let t = started_at.timestamp();
                 let secrets = endpoint.secrets_in_force(started_at);
                 let value = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
-                let request = self.request(&endpoint, &job, &content, t, &value);
+                let mut request = self.request(&endpoint, &job, content, t, &value);
+                if let Some(traced) = &traced
+                    && let Ok(value) = HeaderValue::from_str(&traced.context.to_string())
+                {
+                    request.headers.insert(TRACEPARENT, value);
+                }
                 sent_signature = Some(value);
                 // Checked last: when the lease ran out or the settings were replaced while the body was read, nothing
                 // is sent.
@@ -233,8 +270,25 @@ impl Attempts {
             &mut rand::rng(),
         );
         let duration = began.elapsed();
-        metrics::counter!("postrider_attempts_total", "outcome" => outcome.kind().as_str()).increment(1);
-        metrics::histogram!("postrider_attempt_seconds").record(duration);
+        METERS.attempted(outcome.kind(), duration);
+        if job.attempt == 0 && job.replay.is_none() {
+            METERS.first_attempt(job.event.unix_ms(), started_at);
+        }
+        if let Some(traced) = &traced {
+            let made = Made {
+                public_id: content.as_ref().map_or("", |content| &content.public_id),
+                host: endpoint.url.host_str(),
+                number: job.number(),
+                began: started_at,
+                took: duration,
+                outcome: &outcome,
+            };
+            self.tracer.attempt_ended(traced, &made);
+        }
+        if !outcome.is_success() {
+            let public_id = content.as_ref().map(|content| content.public_id.as_str());
+            log_failure(public_id, delivery, job.number(), &outcome, next);
+        }
         let verdict = Verdict {
             success: outcome.is_success(),
             slow: duration > SLOW,
@@ -292,6 +346,7 @@ async fn contents(
     batch: &[Picked],
     line: &mut Line,
     budget: &Arc<Semaphore>,
+    with_traces: bool,
 ) -> Result<HashMap<EventId, Arc<Content>>, sqlx::Error> {
     let mut ids: Vec<EventId> = batch.iter().map(|picked| picked.job.event).collect();
     ids.sort_unstable();
@@ -300,28 +355,24 @@ async fn contents(
         return Ok(HashMap::new());
     };
     let connection = line.open().await?;
-    // A walk for each id, not `= any`: under a generic plan that would scan every partition. The bounds leave out those
-    // of other days before the first is opened.
-    let rows: Vec<StoredRow> = sqlx::query_as(
-        "select e.* from unnest($1::uuid[]) u(id)
-         cross join lateral (
-             select e.id, e.chosen_id, e.body, e.full_data from postrider.events e
-             where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
-         ) e",
-    )
-    .bind(&ids)
-    .bind(first)
-    .bind(last)
-    .fetch_all(&mut *connection)
-    .answered()
-    .await?;
+    let statement = match with_traces {
+        true => STORED_WITH_TRACE,
+        false => STORED,
+    };
+    let rows: Vec<StoredRow> = sqlx::query_as(statement)
+        .bind(&ids)
+        .bind(first)
+        .bind(last)
+        .fetch_all(&mut *connection)
+        .answered()
+        .await?;
     let held = match rows.len() < ids.len() {
-        true => held(connection, &ids, &rows).await?,
+        true => held(connection, &ids, &rows, with_traces).await?,
         false => Vec::new(),
     };
     let mut contents = HashMap::with_capacity(rows.len() + held.len());
     let first_held = rows.len();
-    for (index, (id, chosen_id, body, full_data)) in rows.into_iter().chain(held).enumerate() {
+    for (index, (id, chosen_id, body, full_data, trace)) in rows.into_iter().chain(held).enumerate() {
         let bytes = body.len() + full_data.as_ref().map_or(0, Vec::len);
         let share = budget.clone().acquire_many_owned(bytes as u32).await;
         let Ok(share) = share else { continue };
@@ -332,6 +383,7 @@ async fn contents(
                 public_id,
                 body: body.into(),
                 full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
+                trace: trace.and_then(|bytes| TraceContext::from_bytes(&bytes)),
                 held: index >= first_held,
                 _budget: share,
             }),
@@ -345,17 +397,37 @@ async fn held(
     connection: &mut PgConnection,
     ids: &[EventId],
     found: &[StoredRow],
+    with_traces: bool,
 ) -> Result<Vec<StoredRow>, sqlx::Error> {
     let found: HashSet<EventId> = found.iter().map(|row| row.0).collect();
     let missing: Vec<EventId> = ids.iter().copied().filter(|id| !found.contains(id)).collect();
     sqlx::query_as(
-        "select e.id, e.chosen_id, e.body, e.full_data
+        "select e.id, e.chosen_id, e.body, e.full_data,
+                case when $2 then (select t.context from postrider.traces t where t.event_id = e.id) end
          from unnest($1::uuid[]) u(id) join postrider.events_held e on e.id = u.id",
     )
     .bind(missing)
+    .bind(with_traces)
     .fetch_all(connection)
     .answered()
     .await
+}
+
+/// The one line of a failed attempt. Most are followed by another attempt and are told only to those who ask for them: an
+/// endpoint that is away would fill the log.
+fn log_failure(event: Option<&str>, delivery: DeliveryId, attempt: u16, outcome: &Outcome, next: Next) {
+    let (kind, status, error) = (outcome.kind().as_str(), outcome.status(), outcome.error());
+    match next {
+        Next::Dead(reason) => tracing::info!(
+            event, %delivery, attempt, outcome = kind, status, error, reason = reason.as_str(),
+            "an attempt failed, and the delivery is dead"
+        ),
+        Next::Retry { wait, .. } => tracing::debug!(
+            event, %delivery, attempt, outcome = kind, status, error, next_in_ms = wait.as_millis() as u64,
+            "an attempt failed"
+        ),
+        Next::Delivered | Next::Filtered => {}
+    }
 }
 
 /// Asked once, before the first attempt: what was tried before is sent whatever the filter says by now.

@@ -22,6 +22,7 @@ use crate::{
     clock::Clock,
     endpoint::EndpointRow,
     lane::{Deed, Lane, Pace, ReadNumber, Verdict},
+    meters::{Hand, METERS},
     places::Places,
     read::{Cycle, Message},
     record::{Fate, Finished, Recorded},
@@ -153,9 +154,7 @@ impl Engine {
             let now = Instant::now();
             if now >= show_at {
                 show_at = now + SHOW_EVERY;
-                let lanes = self.state.lanes.values();
-                self.activity
-                    .send_replace(lanes.filter_map(Lane::activity).collect());
+                self.show();
             }
             if !self.state.reading && now >= read_at {
                 let sweep = now >= sweep_at;
@@ -197,6 +196,27 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// What the lanes have in hand: for the pages, and for the figures.
+    fn show(&self) {
+        let (elapsed, now) = (self.started.elapsed(), self.clock.now());
+        let mut hand = Hand {
+            shards: self.state.owned.len(),
+            in_flight: self.places.in_flight(),
+            in_flight_max: self.places.count(),
+            unrecorded: self.places.unrecorded(),
+            ..Hand::default()
+        };
+        let mut shown = Vec::new();
+        for (id, lane) in &self.state.lanes {
+            let activity = lane.activity();
+            let due = self.state.due_of.get(id).copied();
+            hand.add(activity.as_ref(), due, lane.is_ready(elapsed), now);
+            shown.extend(activity);
+        }
+        METERS.show(&hand);
+        self.activity.send_replace(shown);
     }
 
     fn next_look(&self, read_at: Instant, give_up_at: Option<Instant>) -> Instant {
@@ -480,7 +500,7 @@ impl Engine {
             Fate::Due(at) => Some(at),
             // Perhaps it was recorded without our hearing of it: look at the retries again.
             Fate::Void => {
-                metrics::counter!("postrider_results_void_total").increment(1);
+                METERS.results_void.increment(1);
                 Some(now)
             }
         };
@@ -551,7 +571,7 @@ impl Engine {
                         && lane.is_idle()
                     {
                         tracing::error!(%endpoint, "the sweep found rows that the tail had missed");
-                        metrics::counter!("postrider_tail_missed_total").increment(1);
+                        METERS.tail_missed.increment(1);
                         lane.missed();
                         self.settle(endpoint);
                     }

@@ -25,6 +25,7 @@ mod lane;
 mod lease;
 mod line;
 mod lookout;
+pub mod meters;
 pub mod notices;
 mod ownership;
 pub mod partitions;
@@ -49,6 +50,7 @@ mod simulation;
 mod snapshot;
 pub mod statistics;
 pub mod tls;
+pub mod traces;
 pub mod vault;
 mod wake;
 
@@ -103,6 +105,7 @@ pub struct Dispatcher {
     pub wake: Wake,
     /// Producers' own databases to relay from.
     pub sources: Vec<PgConnectOptions>,
+    pub tracer: traces::Tracer,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -116,6 +119,7 @@ pub enum DispatcherError {
 impl Dispatcher {
     /// Runs until told to stop; then sends nothing new, finishes what is on the wire and hands its shards back.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DispatcherError> {
+        meters::start();
         let id = Uuid::now_v7();
         let asked_at = Instant::now();
         let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
@@ -143,6 +147,7 @@ impl Dispatcher {
             .max_connections(LEASE_CONNECTIONS)
             .connect_with(self.direct.clone())
             .await?;
+        meters::watch_pool("lease", &leases);
         let recorder = record::Recorder {
             line: line::Line::new(direct.clone()),
             pool: self.pool.clone(),
@@ -161,6 +166,7 @@ impl Dispatcher {
             finished: finished.clone(),
             tasks: tasks.clone(),
             hands: hands::Hands::new(),
+            tracer: self.tracer,
         });
         let loaders = TaskTracker::new();
         let picked = lane::Pace::ALL.map(|pace| {
@@ -275,13 +281,6 @@ impl Dispatcher {
     }
 }
 
-/// Makes the counters that should be seen before they first count.
-pub fn describe_metrics() {
-    metrics::counter!("postrider_tail_missed_total").increment(0);
-    metrics::counter!("postrider_results_void_total").increment(0);
-    metrics::counter!("postrider_deliveries_dropped_total").increment(0);
-}
-
 /// Says which settings this dispatcher has applied, for those who wait until a change has taken effect.
 async fn publish_applied(pool: PgPool, id: Uuid, mut applied: watch::Receiver<Option<String>>) {
     while applied.changed().await.is_ok() {
@@ -328,7 +327,7 @@ async fn drop_rows(pool: &PgPool, endpoint: EndpointId) -> Result<(), sqlx::Erro
     ] {
         let delete = sqlx::query(statement).bind(endpoint).execute(pool);
         let done = delete.answered().await?;
-        metrics::counter!("postrider_deliveries_dropped_total").increment(done.rows_affected());
+        meters::METERS.dropped.increment(done.rows_affected());
     }
     Ok(())
 }

@@ -86,8 +86,23 @@ impl Places {
         }
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.count.saturating_sub(self.wire.available_permits())
+    }
+
     pub(crate) fn in_use(&self) -> bool {
-        self.wire.available_permits() < self.count
+        self.in_flight() > 0
+    }
+
+    /// Attempts under way and results that wait for the database.
+    pub(crate) fn unrecorded(&self) -> usize {
+        UNRECORDED_MAX
+            .max(self.count)
+            .saturating_sub(self.room.available_permits())
     }
 
     /// Room for one more result.

@@ -28,6 +28,7 @@ use crate::{
     job::Job,
     lane::{DueRead, ReadNumber, Refill},
     lookout::Lookout,
+    meters::METERS,
     snapshot::Snapshot,
 };
 
@@ -226,7 +227,7 @@ impl Session {
         if !cycle.refills.is_empty() {
             let began = Instant::now();
             self.refill(&cycle.refills, out).await?;
-            metrics::histogram!("postrider_refill_seconds").record(began.elapsed());
+            METERS.refill_seconds.record(began.elapsed());
         }
         self.read_due(&cycle.due, now, out).await?;
         self.read_keys(&cycle.keys, out).await?;

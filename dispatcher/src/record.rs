@@ -26,6 +26,7 @@ use crate::{
     engine::Event,
     job::Job,
     line::Line,
+    meters::METERS,
     retry::Next,
     statistics::Statistics,
 };
@@ -140,16 +141,16 @@ impl Recorder {
             let began = Instant::now();
             match self.write(batch, kept).await {
                 Ok(rows) => {
-                    metrics::histogram!("postrider_record_seconds").record(began.elapsed());
-                    metrics::histogram!("postrider_record_rows").record(batch.len() as f64);
+                    METERS.record_seconds.record(began.elapsed());
+                    METERS.record_rows.record(batch.len() as f64);
                     for (endpoint, cause) in to_disable(batch, &rows) {
                         if let Err(error) = disable(&self.pool, endpoint, cause).answered().await {
                             // Its next answer brings us here again.
                             tracing::warn!(%endpoint, %error, "an endpoint could not be disabled yet");
                         }
                     }
-                    count_filtered(batch, &rows);
                     let recorded = fates(batch, &rows);
+                    count(batch, &recorded);
                     self.statistics.add(self.clock.now(), batch, &recorded);
                     let _ = self.out.send(Event::Recorded(recorded));
                     return;
@@ -255,15 +256,15 @@ fn to_disable(batch: &[Finished], rows: &[WrittenRow]) -> HashMap<EndpointId, Ca
         .collect()
 }
 
-fn count_filtered(batch: &[Finished], rows: &[WrittenRow]) {
-    let is_written = |one: &&Finished| {
-        rows.iter()
-            .any(|row| row.endpoint_id == one.endpoint && row.event_id == one.event)
-    };
-    let filtered = batch.iter().filter(|one| one.next == Next::Filtered);
-    let count = filtered.filter(is_written).count() as u64;
-    if count > 0 {
-        metrics::counter!("postrider_deliveries_filtered_total").increment(count);
+/// A void result was another's to count.
+fn count(batch: &[Finished], recorded: &[Recorded]) {
+    for (one, recorded) in batch.iter().zip(recorded) {
+        match one.next {
+            _ if recorded.fate == Fate::Void => {}
+            Next::Filtered => METERS.filtered.increment(1),
+            Next::Dead(reason) => METERS.died(reason),
+            Next::Delivered | Next::Retry { .. } => {}
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use sqlx::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{Wake, schema::SchemaError};
+use crate::{Wake, meters::METERS, schema::SchemaError};
 
 const BATCH_MAX: i64 = 200;
 const IDLE_WAIT: Duration = Duration::from_millis(50);
@@ -147,7 +147,7 @@ async fn step(source: &mut PgConnection, pool: &PgPool) -> Result<Step, sqlx::Er
     };
     remove(&mut transaction, &rows, &refused).await?;
     transaction.commit().await?;
-    metrics::counter!("postrider_relayed_total").increment((rows.len() - refused.len()) as u64);
+    METERS.relayed.increment((rows.len() - refused.len()) as u64);
     Ok(Step::Moved)
 }
 
@@ -192,7 +192,7 @@ async fn remove(
     refused: &[Refused],
 ) -> Result<(), sqlx::Error> {
     if !refused.is_empty() {
-        metrics::counter!("postrider_relay_refused_total").increment(refused.len() as u64);
+        METERS.relay_refused.increment(refused.len() as u64);
         sqlx::query(
             "insert into postrider.outbox_refused
                 (n, tenant, type, data, id, version, ordering_key, created_at, refusal, message)

@@ -16,6 +16,7 @@ use crate::{
     answer::{Answered, within},
     engine::Event,
     lease::Lease,
+    meters::METERS,
     ownership::{DispatcherRow, LEASE, MARGIN, RENEW_EVERY, ShardRow, View},
 };
 
@@ -73,8 +74,12 @@ impl Shards {
         let asked_at = Instant::now();
         let (dispatchers, shards) = match within(ASK_MAX, self.renew_and_look(view.is_leaving())).await {
             Ok(tables) => tables,
-            Err(error) => return tracing::warn!(%error, "the lease could not be renewed"),
+            Err(error) => {
+                METERS.lease_failed.increment(1);
+                return tracing::warn!(%error, "the lease could not be renewed");
+            }
         };
+        METERS.lease_renewed.increment(1);
         let term = self.lease.extend(asked_at + LEASE - MARGIN);
         let changes = view.look(&dispatchers, &shards, Instant::now());
         if !changes.lost.is_empty() {
@@ -174,6 +179,7 @@ async fn watch(lease: Lease, events: mpsc::UnboundedSender<Event>) {
     loop {
         let now = Instant::now();
         if lease.expire(now) {
+            METERS.lease_expired.increment(1);
             tracing::warn!("the lease ran out: nothing is sent until it is renewed");
             let _ = events.send(Event::Suspended);
         }

@@ -11,6 +11,7 @@ pub mod outcome;
 pub mod routing;
 pub mod signature;
 pub mod state;
+pub mod trace;
 
 pub use ids::{DeliveryId, EndpointId, Epoch, EventId, ReplayId, Shard, TenantId, TypeId};
 pub use outcome::{Answer, Outcome, OutcomeKind};

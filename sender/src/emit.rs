@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use postrider_proto::{EventId, limits::EVENT_DATA_BYTES_MAX};
+use postrider_proto::{EventId, limits::EVENT_DATA_BYTES_MAX, trace::TraceContext};
 use sqlx::{FromRow, PgConnection};
 
 use crate::{
@@ -24,6 +24,7 @@ pub struct NewEvent<'a> {
     id: Option<&'a str>,
     version: Option<&'a str>,
     ordering_key: Option<&'a str>,
+    trace: Option<TraceContext>,
 }
 
 impl<'a> NewEvent<'a> {
@@ -36,6 +37,7 @@ impl<'a> NewEvent<'a> {
             id: None,
             version: None,
             ordering_key: None,
+            trace: None,
         }
     }
 
@@ -54,6 +56,13 @@ impl<'a> NewEvent<'a> {
     /// Events of one tenant and key are numbered 1, 2, 3 … and an ordered endpoint gets them in that order.
     pub fn ordering_key(mut self, key: impl Into<Option<&'a str>>) -> Self {
         self.ordering_key = key.into();
+        self
+    }
+
+    /// Where the caller is in a trace: attempts become a part of it, where traces are on. The role needs `insert` on
+    /// `postrider.traces` for it.
+    pub fn trace(mut self, context: impl Into<Option<TraceContext>>) -> Self {
+        self.trace = context.into();
         self
     }
 
@@ -253,6 +262,24 @@ impl Sender {
     }
 }
 
+/// The same, and the traces of the events that are new, in one statement.
+macro_rules! with_traces {
+    ($function:literal) => {
+        concat!(
+            "with emitted as materialized (select * from postrider.",
+            $function,
+            "($1, $2, $3, $4, $5, $6, $7)),
+             kept as (
+                 insert into postrider.traces (event_id, context)
+                 select e.event_id, t.context
+                 from emitted e join unnest($8::bytea[]) with ordinality as t (context, n) on t.n = e.position + 1
+                 where e.refusal is null and not e.duplicate and t.context is not null
+             )
+             select * from emitted"
+        )
+    };
+}
+
 async fn call(
     connection: &mut PgConnection,
     events: &[NewEvent<'_>],
@@ -262,20 +289,29 @@ async fn call(
     let of = |part: fn(&NewEvent<'_>) -> Option<String>| -> Vec<Option<String>> {
         checked.iter().map(|(index, _)| part(&events[*index])).collect()
     };
-    let statement = match patience {
-        Patience::Own => "select * from postrider.emit_all($1, $2, $3, $4, $5, $6, $7)",
-        Patience::Short => "select * from postrider.emit_group($1, $2, $3, $4, $5, $6, $7)",
+    let traces: Vec<Option<Vec<u8>>> = checked
+        .iter()
+        .map(|(index, _)| events[*index].trace.map(TraceContext::to_bytes))
+        .collect();
+    let traced = traces.iter().any(Option::is_some);
+    let statement = match (patience, traced) {
+        (Patience::Own, false) => "select * from postrider.emit_all($1, $2, $3, $4, $5, $6, $7)",
+        (Patience::Short, false) => "select * from postrider.emit_group($1, $2, $3, $4, $5, $6, $7)",
+        (Patience::Own, true) => with_traces!("emit_all"),
+        (Patience::Short, true) => with_traces!("emit_group"),
     };
-    sqlx::query_as(statement)
+    let query = sqlx::query_as(statement)
         .bind(of(|event| Some(event.tenant.to_owned())))
         .bind(of(|event| Some(event.type_name.to_owned())))
         .bind(of(|event| Some(event.data.to_owned())))
         .bind(of(|event| event.id.map(str::to_owned)))
         .bind(of(|event| event.version.map(str::to_owned)))
         .bind(of(|event| event.ordering_key.map(str::to_owned)))
-        .bind(checked.iter().map(|(_, schema)| *schema).collect::<Vec<i32>>())
-        .fetch_all(connection)
-        .await
+        .bind(checked.iter().map(|(_, schema)| *schema).collect::<Vec<i32>>());
+    match traced {
+        true => query.bind(traces).fetch_all(connection).await,
+        false => query.fetch_all(connection).await,
+    }
 }
 
 impl Answer {

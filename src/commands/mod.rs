@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use crate::settings::Environment;
+pub(crate) use output::told_as_problem;
 use reach::Failure;
 
 #[derive(Subcommand)]

@@ -82,9 +82,7 @@ pub(crate) fn refuse(error: &anyhow::Error, json: bool) -> ExitCode {
                 }
                 told
             }
-            None => {
-                json!({"type": "about:blank", "title": "It could not be done", "detail": format!("{error:#}")})
-            }
+            None => told_as_problem(error),
         };
         eprintln!("{problem}");
         return ExitCode::FAILURE;
@@ -94,6 +92,11 @@ pub(crate) fn refuse(error: &anyhow::Error, json: bool) -> ExitCode {
         eprintln!("{hint}");
     }
     ExitCode::FAILURE
+}
+
+/// For programs, of what is no answer of the API.
+pub(crate) fn told_as_problem(error: &anyhow::Error) -> serde_json::Value {
+    json!({"type": "about:blank", "title": "It could not be done", "detail": format!("{error:#}")})
 }
 
 fn hint(error: &Error) -> Option<String> {

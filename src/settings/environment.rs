@@ -2,51 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::SettingError;
+use super::{SettingError, reference};
 
 const PREFIX: &str = "POSTRIDER_";
-
-/// Variables, or files named by the same variable with `_FILE`.
-const SECRETS: [&str; 8] = [
-    "POSTRIDER_SOURCES",
-    "POSTRIDER_API_KEY",
-    "POSTRIDER_DATABASE_URL",
-    "POSTRIDER_DATABASE_URL_DIRECT",
-    "POSTRIDER_ADMIN_API_KEY",
-    "POSTRIDER_ADMIN_PASSWORD",
-    "POSTRIDER_MASTER_KEY",
-    // Of `postrider verify`: an endpoint's, not ours.
-    "POSTRIDER_ENDPOINT_SECRET",
-];
-
-const FLAGS: [&str; 22] = [
-    // Of the tools.
-    "POSTRIDER_URL",
-    "POSTRIDER_TENANT",
-    "POSTRIDER_DATA_DIR",
-    "POSTRIDER_LISTEN",
-    "POSTRIDER_METRICS_LISTEN",
-    "POSTRIDER_GRPC_LISTEN",
-    "POSTRIDER_PUBLIC_URL",
-    "POSTRIDER_RETRY_SCHEDULE",
-    "POSTRIDER_RETRY_JITTER",
-    "POSTRIDER_TIMEOUT",
-    "POSTRIDER_ENDPOINT_CONCURRENCY",
-    "POSTRIDER_MAX_IN_FLIGHT",
-    "POSTRIDER_RETENTION",
-    "POSTRIDER_ALLOW_NETWORKS",
-    "POSTRIDER_DENY_NETWORKS",
-    "POSTRIDER_DENY_PORTS",
-    "POSTRIDER_ALLOW_HTTP",
-    "POSTRIDER_EGRESS_PROXY",
-    "POSTRIDER_REQUEST_RATE",
-    "POSTRIDER_TENANT_REQUEST_RATE",
-    "POSTRIDER_LOG",
-    "POSTRIDER_LOG_FORMAT",
-];
-
-/// Promised, but not there yet. Refused and not passed over: somebody who sets it relies on it.
-const NOT_YET: [&str; 1] = ["POSTRIDER_OTLP_ENDPOINT"];
 
 pub struct Environment(BTreeMap<String, String>);
 
@@ -81,22 +39,12 @@ impl Environment {
         }
     }
 
-    pub(super) fn refuse_what_is_not_yet_there(&self) -> Result<(), SettingError> {
-        match NOT_YET.into_iter().find(|name| self.get(name).is_some()) {
-            Some(name) => Err(SettingError::NotYet(name)),
-            None => Ok(()),
-        }
-    }
-
     /// Only told, not refused: Kubernetes makes variables like `POSTRIDER_SERVICE_HOST` for a service of our name.
     pub(super) fn unknown(&self) -> Vec<String> {
-        let known = |name: &str| {
-            FLAGS.contains(&name) || SECRETS.contains(&name.strip_suffix("_FILE").unwrap_or(name))
-        };
         let unknown = self
             .0
             .keys()
-            .filter(|name| name.starts_with(PREFIX) && !known(name));
+            .filter(|name| name.starts_with(PREFIX) && !reference::is_known(name));
         unknown.cloned().collect()
     }
 }

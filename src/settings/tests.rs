@@ -98,6 +98,10 @@ fn a_bad_value_is_refused_by_name() {
         ("--allow-http", "maybe", "POSTRIDER_ALLOW_HTTP"),
         ("--log", "info,=x=", "POSTRIDER_LOG"),
         ("--log-format", "xml", "POSTRIDER_LOG_FORMAT"),
+        ("--otlp-endpoint", "collector:4318", "POSTRIDER_OTLP_ENDPOINT"),
+        ("--otlp-endpoint", "grpc://collector", "POSTRIDER_OTLP_ENDPOINT"),
+        ("--otlp-sample", "1.5", "POSTRIDER_OTLP_SAMPLE"),
+        ("--otlp-sample", "NaN", "POSTRIDER_OTLP_SAMPLE"),
     ] {
         let argument = format!("{flag}={value}");
         let sentence = refusal(&[&argument], &[]);
@@ -118,6 +122,8 @@ fn a_bad_secret_is_refused_by_name_and_not_repeated() {
         ("POSTRIDER_ADMIN_API_KEY", "hunter2"),
         ("POSTRIDER_ADMIN_PASSWORD", "hunter2"),
         ("POSTRIDER_MASTER_KEY_FILE", "/nowhere/at/all"),
+        ("POSTRIDER_OTLP_HEADERS", "authorization: hunter2"),
+        ("POSTRIDER_OTLP_HEADERS", "a=b,hun ter=hunter2"),
     ] {
         let sentence = refusal(&[], &[(name, value)]);
         assert!(sentence.starts_with(name), "{sentence}");
@@ -140,9 +146,39 @@ fn a_secret_comes_from_its_variable_or_its_file_and_not_both() {
 }
 
 #[test]
-fn what_is_not_there_yet_is_refused_and_what_is_unknown_is_told() {
-    let sentence = refusal(&[], &[("POSTRIDER_OTLP_ENDPOINT", "http://traces:4317")]);
-    assert!(sentence.starts_with("POSTRIDER_OTLP_ENDPOINT "), "{sentence}");
+fn a_collector_is_a_base_or_the_whole_url() {
+    for (given, url) in [
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        (
+            "https://traces.example.com/otlp/",
+            "https://traces.example.com/otlp/v1/traces",
+        ),
+        (
+            "http://collector:4318/v1/traces",
+            "http://collector:4318/v1/traces",
+        ),
+    ] {
+        let settings = read(
+            &["--otlp-endpoint", given],
+            &[(
+                "POSTRIDER_OTLP_HEADERS",
+                "Authorization=Basic YWJj=, x-team = hooks",
+            )],
+        );
+        let collector = settings.expect("taken").collector.expect("set");
+        assert_eq!(collector.url.as_str(), url);
+        let headers: Vec<(&str, &str)> = collector
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.to_str().expect("plain")))
+            .collect();
+        assert_eq!(headers, [("authorization", "Basic YWJj="), ("x-team", "hooks")]);
+    }
+    assert!(read(&[], &[]).expect("defaults").collector.is_none());
+}
+
+#[test]
+fn what_is_unknown_is_told() {
     let settings = read(
         &[],
         &[
@@ -170,4 +206,34 @@ fn every_flag_is_a_known_variable_and_no_secret_is_a_flag() {
             "{variable}"
         );
     }
+}
+
+/// The variables that the flags of all commands stand for.
+fn flags_of(command: &clap::Command) -> Vec<String> {
+    let own = command.get_arguments().filter_map(|argument| argument.get_env());
+    let own = own.map(|name| name.to_string_lossy().into_owned());
+    own.chain(command.get_subcommands().flat_map(flags_of)).collect()
+}
+
+#[test]
+fn the_list_of_settings_is_that_of_the_flags_and_that_of_the_docs() {
+    let flags = flags_of(&crate::command_line::command());
+    for setting in reference::all() {
+        assert_eq!(
+            flags.iter().any(|flag| flag == setting.name),
+            !setting.secret,
+            "{} is a flag, or a secret",
+            setting.name
+        );
+    }
+    for flag in &flags {
+        assert!(reference::is_known(flag), "{flag} is not in the list");
+    }
+    let docs = include_str!("../../docs/operations.md");
+    assert!(
+        docs.contains(&reference::markdown()),
+        "docs/operations.md is not what `postrider settings` prints"
+    );
+    assert!(reference::is_known("POSTRIDER_MASTER_KEY_FILE"));
+    assert!(!reference::is_known("POSTRIDER_LISTEN_FILE"));
 }

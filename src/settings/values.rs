@@ -4,7 +4,9 @@ use std::{net::SocketAddr, num::NonZeroU32, str::FromStr, time::Duration};
 
 use ipnet::IpNet;
 use postrider_dispatcher::retry::{Jitter, parse_wait};
+use reqwest::header::{HeaderName, HeaderValue};
 use tracing_subscriber::EnvFilter;
+use url::Url;
 
 const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
@@ -29,6 +31,47 @@ pub(super) fn parse_public_url(text: &str) -> Result<String, String> {
             "`{text}` is not a base URL like https://hooks.example.com"
         )),
     }
+}
+
+/// The base of a collector, to which the protocol adds its path, or the whole of it.
+pub(super) fn parse_collector(text: &str) -> Result<Url, String> {
+    const PATH: &str = "v1/traces";
+    let wrong = || "it is not a URL like http://collector:4318".to_owned();
+    let base = text.trim_end_matches('/');
+    let whole = match base.ends_with(PATH) {
+        true => base.to_owned(),
+        false => format!("{base}/{PATH}"),
+    };
+    let url = Url::parse(&whole).map_err(|_| wrong())?;
+    let fits = matches!(url.scheme(), "http" | "https") && url.has_host() && url.query().is_none();
+    fits.then_some(url).ok_or_else(wrong)
+}
+
+/// `name=value`, with commas or line ends between them. What is wrong with one is told by its place: it may be a secret.
+pub(super) fn parse_headers(text: &str) -> Result<Vec<(HeaderName, HeaderValue)>, String> {
+    let parts = text
+        .split([',', '\n'])
+        .map(str::trim)
+        .filter(|part| !part.is_empty());
+    let header = |part: &str| {
+        let (name, value) = part.split_once('=')?;
+        let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
+        let mut value = HeaderValue::from_str(value.trim()).ok()?;
+        value.set_sensitive(true);
+        Some((name, value))
+    };
+    let wrong = |number| format!("header {number} is not of the form name=value");
+    parts
+        .enumerate()
+        .map(|(place, part)| header(part).ok_or_else(|| wrong(place + 1)))
+        .collect()
+}
+
+pub(super) fn parse_share(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| format!("`{text}` is not a number from 0 to 1"))
 }
 
 pub(super) fn parse_jitter(text: &str) -> Result<Jitter, String> {

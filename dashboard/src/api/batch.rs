@@ -1,6 +1,9 @@
 //! Many events in one request, all or none. A refusal names each bad one by its place in the list.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Instant,
+};
 
 use axum::{
     extract::{Path, State},
@@ -8,7 +11,10 @@ use axum::{
     response::Response,
 };
 use chrono::SecondsFormat;
-use postrider_proto::limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX};
+use postrider_proto::{
+    limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX},
+    trace::TraceContext,
+};
 use postrider_sender::{EmitError, Emitted, Patience};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -21,8 +27,10 @@ use crate::{
     emits::OwnedEvent,
     idempotency::{Claim, Work},
     input::{Text, read_form},
+    meters::{METERS, Source},
     openapi::shapes,
     problem::{Fault, Kind, Problem},
+    traced::Traced,
 };
 
 /// Told of one event, so that a thousand bad ones are told in an answer of some size.
@@ -62,15 +70,32 @@ pub(crate) async fn emit(
     State(app): State<Shared>,
     Path(tenant): Path<String>,
     claim: Claim,
+    traced: Traced,
     text: Text<BATCH_BYTES_MAX>,
 ) -> Result<Response, Problem> {
-    let events = read(&text, &tenant)?;
-    let mut work = Work::begin(&app, claim).await?;
-    let emitted = emit_all(&app, &mut work, events).await?;
+    let taken = take(&app, &tenant, claim, &traced, &text).await;
+    let told = taken.as_ref().map(|(_, ids)| ids.as_slice());
+    traced.end(Source::Http, &tenant, told);
+    taken.map(|(response, _)| response)
+}
+
+/// The answer, and the events' ids.
+async fn take(
+    app: &App,
+    tenant: &str,
+    claim: Claim,
+    traced: &Traced,
+    text: &Text<BATCH_BYTES_MAX>,
+) -> Result<(Response, Vec<String>), Problem> {
+    let events = read(text, tenant)?;
+    let mut work = Work::begin(app, claim).await?;
+    let emitted = emit_all(app, &mut work, events, traced.context()).await?;
+    let events: Vec<Emitted> = emitted.iter().map(|(one, _)| one.clone()).collect();
     let data = emitted.into_iter().map(view).collect();
     let response = work.commit(StatusCode::ACCEPTED, &BatchView { data }).await?;
+    METERS.emitted(Source::Http, &events);
     app.wake.now();
-    Ok(response)
+    Ok((response, events.into_iter().map(|one| one.id).collect()))
 }
 
 /// In the transaction of the caller, who gives it up when one is refused. Those that can be read are tried although others
@@ -79,6 +104,7 @@ pub(crate) async fn emit_all(
     app: &App,
     connection: &mut PgConnection,
     read: Vec<Result<OwnedEvent, Problem>>,
+    trace: Option<TraceContext>,
 ) -> Result<Vec<(Emitted, OwnedEvent)>, Problem> {
     let mut refused = Refused::default();
     let mut events = Vec::with_capacity(read.len());
@@ -95,17 +121,19 @@ pub(crate) async fn emit_all(
             None => Ok(event),
         });
         match event {
-            Ok(event) => events.push((index, event)),
+            Ok(event) => events.push((index, OwnedEvent { trace, ..event })),
             Err(problem) => refused.add(problem, index),
         }
     }
     let borrowed: Vec<_> = events.iter().map(|(_, event)| event.borrow()).collect();
+    let began = Instant::now();
     let answers = app
         .emits
         .sender
         .emit_all(connection, &borrowed, Patience::Own)
         .await
         .map_err(|error| refusal(EmitError::Database(error), "/events"))?;
+    METERS.statement(borrowed.len(), began.elapsed());
     let mut emitted = Vec::with_capacity(answers.len());
     for ((index, event), answer) in events.into_iter().zip(answers) {
         match answer {

@@ -28,9 +28,11 @@ use crate::{
     idempotency::{Claim, Work},
     input::{Query, Text},
     listing::{Page, PageQuery, encode},
+    meters::{Key, METERS, Repeated, Source},
     openapi::shapes,
     problem::{Fault, Kind, Problem},
     tables::events::{self, EventRow},
+    traced::Traced,
 };
 
 /// The data and what stands around it.
@@ -112,27 +114,49 @@ pub(crate) async fn emit(
     State(app): State<Shared>,
     Path(tenant): Path<String>,
     claim: Claim,
+    traced: Traced,
     text: Text<EMIT_BODY_BYTES_MAX>,
 ) -> Result<Response, Problem> {
+    let taken = take(&app, &tenant, claim, &traced, &text).await;
+    let told = taken.as_ref().map(|(_, id)| std::slice::from_ref(id));
+    traced.end(Source::Http, &tenant, told);
+    taken.map(|(response, _)| response)
+}
+
+/// The answer, and the event's id.
+async fn take(
+    app: &Shared,
+    tenant: &str,
+    claim: Claim,
+    traced: &Traced,
+    text: &Text<EMIT_BODY_BYTES_MAX>,
+) -> Result<(Response, String), Problem> {
     let form: EmitForm<'_> = text.read()?;
-    let event = form.check(&tenant)?;
+    let event = OwnedEvent {
+        trace: traced.context(),
+        ..form.check(tenant)?
+    };
     if claim.is_some() {
-        let mut work = Work::begin(&app, claim).await?;
+        let mut work = Work::begin(app, claim).await?;
         let emitted = app.emits.sender.emit(&mut work, &event.borrow()).await;
         let emitted = emitted.map_err(|error| refusal(error, ""))?;
-        let (status, view) = answer(&mut work, emitted, event).await?;
+        let (status, view) = answer(&mut work, emitted.clone(), event).await?;
         let response = work.commit(status, &view).await?;
+        METERS.emitted(Source::Http, [&emitted]);
         app.wake.now();
-        return Ok(response);
+        return Ok((response, emitted.id));
     }
     let emitted = app.emits.emit(event.clone()).await;
     let emitted = emitted.map_err(|error| refusal(error, ""))?;
+    METERS.emitted(Source::Http, [&emitted]);
+    let id = emitted.id.clone();
     if !emitted.duplicate {
-        return Ok((StatusCode::ACCEPTED, Json(fresh(emitted, event))).into_response());
+        let response = (StatusCode::ACCEPTED, Json(fresh(emitted, event))).into_response();
+        return Ok((response, id));
     }
     let mut connection = app.pool.acquire().await?;
     let (status, view) = answer(&mut connection, emitted, event).await?;
-    Ok((status, Json(view)).into_response())
+    Ok(((status, Json(view)).into_response(), id))
 }
 
 /// What is done with a body before the database is asked: the data as it will be kept, or the status of the refusal.
@@ -153,6 +177,7 @@ impl EmitForm<'_> {
             id: self.id,
             version: self.version,
             ordering_key: self.ordering_key,
+            trace: None,
         })
     }
 }
@@ -202,7 +227,10 @@ async fn answer(
 pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
     match error {
         EmitError::UnknownTenant => Problem::not_found("tenant"),
-        EmitError::Conflict => Problem::conflict(format!("{error}.")),
+        EmitError::Conflict => {
+            METERS.repeated(Key::EventId, Repeated::Conflict);
+            Problem::conflict(format!("{error}."))
+        }
         EmitError::Invalid { field, message } => Problem::invalid(format!("{below}/{field}"), message),
         EmitError::Schema(violations) => Problem::faults(
             violations

@@ -226,6 +226,7 @@ pub(crate) mod tests {
             admin_api_key: "right".to_owned(),
             request_rates: Default::default(),
             metrics: String::new,
+            tracer: Default::default(),
             stop: Default::default(),
             streams: crate::streams(),
             trials: crate::Trials::new(Default::default()).expect("a client"),

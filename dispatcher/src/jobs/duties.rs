@@ -23,6 +23,7 @@ pub(super) struct Retention(pub(super) Duration);
 
 /// Answers to repeated requests removed by one statement.
 const ANSWERS_FORGOTTEN_MAX: i64 = 5_000;
+const TRACES_FORGOTTEN_MAX: i64 = 5_000;
 /// Statements of one run: what is left waits for the next.
 const FORGETTING_STEPS_MAX: usize = 1_000;
 
@@ -56,7 +57,10 @@ pub(super) async fn perform(
                 );
             }
         }
-        Duty::ForgetAnswers => forget_answers(&pool).await?,
+        Duty::ForgetAnswers => {
+            forget_answers(&pool).await?;
+            forget_traces(&pool).await?;
+        }
         Duty::RollUpStatistics => rollup::run(&pool).await?,
         Duty::DropOld => match retention::run(&pool, kept).await {
             Ok(done) => tracing::debug!(?done, "retention"),
@@ -65,6 +69,24 @@ pub(super) async fn perform(
         },
     }
     tracing::debug!(?duty, "done");
+    Ok(())
+}
+
+/// Where events belong in their producers' traces is of use for a week. A replay after that begins a trace of its own.
+async fn forget_traces(pool: &PgPool) -> Result<(), sqlx::Error> {
+    for _ in 0..FORGETTING_STEPS_MAX {
+        let done = sqlx::query(
+            "delete from postrider.traces where event_id in (
+                select event_id from postrider.traces
+                where event_id < postrider.uuid_floor(clock_timestamp() - interval '7 days') order by event_id limit $1)",
+        )
+        .bind(TRACES_FORGOTTEN_MAX)
+        .execute(pool)
+        .await?;
+        if done.rows_affected() < TRACES_FORGOTTEN_MAX as u64 {
+            break;
+        }
+    }
     Ok(())
 }
 

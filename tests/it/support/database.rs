@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use postrider::embedded::{Account, Cluster, Home};
+use postrider::embedded::{Account, Cluster, Home, Programs};
 use postrider_dispatcher::{partitions, schema};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, postgres::PgConnectOptions};
 
@@ -195,18 +195,7 @@ fn start(below: &Path, settings: &str) -> Shared {
     let account = Account::for_server().expect("an account for the server");
     let folder = below.join(format!("postrider-it-{}", uuid::Uuid::new_v4().simple()));
     let home = Home::at(folder.clone(), account).expect("a home for the cluster");
-    // A test binary has no end of its own to hook into, so a watcher outlives it: it reads until the pipe closes.
-    let mut watcher = account.command("/bin/sh".as_ref(), &folder);
-    let script = "cat > /dev/null
-        kill -QUIT \"$(head -n 1 data/postmaster.pid)\"
-        while [ -e data/postmaster.pid ] && kill -0 \"$(head -n 1 data/postmaster.pid)\"; do sleep 0.1; done
-        cd / && rm -rf \"$1\"";
-    watcher.args(["-c", script, "sh"]).arg(&folder);
-    watcher
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let watcher = watcher.spawn().expect("sh starts");
+    let watcher = watch(account, &folder);
 
     let cluster = Cluster::start(home, &format!("{SETTINGS}{settings}")).expect("the test cluster starts");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -224,6 +213,89 @@ fn start(below: &Path, settings: &str) -> Shared {
         // A template can be copied only while nobody is connected to it.
         pool.close().await;
     });
+    Shared {
+        cluster,
+        _watcher: watcher,
+    }
+}
+
+/// Ends the server below this folder, and removes it, when this process ends or the answer is dropped.
+fn watch(account: Account, folder: &Path) -> Child {
+    // A test binary has no end of its own to hook into, so a watcher outlives it: it reads until the pipe closes.
+    let mut watcher = account.command("/bin/sh".as_ref(), folder);
+    let script = "cat > /dev/null
+        kill -QUIT \"$(head -n 1 data/postmaster.pid)\"
+        while [ -e data/postmaster.pid ] && kill -0 \"$(head -n 1 data/postmaster.pid)\"; do sleep 0.1; done
+        cd / && rm -rf \"$1\"";
+    watcher.args(["-c", script, "sh"]).arg(folder);
+    watcher
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    watcher.spawn().expect("sh starts")
+}
+
+/// A copy of the server that follows it by streaming replication, and is asked before each of its commits is told.
+pub(crate) struct Replica {
+    server: Shared,
+}
+
+impl Replica {
+    pub(crate) async fn of(primary: &Database) -> Self {
+        let sockets = primary.server.cluster.home().sockets().to_owned();
+        let server = tokio::task::spawn_blocking(move || copy_and_follow(&sockets)).await;
+        let server = server.expect("a replica");
+        for statement in [
+            "alter system set synchronous_standby_names = '*'",
+            "select pg_reload_conf()",
+        ] {
+            run(&primary.server.cluster, statement).await;
+        }
+        let options = primary.server.cluster.superuser_options();
+        until("the replica is synchronous", || async {
+            let mut connection = PgConnection::connect_with(&options).await.ok()?;
+            let state: String = sqlx::query_scalar("select sync_state from pg_stat_replication")
+                .fetch_one(&mut connection)
+                .await
+                .ok()?;
+            (state == "sync").then_some(())
+        })
+        .await;
+        Self { server }
+    }
+
+    /// From here on it takes writes.
+    pub(crate) async fn promote(&self) {
+        let mut promote = self.server.cluster.command("pg_ctl");
+        promote.args(["promote", "-w", "-s"]);
+        promote.stdout(Stdio::null()).stderr(Stdio::null());
+        let ended = tokio::task::spawn_blocking(move || promote.status()).await;
+        assert!(ended.expect("waited for").expect("pg_ctl starts").success());
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.server.cluster.home().sockets().join(".s.PGSQL.5432")
+    }
+}
+
+fn copy_and_follow(primary: &Path) -> Shared {
+    let account = Account::for_server().expect("an account for the server");
+    let folder = std::env::temp_dir().join(format!("postrider-it-{}", uuid::Uuid::new_v4().simple()));
+    let home = Home::at(folder.clone(), account).expect("a home for the replica");
+    let watcher = watch(account, &folder);
+    let programs = Programs::find(None).expect("a server");
+    let mut copy = account.command(&programs.path("pg_basebackup"), &folder);
+    copy.args(["-R", "-X", "stream", "-c", "fast", "-U", "postgres", "-D"])
+        .arg(folder.join("data"))
+        .arg("-h")
+        .arg(primary);
+    let output = copy.output().expect("pg_basebackup starts");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let cluster = Cluster::start(home, SETTINGS).expect("the replica starts");
     Shared {
         cluster,
         _watcher: watcher,

@@ -18,7 +18,7 @@ use std::{future::Future, time::Duration};
 
 pub(crate) use api::{Api, Endpoint};
 pub(crate) use browser::{Browser, Crawl};
-pub(crate) use database::Database;
+pub(crate) use database::{Database, Replica};
 pub(crate) use dns::{NameServer, Reply};
 pub(crate) use fleet::{Fleet, repeated, times};
 pub(crate) use judges::{Case, judge, node, python};

@@ -1,0 +1,228 @@
+//! What the API and the pages count, for Prometheus. Made once, like those of a dispatcher; see `meters.rs` there.
+
+use std::{
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    extract::{Request, State},
+    http::StatusCode,
+    middleware::Next,
+    response::Response,
+};
+use metrics::{Counter, Histogram};
+use postrider_dispatcher::meters::{histogram, labelled_counter, labelled_histogram};
+use postrider_sender::Emitted;
+
+use crate::auth::Rule;
+
+pub(crate) static METERS: LazyLock<Meters> = LazyLock::new(Meters::new);
+
+/// Makes the series, so that they are seen from the start. After the recorder is there.
+pub(crate) fn start() {
+    LazyLock::force(&METERS);
+}
+
+/// The way an event came in. Those of SQL are the rest of what Postgres has stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    Http,
+    Grpc,
+}
+
+impl Source {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+        }
+    }
+}
+
+/// What a request was known by when it came again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Key {
+    EventId,
+    IdempotencyKey,
+}
+
+/// How a request that came again was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Repeated {
+    /// As the first time.
+    Same,
+    /// Refused: it was not the same.
+    Conflict,
+}
+
+/// What kind of path it is: one label of few values, whatever is added to the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Emit,
+    Api,
+    Page,
+    Open,
+}
+
+impl Kind {
+    const ALL: [(Self, &'static str); 4] = [
+        (Self::Emit, "emit"),
+        (Self::Api, "api"),
+        (Self::Page, "page"),
+        (Self::Open, "open"),
+    ];
+
+    fn of(path: &str, rule: Rule) -> Self {
+        match rule {
+            Rule::Emit => Self::Emit,
+            Rule::Open => Self::Open,
+            _ if path.starts_with("/v1/") => Self::Api,
+            _ => Self::Page,
+        }
+    }
+}
+
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+struct Requests {
+    by_class: [Counter; CLASSES.len()],
+    seconds: Histogram,
+}
+
+pub(crate) struct Meters {
+    emitted: [Counter; 2],
+    repeated: [[Counter; 2]; 2],
+    emit_events: Histogram,
+    emit_seconds: Histogram,
+    requests: [Requests; Kind::ALL.len()],
+    calls: [[Counter; 2]; 3],
+}
+
+/// A call of gRPC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Call {
+    Emit,
+    EmitBatch,
+    EmitStream,
+}
+
+impl Meters {
+    fn new() -> Self {
+        let repeated = |key| {
+            ["same", "conflict"].map(|answer| {
+                labelled_counter(
+                    "postrider_duplicates_total",
+                    "Events and requests that came again: answered as the first time, or refused because they were other",
+                    &[("key", key), ("answer", answer)],
+                )
+            })
+        };
+        Self {
+            emitted: [Source::Http, Source::Grpc].map(|source| {
+                labelled_counter(
+                    "postrider_events_emitted_total",
+                    "New events, by the way they came in",
+                    &[("source", source.as_str())],
+                )
+            }),
+            repeated: ["event_id", "idempotency_key"].map(repeated),
+            emit_events: histogram("postrider_emit_events", "Events in one statement that emits"),
+            emit_seconds: histogram("postrider_emit_seconds", "One statement that emits"),
+            requests: Kind::ALL.map(|(_, kind)| Requests {
+                by_class: CLASSES.map(|class| {
+                    labelled_counter(
+                        "postrider_http_requests_total",
+                        "Requests, by the kind of path and the class of the answer",
+                        &[("kind", kind), ("status", class)],
+                    )
+                }),
+                seconds: labelled_histogram(
+                    "postrider_http_request_seconds",
+                    "From a request to the head of its answer",
+                    &[("kind", kind)],
+                ),
+            }),
+            calls: ["emit", "emit_batch", "emit_stream"].map(|method| {
+                ["ok", "error"].map(|result| {
+                    labelled_counter(
+                        "postrider_grpc_calls_total",
+                        "Calls over gRPC",
+                        &[("method", method), ("result", result)],
+                    )
+                })
+            }),
+        }
+    }
+
+    /// Once they are committed.
+    pub(crate) fn emitted<'e>(&self, source: Source, events: impl IntoIterator<Item = &'e Emitted>) {
+        let (mut new, mut again) = (0, 0);
+        for event in events {
+            match event.duplicate {
+                true => again += 1,
+                false => new += 1,
+            }
+        }
+        self.emitted[source as usize].increment(new);
+        self.repeated[Key::EventId as usize][Repeated::Same as usize].increment(again);
+    }
+
+    pub(crate) fn repeated(&self, key: Key, answer: Repeated) {
+        self.repeated[key as usize][answer as usize].increment(1);
+    }
+
+    pub(crate) fn statement(&self, events: usize, took: Duration) {
+        self.emit_events.record(events as f64);
+        self.emit_seconds.record(took);
+    }
+
+    pub(crate) fn called<T, E>(&self, call: Call, result: &Result<T, E>) {
+        self.calls[call as usize][usize::from(result.is_err())].increment(1);
+    }
+
+    fn answered(&self, kind: Kind, status: StatusCode, took: Duration) {
+        let requests = &self.requests[kind as usize];
+        let class = usize::from(status.as_u16() / 100).clamp(1, CLASSES.len()) - 1;
+        requests.by_class[class].increment(1);
+        requests.seconds.record(took);
+    }
+}
+
+/// What a route is counted as.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counted(Kind);
+
+impl Counted {
+    pub(crate) fn of(path: &str, rule: Rule) -> Self {
+        Self(Kind::of(path, rule))
+    }
+}
+
+/// The outermost layer of a route.
+pub(crate) async fn measure(State(Counted(kind)): State<Counted>, request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let response = next.run(request).await;
+    METERS.answered(kind, response.status(), began.elapsed());
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_of_few_kinds() {
+        for (path, rule, kind) in [
+            ("/v1/tenants/{tenant}/events", Rule::Emit, Kind::Emit),
+            ("/v1/tenants/{tenant}/events", Rule::Own, Kind::Api),
+            ("/healthz", Rule::Open, Kind::Open),
+            ("/deliveries", Rule::See, Kind::Page),
+        ] {
+            assert_eq!(Kind::of(path, rule), kind, "{path}");
+        }
+        for (place, (kind, _)) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, place);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Trace contexts, as the header `traceparent` of the W3C carries them.
+//! What is random about an id is passed in.
+
+use std::fmt;
+
+use data_encoding::HEXLOWER;
+use sha2::{Digest, Sha256};
+
+use crate::{DeliveryId, EventId};
+
+/// All of one trace have it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TraceId([u8; 16]);
+
+/// One piece of work.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SpanId([u8; 8]);
+
+/// Where somebody is in a trace: what they pass on to those they call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceContext {
+    pub trace: TraceId,
+    /// Theirs: the parent of what is done for them.
+    pub span: SpanId,
+    /// Whether it is written down anywhere.
+    pub sampled: bool,
+}
+
+const FORM_BYTES: usize = 55;
+const SAMPLED: u8 = 1;
+
+impl TraceId {
+    /// None of zeros alone, which stands for no trace.
+    pub fn new(bytes: [u8; 16]) -> Option<Self> {
+        (bytes != [0; 16]).then_some(Self(bytes))
+    }
+
+    /// Of an event that came without a trace: everybody who handles it finds the same one.
+    pub fn of_event(event: EventId) -> Self {
+        Self(event.0.into_bytes())
+    }
+
+    /// Whether this trace is among a share from 0 to 1 of all. Every process answers the same.
+    pub fn is_among(self, share: f64) -> bool {
+        const RANDOM_BITS: u32 = 62;
+        let mut low = [0; 8];
+        low.copy_from_slice(&self.0[8..]);
+        // An event's id has two fixed bits here.
+        let random = u64::from_be_bytes(low) & ((1 << RANDOM_BITS) - 1);
+        (random as f64) < share * (1_u64 << RANDOM_BITS) as f64
+    }
+}
+
+impl SpanId {
+    pub fn new(bytes: [u8; 8]) -> Option<Self> {
+        (bytes != [0; 8]).then_some(Self(bytes))
+    }
+
+    /// Of the time that a delivery waits. Attempts name it as their parent, whichever process makes them and whenever.
+    pub fn of_delivery(delivery: DeliveryId) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(delivery.event.0.as_bytes());
+        hash.update(delivery.endpoint.0.to_be_bytes());
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&hash.finalize()[..8]);
+        Self::new(bytes).unwrap_or(Self([1; 8]))
+    }
+}
+
+impl TraceContext {
+    /// Reads a `traceparent`. None when it is not of that form: then it is as if there were none.
+    pub fn parse(header: &str) -> Option<Self> {
+        let header = header.trim();
+        let form = header.get(..FORM_BYTES)?;
+        let [version, trace, span, flags] = form.split('-').collect::<Vec<_>>().try_into().ok()?;
+        if (version.len(), trace.len(), span.len()) != (2, 32, 16) {
+            return None;
+        }
+        // Later versions may say more behind it; the first has just this.
+        let more = &header[FORM_BYTES..];
+        let fits = match version {
+            "ff" => false,
+            "00" => more.is_empty(),
+            _ => more.is_empty() || more.starts_with('-'),
+        };
+        byte(version).filter(|_| fits)?;
+        Some(Self {
+            trace: TraceId::new(bytes(trace)?)?,
+            span: SpanId::new(bytes(span)?)?,
+            sampled: byte(flags)? & SAMPLED != 0,
+        })
+    }
+
+    /// As a database keeps it: 25 bytes.
+    pub fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(25);
+        bytes.extend(self.trace.0);
+        bytes.extend(self.span.0);
+        bytes.push(u8::from(self.sampled));
+        bytes
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (trace, rest) = bytes.split_first_chunk()?;
+        let (span, flags) = rest.split_first_chunk()?;
+        let [flags] = *flags else { return None };
+        Some(Self {
+            trace: TraceId::new(*trace)?,
+            span: SpanId::new(*span)?,
+            sampled: flags & SAMPLED != 0,
+        })
+    }
+}
+
+fn byte(text: &str) -> Option<u8> {
+    bytes::<1>(text).map(|[byte]| byte)
+}
+
+/// Capitals are not of the form.
+fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
+    HEXLOWER.decode(text.as_bytes()).ok()?.try_into().ok()
+}
+
+/// The header's value.
+impl fmt::Display for TraceContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "00-{}-{}-{:02x}",
+            self.trace,
+            self.span,
+            u8::from(self.sampled)
+        )
+    }
+}
+
+macro_rules! shown_in_hex {
+    ($($name:ident),+) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&HEXLOWER.encode(&self.0))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    )+};
+}
+shown_in_hex!(TraceId, SpanId);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EndpointId;
+    use proptest::prelude::*;
+    use uuid::Uuid;
+
+    const HEADER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    #[test]
+    fn a_traceparent_reads_back() {
+        let context = TraceContext::parse(HEADER).expect("of the form");
+        assert!(context.sampled);
+        assert_eq!(context.to_string(), HEADER);
+        assert_eq!(TraceContext::from_bytes(&context.to_bytes()), Some(context));
+        let unsampled = HEADER.replace("-01", "-02");
+        assert!(!TraceContext::parse(&unsampled).expect("of the form").sampled);
+    }
+
+    #[test]
+    fn what_is_not_of_the_form_is_no_context() {
+        let later = HEADER.replacen("00", "cc", 1);
+        assert!(TraceContext::parse(&later).is_some(), "of a later version");
+        assert!(TraceContext::parse(&format!("{later}-what-else")).is_some());
+        for bad in [
+            String::new(),
+            HEADER.to_uppercase(),
+            format!("{HEADER}-more"),
+            format!("{later}more"),
+            HEADER.replacen("00", "ff", 1),
+            HEADER.replacen("00", "0x", 1),
+            HEADER[..54].to_owned(),
+            HEADER.replace("0af7651916cd43dd8448eb211c80319c", &"0".repeat(32)),
+            HEADER.replace("b7ad6b7169203331", &"0".repeat(16)),
+            HEADER.replace('-', "_"),
+        ] {
+            assert_eq!(TraceContext::parse(&bad), None, "{bad}");
+        }
+        assert_eq!(TraceContext::from_bytes(&[1; 24]), None);
+        assert_eq!(TraceContext::from_bytes(&[0; 25]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_without_a_panic(text: String) {
+            let _ = TraceContext::parse(&text);
+        }
+
+        #[test]
+        fn a_share_takes_about_that_many(trace: u128) {
+            let id = TraceId(trace.to_be_bytes());
+            prop_assert!(id.is_among(1.0) && !id.is_among(0.0));
+        }
+    }
+
+    #[test]
+    fn a_share_of_traces_is_about_that_many() {
+        let ids = (0..1_000_u64).map(|n| {
+            let mut bytes = [7; 16];
+            let digest = Sha256::digest(n.to_be_bytes());
+            bytes[8..].copy_from_slice(&digest[..8]);
+            TraceId(bytes)
+        });
+        let taken = ids.filter(|id| id.is_among(0.25)).count();
+        assert!((200..300).contains(&taken), "{taken}");
+    }
+
+    #[test]
+    fn each_delivery_has_a_span_of_its_own() {
+        let event = EventId(Uuid::from_u128(7));
+        let of = |endpoint| {
+            SpanId::of_delivery(DeliveryId {
+                event,
+                endpoint: EndpointId(endpoint),
+            })
+        };
+        assert_eq!(of(1), of(1));
+        assert_ne!(of(1), of(2));
+    }
+}

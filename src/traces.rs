@@ -1,0 +1,215 @@
+//! Sends spans to a collector: OTLP over HTTP, as JSON. Beside everything else, and never in its way: what can't be sent
+//! soon is dropped and counted.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use postrider_dispatcher::traces::{self, Span, SpanKind, Tracer, Value};
+use reqwest::{Client, StatusCode, header::HeaderMap};
+use serde_json::json;
+use tokio::{
+    sync::mpsc,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::settings::{Collector, Settings};
+
+/// Spans in one request.
+const BATCH_MAX: usize = 512;
+/// Time for more to come, before what is there is sent.
+const GATHER: Duration = Duration::from_millis(500);
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(5);
+const TRIES: u32 = 3;
+const AGAIN_WAIT: Duration = Duration::from_millis(500);
+/// For what is left when the process stops.
+const LAST_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// The export of this process, or none.
+#[derive(Default)]
+pub(crate) struct Export(Option<JoinHandle<()>>);
+
+impl Export {
+    /// Starts it where the settings say where to. The tracer goes to those who tell spans, and nowhere else.
+    pub(crate) fn start(
+        settings: &Settings,
+        role: &'static str,
+        stop: CancellationToken,
+    ) -> anyhow::Result<(Self, Tracer)> {
+        traces::start();
+        let Some(collector) = settings.collector.clone() else {
+            return Ok(Default::default());
+        };
+        let (tracer, spans) = Tracer::new(collector.share);
+        let exporter = Exporter::new(collector, &settings.dispatcher.name, role)?;
+        let task = tokio::spawn(exporter.run(spans, stop));
+        Ok((Self(Some(task)), tracer))
+    }
+
+    /// Sends what is left, once everybody who told spans has ended.
+    pub(crate) async fn finish(self) {
+        if let Some(task) = self.0 {
+            let _ = timeout(LAST_TIME_MAX, task).await;
+        }
+    }
+}
+
+struct Exporter {
+    client: Client,
+    collector: Collector,
+    /// What all spans of this process have in common.
+    resource: serde_json::Value,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ExportError {
+    #[error("the collector can't be reached: {0}")]
+    Unreachable(reqwest::Error),
+    #[error("the collector answered {0}")]
+    Refused(StatusCode),
+}
+
+impl ExportError {
+    /// As the protocol has it.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable(_) => true,
+            Self::Refused(status) => matches!(status.as_u16(), 429 | 502 | 503 | 504),
+        }
+    }
+}
+
+impl Exporter {
+    fn new(collector: Collector, name: &str, role: &str) -> anyhow::Result<Self> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in &collector.headers {
+            headers.insert(name.clone(), value.clone());
+        }
+        let client = Client::builder()
+            .default_headers(headers)
+            .timeout(REQUEST_TIME_MAX)
+            .no_proxy()
+            .build()?;
+        let resource = json!({ "attributes": [
+            attribute("service.name", &Value::Text("postrider".to_owned())),
+            attribute("service.version", &Value::Text(env!("CARGO_PKG_VERSION").to_owned())),
+            attribute("service.instance.id", &Value::Text(name.to_owned())),
+            attribute("postrider.role", &Value::Text(role.to_owned())),
+        ]});
+        Ok(Self {
+            client,
+            collector,
+            resource,
+        })
+    }
+
+    /// Until nobody is left who could tell a span.
+    async fn run(self, mut spans: mpsc::Receiver<Span>, stop: CancellationToken) {
+        let mut batch = Vec::with_capacity(BATCH_MAX);
+        while spans.recv_many(&mut batch, BATCH_MAX).await > 0 {
+            if batch.len() < BATCH_MAX {
+                tokio::select! {
+                    () = sleep(GATHER) => {}
+                    () = stop.cancelled() => {}
+                }
+                while batch.len() < BATCH_MAX
+                    && let Ok(span) = spans.try_recv()
+                {
+                    batch.push(span);
+                }
+            }
+            self.send(&batch).await;
+            batch.clear();
+        }
+    }
+
+    async fn send(&self, batch: &[Span]) {
+        if batch.is_empty() {
+            return;
+        }
+        let body = document(&self.resource, batch).to_string();
+        for number in 1..=TRIES {
+            match self.post(&body).await {
+                Ok(()) => return traces::count_sent(batch.len()),
+                Err(error) if error.may_pass() && number < TRIES => sleep(AGAIN_WAIT * number).await,
+                Err(error) => {
+                    tracing::warn!(%error, spans = batch.len(), "spans of traces could not be sent; they are dropped");
+                    break;
+                }
+            }
+        }
+        traces::count_dropped(batch.len());
+    }
+
+    async fn post(&self, body: &str) -> Result<(), ExportError> {
+        let request = self
+            .client
+            .post(self.collector.url.clone())
+            .header("content-type", "application/json")
+            .body(body.to_owned());
+        let answer = request
+            .send()
+            .await
+            // The URL may have a token in it.
+            .map_err(|error| ExportError::Unreachable(error.without_url()))?;
+        match answer.status() {
+            status if status.is_success() => Ok(()),
+            status => Err(ExportError::Refused(status)),
+        }
+    }
+}
+
+fn document(resource: &serde_json::Value, batch: &[Span]) -> serde_json::Value {
+    let spans: Vec<serde_json::Value> = batch.iter().map(written).collect();
+    json!({ "resourceSpans": [{
+        "resource": resource,
+        "scopeSpans": [{
+            "scope": { "name": "postrider", "version": env!("CARGO_PKG_VERSION") },
+            "spans": spans,
+        }],
+    }]})
+}
+
+/// Ids are hexadecimal and 64-bit numbers are texts: so the protocol's JSON has it.
+fn written(span: &Span) -> serde_json::Value {
+    const STATUS_ERROR: u8 = 2;
+    let kind = match span.kind {
+        SpanKind::Internal => 1,
+        SpanKind::Client => 3,
+        SpanKind::Producer => 4,
+    };
+    let attributes: Vec<_> = span
+        .attributes
+        .iter()
+        .map(|(key, value)| attribute(key, value))
+        .collect();
+    let mut written = json!({
+        "traceId": span.trace.to_string(),
+        "spanId": span.id.to_string(),
+        "name": span.name,
+        "kind": kind,
+        "startTimeUnixNano": nanoseconds(span.began),
+        "endTimeUnixNano": nanoseconds(span.ended),
+        "attributes": attributes,
+    });
+    if let Some(parent) = span.parent {
+        written["parentSpanId"] = json!(parent.to_string());
+    }
+    if let Some(error) = &span.error {
+        written["status"] = json!({ "code": STATUS_ERROR, "message": error });
+    }
+    written
+}
+
+fn attribute(key: &str, value: &Value) -> serde_json::Value {
+    let value = match value {
+        Value::Text(text) => json!({ "stringValue": text }),
+        Value::Number(number) => json!({ "intValue": number.to_string() }),
+    };
+    json!({ "key": key, "value": value })
+}
+
+fn nanoseconds(at: DateTime<Utc>) -> String {
+    at.timestamp_nanos_opt().unwrap_or_default().to_string()
+}
