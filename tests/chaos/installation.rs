@@ -385,23 +385,43 @@ impl Installation {
         .await;
     }
 
-    /// Waits until nothing waits; answers how long that took, or what is left.
-    pub(crate) async fn drained(&self, patience: Duration) -> Result<Duration, i64> {
+    /// Waits until nothing waits, as long as it gets less; answers how long that took, or what is left.
+    pub(crate) async fn drained(&self, patience: Duration) -> Result<Duration, String> {
         let began = self.time.now();
+        let (mut least, mut came, mut moved) = (i64::MAX, 0, began);
         loop {
             let waiting = self
                 .database
                 .count("select (select count(*) from postrider.queue) + (select count(*) from postrider.retries)")
                 .await;
-            let took = self.time.now() - began;
+            let now = self.time.now();
             if waiting == 0 {
-                return Ok(took);
+                return Ok(now - began);
             }
-            if took > patience {
-                return Err(waiting);
+            let count = self.receivers.count();
+            if waiting < least || count > came {
+                (least, came, moved) = (waiting.min(least), count, now);
+            }
+            if now - moved > patience || now - began > patience * 10 {
+                return Err(format!("{waiting} deliveries wait:\n{}", self.what_waits().await));
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// A line for each endpoint that has deliveries waiting.
+    async fn what_waits(&self) -> String {
+        let rows: Vec<(String,)> = sqlx::query_as(
+            "select format('%s %s: %s in the queue, %s to retry, due from %s to %s, up to attempt %s', e.public_id, e.state,
+                           count(*) filter (where q.due_at is null), count(q.due_at), min(q.due_at), max(q.due_at), max(q.attempt))
+             from (select endpoint_id, attempt, null::timestamptz as due_at from postrider.queue
+                   union all select endpoint_id, attempt, due_at from postrider.retries) q
+             join postrider.endpoints e on e.id = q.endpoint_id group by e.id order by e.id",
+        )
+        .fetch_all(&mut self.database.connect().await)
+        .await
+        .expect("read");
+        rows.into_iter().map(|(line,)| line + "\n").collect()
     }
 
     /// Another database of the same server.

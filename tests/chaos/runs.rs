@@ -13,8 +13,8 @@ use crate::{
 const SECONDS: u64 = 22;
 const SEED: u64 = 9;
 const ENDPOINTS: usize = 6;
-/// After the faults everything that waits must be gone by then: a lease, the longest wait of a schedule, a full disk.
-const DRAIN_MAX: Duration = Duration::from_secs(60);
+/// After the faults nothing may stand still for so long: a lease, the longest wait of a schedule, a full disk.
+const DRAIN_MAX: Duration = Duration::from_secs(45);
 const DISK_MEGABYTES_LEAST: u32 = 700;
 
 static MACHINE: Mutex<()> = Mutex::const_new(());
@@ -49,17 +49,20 @@ pub(crate) async fn run(it: &Arc<Installation>, plan: &Plan, least: Duration) ->
     producers.stop.cancel();
     emitting.join_all().await;
     match it.drained(DRAIN_MAX).await {
-        Ok(took) => println!("drained {:.1} s after the last fault", took.as_secs_f64()),
-        Err(waiting) => println!("NOT DRAINED: {waiting} deliveries wait"),
+        Ok(took) => {
+            println!("drained {:.1} s after the last fault", took.as_secs_f64());
+            // Nothing comes after the end.
+            let count = it.receivers.count();
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            assert_eq!(
+                it.receivers.count(),
+                count,
+                "requests come although nothing waits"
+            );
+        }
+        // The checker says which.
+        Err(waiting) => println!("NOT DRAINED: {waiting}"),
     }
-    // Nothing comes after the end.
-    let count = it.receivers.count();
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(
-        it.receivers.count(),
-        count,
-        "requests come although nothing waits"
-    );
     it.history().await
 }
 
