@@ -8,6 +8,7 @@
 //   <button data-copy="#id">        copies the text of that element
 //   <form data-confirm="…">         asks before it sends
 //   <select data-submit>            sends its form when it changes
+//   <input data-all="name">         ticks all boxes of that name in its form, or none
 "use strict";
 
 document.documentElement.classList.add("scripted");
@@ -89,6 +90,8 @@ document.addEventListener("submit", (event) => {
 
 document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
+  const all = event.target.dataset.all;
+  if (all) event.target.form.querySelectorAll(`[name="${CSS.escape(all)}"]`).forEach((box) => { box.checked = event.target.checked; });
 });
 
 // What was done is told once: going back or reloading does not tell it again.

@@ -56,6 +56,14 @@ impl Drawing {
         }
     }
 
+    /// A line across, at this share of the height.
+    fn rule(&mut self, share: f64, width: usize) {
+        let y = HEIGHT * (1.0 - share);
+        self.add(format_args!(
+            "<line class=\"rule\" x1=\"0\" x2=\"{width}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"
+        ));
+    }
+
     fn end(mut self) -> Svg {
         self.0.push_str("</svg>");
         Svg(self.0)
@@ -96,6 +104,7 @@ pub(crate) fn outcomes(series: &Series) -> Chart {
         grouped(total.dead)
     );
     let mut drawing = Drawing::begin("chart", &label, series.steps.len() as f64, HEIGHT);
+    drawing.rule(0.5, series.steps.len());
     for (index, step) in series.steps.iter().enumerate() {
         let x = index as f64 + (1.0 - BAR_SHARE) / 2.0;
         drawing.add(format_args!(
@@ -145,32 +154,17 @@ pub(crate) fn latency(series: &Series) -> Chart {
         None => format!("{name} none"),
     });
     let mut drawing = Drawing::begin("chart", &label.join(", "), series.steps.len() as f64, HEIGHT);
-    for half in [0.5, 1.0] {
-        drawing.add(format_args!(
-            "<line class=\"rule\" x1=\"0\" x2=\"{}\" y1=\"{:.1}\" y2=\"{:.1}\"/>",
-            series.steps.len(),
-            HEIGHT * (1.0 - half),
-            HEIGHT * (1.0 - half)
-        ));
-    }
+    drawing.rule(0.5, series.steps.len());
     for (class, share) in LINES {
-        let mut path = String::new();
-        let mut pen_down = false;
-        for (index, step) in series.steps.iter().enumerate() {
-            match step.percentile_ms(share) {
-                None => pen_down = false,
-                Some(ms) => {
-                    let (x, y) = (index as f64 + 0.5, HEIGHT * (1.0 - ms / top));
-                    let _ = write!(path, "{}{x:.1} {y:.1}", if pen_down { "L" } else { "M" });
-                    if !pen_down {
-                        // A point alone is to be seen too.
-                        let _ = write!(path, "l0.01 0");
-                    }
-                    pen_down = true;
-                }
-            }
-        }
-        drawing.add(format_args!("<path class=\"{class}\" d=\"{path}\"/>"));
+        let values: Vec<Option<f64>> = series
+            .steps
+            .iter()
+            .map(|step| step.percentile_ms(share))
+            .collect();
+        drawing.add(format_args!(
+            "<path class=\"{class}\" d=\"{}\"/>",
+            line(&values, top)
+        ));
     }
     for (index, step) in series.steps.iter().enumerate() {
         if let (Some(p50), Some(p95), Some(p99)) = (
@@ -191,6 +185,23 @@ pub(crate) fn latency(series: &Series) -> Chart {
         svg: drawing.end(),
         top: ms_words(top),
     }
+}
+
+/// A line through the values. Where one stands alone it is a dash, which is still to be seen.
+fn line(values: &[Option<f64>], top: f64) -> String {
+    let mut path = String::new();
+    let at = |index: usize| values.get(index).copied().flatten();
+    for (index, value) in values.iter().enumerate() {
+        let Some(value) = value else { continue };
+        let (x, y) = (index as f64 + 0.5, HEIGHT * (1.0 - value / top));
+        let follows = index.checked_sub(1).and_then(at).is_some();
+        let _ = match (follows, at(index + 1).is_some()) {
+            (true, _) => write!(path, "L{x:.1} {y:.1}"),
+            (false, true) => write!(path, "M{x:.1} {y:.1}"),
+            (false, false) => write!(path, "M{:.1} {y:.1}h0.8", x - 0.4),
+        };
+    }
+    path
 }
 
 /// How an endpoint was in each step: well, with some failures, mostly failing, or unused.
@@ -293,6 +304,13 @@ mod tests {
         for (highest, top) in [(0.0, 1.0), (1.0, 1.0), (3.0, 5.0), (501.0, 1_000.0), (20.0, 20.0)] {
             assert!((top_of(highest) - top).abs() < f64::EPSILON, "{highest}");
         }
+    }
+
+    #[test]
+    fn a_value_that_stands_alone_is_a_dash() {
+        let values = [None, Some(50.0), None, Some(0.0), Some(100.0)];
+        assert_eq!(line(&values, 100.0), "M1.1 50.0h0.8M3.5 100.0L4.5 0.0");
+        assert_eq!(line(&[], 1.0), "");
     }
 
     #[test]

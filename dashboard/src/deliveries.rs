@@ -1,6 +1,7 @@
 //! Deliveries as the outside sees them. They have no table: each is in `queue`, in `retries`, or is an attempt that
 //! ended it. A list merges those by (event, endpoint), the newest first; the cursor is that pair.
-//! Invariant: a page walks over at most `WALK_MAX` deliveries, however few of them match.
+//! Invariant: a page takes at most `WALK_STEPS_MAX` steps, and none once `WALK_MAX` deliveries were looked at, however few
+//! of them match and however long the past is. A cursor says from where to go on.
 
 use std::cmp::Reverse;
 
@@ -14,13 +15,17 @@ use uuid::Uuid;
 use crate::tables::{attempts, dead_letters, endpoints, event_types, queue, retries};
 
 /// Looked at for one page before it is answered as it is, with a cursor to go on from.
-const WALK_MAX: usize = 10_000;
-const WALK_STEP_MAX: i64 = 2_500;
-/// The first step of a walk in which few may match.
+const WALK_MAX: usize = 7_000;
+const WALK_STEPS_MAX: usize = 5;
+const WALK_STEP_MAX: i64 = 3_000;
+/// The first step of a walk in which few may match, and of one in which most do.
 const WALK_STEP_NARROW: i64 = 1_000;
-/// Endpoints asked for what waits, when the list is of all tenants.
+const WALK_STEP_REFUSED: i64 = 200;
+const WALK_STEP_REFUSED_MAX: i64 = 600;
+/// Rows that a step reads of `queue`, and of `retries`, before it sorts them.
+const WAITING_READ_MAX: i64 = 100_000;
+/// Endpoints asked for what waits.
 const ENDPOINTS_WALKED_MAX: i64 = 20_000;
-const TENANTS_WALKED_MAX: i64 = 20_000;
 /// Looked up in one statement, where more than that are there.
 const DESCRIBED_LEAST: usize = 100;
 
@@ -170,17 +175,18 @@ pub(crate) async fn list(
         None => None,
         Some(name) => Some(event_types::numbers(pool, name).await?),
     };
-    let is_narrow = types.is_some() || filter.status_code.is_some() || filter.reason.is_some();
-    let step = if is_narrow {
-        WALK_STEP_NARROW.max(limit + 1)
-    } else {
-        limit + 1
-    };
+    if types.as_ref().is_some_and(Vec::is_empty) {
+        return Ok((Vec::new(), None));
+    }
     let scope = Scope::of(pool, filter).await?;
+    let step = scope
+        .step_first(types.is_some() || filter.reason.is_some())
+        .max(limit + 1);
+    let step_max = scope.step_max().max(step);
     let mut span = filter.span(after, step, types.as_deref());
     let mut found: Vec<Delivery> = Vec::new();
     let mut walked = 0;
-    loop {
+    for _ in 0..WALK_STEPS_MAX {
         let places = scope.places(pool, filter, span).await?;
         let matching: Vec<Place> = places.iter().filter(|place| place.may_match).copied().collect();
         for delivery in describe_in_parts(pool, &matching, limit as usize - found.len() + 1, filter).await? {
@@ -201,14 +207,15 @@ pub(crate) async fn list(
                     endpoint: last.endpoint_id,
                 };
                 // Where few match, the steps grow.
-                span.limit = (span.limit * 2).min(WALK_STEP_MAX.max(step));
+                span.limit = (span.limit * 3).min(step_max);
             }
             _ => return Ok((found, None)),
         }
         if walked >= WALK_MAX {
-            return Ok((found, Some(span.before)));
+            break;
         }
     }
+    Ok((found, Some(span.before)))
 }
 
 /// One delivery, of one tenant or of any.
@@ -226,27 +233,60 @@ pub(crate) async fn find(
     Ok(found.filter(|delivery| tenant.is_none_or(|tenant| tenant == delivery.tenant_id)))
 }
 
-/// Whom to ask: `queue` and `retries` can be read by endpoint only, dead letters by endpoint or tenant.
-struct Scope {
-    endpoints: Vec<EndpointId>,
-    tenants: Vec<TenantId>,
+/// Where a list reads.
+enum Scope {
+    /// Among the attempts with this code: an index of those that were not accepted has them.
+    Refused(i16),
+    /// In everything a delivery can be in. `queue` and `retries` can be read by endpoint only.
+    All {
+        waiting: Vec<EndpointId>,
+        has_status: bool,
+    },
 }
 
 impl Scope {
     async fn of(pool: &PgPool, filter: &Filter) -> Result<Self, sqlx::Error> {
-        let endpoints = match (filter.state, filter.endpoint) {
-            (Some(DeliveryState::Delivered | DeliveryState::Dead), _) => Vec::new(),
-            (_, Some(endpoint)) => vec![endpoint],
-            (_, None) => endpoints::live_numbers(pool, filter.tenant, ENDPOINTS_WALKED_MAX).await?,
-        };
-        let tenants = match (filter.state, filter.tenant) {
-            (_, Some(tenant)) => vec![tenant],
-            (Some(DeliveryState::Dead), None) => {
-                dead_letters::tenants_with_any(pool, TENANTS_WALKED_MAX).await?
+        match filter.status_code {
+            Some(code) if !(200..=299).contains(&code) => Ok(Self::Refused(code)),
+            code => Ok(Self::All {
+                waiting: Self::waiting(pool, filter).await?,
+                has_status: code.is_some(),
+            }),
+        }
+    }
+
+    /// Of all tenants only those endpoints for which anything waits: most of many thousands have nothing.
+    async fn waiting(pool: &PgPool, filter: &Filter) -> Result<Vec<EndpointId>, sqlx::Error> {
+        match (filter.state, filter.endpoint, filter.tenant) {
+            (Some(DeliveryState::Delivered | DeliveryState::Dead), _, _) => Ok(Vec::new()),
+            (_, Some(endpoint), _) => Ok(vec![endpoint]),
+            (_, None, Some(tenant)) => {
+                endpoints::live_numbers(pool, Some(tenant), ENDPOINTS_WALKED_MAX).await
             }
-            _ => Vec::new(),
-        };
-        Ok(Self { endpoints, tenants })
+            (_, None, None) => {
+                let mut waiting = queue::endpoints(pool, ENDPOINTS_WALKED_MAX).await?;
+                waiting.extend(retries::endpoints(pool, ENDPOINTS_WALKED_MAX).await?);
+                waiting.sort_unstable();
+                waiting.dedup();
+                Ok(waiting)
+            }
+        }
+    }
+
+    /// Narrowed by what a row itself tells.
+    fn step_first(&self, is_narrow: bool) -> i64 {
+        match self {
+            Self::Refused(_) => WALK_STEP_REFUSED,
+            Self::All { has_status, .. } if *has_status || is_narrow => WALK_STEP_NARROW.min(self.step_max()),
+            Self::All { .. } => 0,
+        }
+    }
+
+    fn step_max(&self) -> i64 {
+        match self {
+            Self::Refused(_) => WALK_STEP_REFUSED_MAX,
+            Self::All { waiting, .. } => WALK_STEP_MAX.min(WAITING_READ_MAX / waiting.len().max(1) as i64),
+        }
     }
 
     /// In the order in which a delivery moves, so that one that moves meanwhile is seen twice and not never.
@@ -256,19 +296,27 @@ impl Scope {
         filter: &Filter,
         span: Span<'_>,
     ) -> Result<Vec<Place>, sqlx::Error> {
+        let (waiting, has_status) = match self {
+            Self::Refused(code) => return attempts::list_refused(pool, *code, filter, span).await,
+            Self::All { waiting, has_status } => (waiting, *has_status),
+        };
         let mut places = Vec::new();
-        if !self.endpoints.is_empty() {
-            places.extend(queue::list(pool, &self.endpoints, span).await?);
-            places.extend(retries::list(pool, &self.endpoints, span).await?);
+        if !waiting.is_empty() {
+            places.extend(queue::list(pool, waiting, span).await?);
+            // What waits for another attempt was not accepted.
+            if !has_status {
+                places.extend(retries::list(pool, waiting, span).await?);
+            }
         }
         let ended = match (filter.state, filter.endpoint, filter.tenant) {
             (Some(DeliveryState::Pending), _, _) => Vec::new(),
             (Some(DeliveryState::Dead), Some(endpoint), _) => {
                 dead_letters::list_of_endpoint(pool, endpoint, span).await?
             }
-            (Some(DeliveryState::Dead), None, _) => {
-                dead_letters::list_of_tenants(pool, &self.tenants, span).await?
+            (Some(DeliveryState::Dead), None, Some(tenant)) => {
+                dead_letters::list_of_tenant(pool, tenant, span).await?
             }
+            (Some(DeliveryState::Dead), None, None) => dead_letters::list(pool, span).await?,
             (_, Some(endpoint), _) => attempts::list_ended_of_endpoint(pool, endpoint, span).await?,
             (_, None, Some(tenant)) => attempts::list_ended_of_tenant(pool, tenant, span).await?,
             (_, None, None) => attempts::list_ended(pool, span).await?,

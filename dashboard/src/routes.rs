@@ -94,6 +94,7 @@ pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
         .get("/assets/style.css", Open, pages::stylesheet)
         .get("/assets/app.js", Open, pages::script)
         .get("/assets/mark.svg", Open, pages::mark)
+        .get("/assets/inter.woff2", Open, pages::font)
         .get("/sign-in", Open, pages::sign_in::show)
         .post("/sign-in", Open, pages::sign_in::submit)
         .post("/sign-out", Session, pages::sign_in::leave)
@@ -125,6 +126,7 @@ pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
         .get("/replays", See, pages::replays::list)
         .post("/replays", Operate, pages::replays::start)
         .get("/replays/{replay}", See, pages::replays::show)
+        .get("/live/replays/{replay}", See, pages::replays::follow)
         .post("/replays/{replay}/cancel", Operate, pages::replays::cancel)
         .get("/account", Account, pages::account::show)
         .post("/account/password", Account, pages::account::change_password)
@@ -200,7 +202,7 @@ methods!(get = GET, put = PUT, post = POST, patch = PATCH, delete = DELETE);
 /// On every answer, so that no page can forget them.
 async fn secure(mut response: Response) -> Response {
     const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; \
-                          connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+                          font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
     let headers = response.headers_mut();
     let fixed = [
         (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -256,6 +258,7 @@ mod tests {
                 "/assets/style.css",
                 "/assets/app.js",
                 "/assets/mark.svg",
+                "/assets/inter.woff2",
                 "/sign-in",
                 "/sign-in",
                 "/portal"

@@ -234,10 +234,17 @@ async fn many_dead_letters_are_replayed_at_once_and_the_bar_is_seen_to_fill() {
     receiver.answer(Answer::Hold);
     browser.press(&format!("Replay {DEAD}")).await;
     receiver.wait_in_flight(1).await;
-    browser.press("Replays").await;
     browser.see("progress").await;
     browser.read("running").await;
+    // Lost when the page is loaded again.
+    browser.script("window.here = true").await;
     receiver.release();
+    browser.read("100 %").await;
+    assert_eq!(
+        browser.script("return window.here").await,
+        json!(true),
+        "the bar fills by itself"
+    );
     api.wait_for_state("acme", "delivered", DEAD).await;
     until("the page says that it is done", || async {
         browser.open(&program.url("/replays")).await;

@@ -1,9 +1,9 @@
 //! Finding a delivery by what is known of it, and reading why it failed.
 
-use reqwest::StatusCode;
+use reqwest::{Method, StatusCode};
 use serde_json::json;
 
-use crate::support::{Answer, Database, Person, Postrider, Receiver};
+use crate::support::{Answer, Database, Person, Postrider, Receiver, until};
 
 #[tokio::test]
 async fn deliveries_are_found_by_each_filter_and_by_pages() {
@@ -82,9 +82,88 @@ async fn deliveries_are_found_by_each_filter_and_by_pages() {
     let event = event.split('"').next().unwrap_or_default().to_owned();
     let (status, page) = person.visit(&format!("/events/{event}")).await;
     assert_eq!(status, StatusCode::OK);
-    for part in ["evt_bad", "2026-01-15", "/hook", "&#34;data&#34;: {}"] {
+    for part in ["evt_bad", "2026-01-15", "/hook", "&#34;data&#34;: {}", &event] {
         assert!(page.contains(part), "no {part} in {page}");
     }
+    let (status, page) = person.visit("/events/evt_bad").await;
+    assert_eq!(status, StatusCode::OK, "found by the id that was chosen, too");
+    assert!(page.contains(&event), "{page}");
+    assert_eq!(person.visit("/events/evt_none").await.0, StatusCode::NOT_FOUND);
+}
+
+/// More accepted deliveries than a page looks through, made newer than all that is there.
+const MANY_ACCEPTED: &str = "
+    insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms, outcome,
+        status, final)
+    select (lpad(to_hex((extract(epoch from clock_timestamp()) * 1000)::bigint + 1000), 12, '0')
+            || '70008000' || lpad(to_hex(n), 12, '0'))::uuid,
+        a.endpoint_id, 1, a.tenant_id, a.type_id, clock_timestamp(), 1, a.outcome, 204, 'delivered'
+    from (select * from postrider.attempts where status = 404 limit 1) a, generate_series(1, 12000) n";
+
+#[tokio::test]
+async fn a_rare_answer_is_found_however_much_was_accepted_since_and_a_long_search_says_how_far_it_came() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    receiver.answer(Answer::Status(404));
+    api.acme(&receiver.url("/dies"), json!({ "retry_schedule": ["0s"] }))
+        .await;
+    api.endpoint(
+        "acme",
+        &receiver.url("/waits"),
+        json!({ "retry_schedule": ["0s", "1h"] }),
+    )
+    .await;
+    api.emit(
+        "acme",
+        json!({ "id": "evt_rare", "type": "invoice.paid", "data": {} }),
+    )
+    .await;
+    api.wait_for_state("acme", "dead", 1).await;
+    until("the other was tried once", || async {
+        let tried = "select count(*) from postrider.retries";
+        (database.count(tried).await == 1).then_some(())
+    })
+    .await;
+    let schema = json!({ "type": "object" });
+    let body = json!({ "schemas": { "2026-01-15": schema } });
+    api.call(Method::PUT, "/event-types/invoice.void", Some(body))
+        .await;
+    database.execute(MANY_ACCEPTED).await;
+
+    let mut person = Person::signed_in(&program).await;
+    for (query, dies, waits) in [
+        ("status_code=404", true, true),
+        ("status_code=404&tenant=acme", true, true),
+        ("status_code=404&state=dead", true, false),
+        ("status_code=404&state=pending", false, true),
+        ("status_code=404&state=delivered", false, false),
+        ("status_code=404&type=invoice.paid", true, true),
+        ("status_code=404&type=invoice.void", false, false),
+        ("status_code=403", false, false),
+        ("state=dead", true, false),
+        ("state=pending", false, true),
+    ] {
+        let (_, page) = person.visit(&format!("/deliveries?{query}")).await;
+        assert_eq!(page.contains("/dies"), dies, "{query}: {page}");
+        assert_eq!(page.contains("/waits"), waits, "{query}: {page}");
+    }
+
+    let (_, page) = person.visit("/deliveries?status_code=202").await;
+    assert!(
+        page.contains("Nothing matches so far") && page.contains("back to <time"),
+        "{page}"
+    );
+    let mut page = page;
+    let mut pages = 1;
+    while let Some(next) = page.split("next\" href=\"").nth(1) {
+        let next = next.split('"').next().unwrap_or_default().replace("&#38;", "&");
+        page = person.visit(&next).await.1;
+        pages += 1;
+        assert!(pages < 10, "a search comes to an end");
+    }
+    assert!(page.contains("Nothing matches") && pages > 1, "{page}");
 }
 
 #[tokio::test]

@@ -34,6 +34,11 @@ async fn a_person_signs_in_sees_the_dead_letter_and_replays_it() {
         "{page}"
     );
 
+    for (tenant, finds) in [("acme", true), ("nobody", false)] {
+        let (_, page) = person.visit(&format!("/dead-letters?tenant={tenant}")).await;
+        assert_eq!(page.contains("evt_page"), finds, "{tenant}: {page}");
+    }
+
     receiver.answer(Answer::Status(204));
     let form = Form::find(&page, "/replay");
     assert!(person.submit(&form).await.0.is_redirection());

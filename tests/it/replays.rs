@@ -565,6 +565,10 @@ async fn a_person_chooses_a_group_previews_it_replays_it_and_sees_how_far_it_is(
     receiver.wait_for(before + 2).await;
     let (_, page) = person.visit(&format!("/replays/{id}")).await;
     assert!(page.contains("<progress") && page.contains("Time left"), "{page}");
+    assert!(
+        page.contains(&format!("data-live=\"/live/replays/{id}\"")),
+        "{page}"
+    );
     let cancel = Form::find(&page, "/cancel");
     assert!(person.submit(&cancel).await.0.is_redirection());
     let (_, page) = person.visit("/replays").await;

@@ -7,7 +7,14 @@ use reqwest::Method;
 use crate::support::{Browser, Database, Postrider, World};
 
 /// The pages that are also shown as a phone has them.
-const ON_A_PHONE: [&str; 4] = ["overview", "deliveries", "delivery-dead", "portal-verify"];
+const ON_A_PHONE: [&str; 6] = [
+    "overview",
+    "deliveries",
+    "delivery-dead",
+    "dead-letters",
+    "endpoint-one",
+    "portal-verify",
+];
 
 #[tokio::test]
 #[ignore = "writes into docs/screenshots: `make screenshots` runs it"]
@@ -28,6 +35,14 @@ async fn every_page_has_its_picture() {
     browser.open(&program.url(&world.delivery_page())).await;
     browser.press("The event").await;
     take(&browser, &folder, "event").await;
+    let replays = program.api().get("/tenants/globex/replays").await;
+    let replay = replays["data"][0]["id"].as_str().expect("a replay");
+    browser.open(&program.url(&format!("/replays/{replay}"))).await;
+    take(&browser, &folder, "replay").await;
+    browser.open(&program.url("/dead-letters")).await;
+    browser.click("input[name=group]").await;
+    browser.press("Preview a replay").await;
+    take(&browser, &folder, "replay-preview").await;
     let (_, link) = program
         .api()
         .call(Method::POST, "/tenants/acme/portal-links", None)
@@ -37,6 +52,8 @@ async fn every_page_has_its_picture() {
         ("portal-overview", "/"),
         ("portal-verify", "/verify"),
         ("portal-endpoints", "/endpoints"),
+        ("portal-event-types", "/event-types"),
+        ("portal-dead-letters", "/dead-letters"),
     ] {
         browser.open(&program.url(page)).await;
         take(&browser, &folder, name).await;

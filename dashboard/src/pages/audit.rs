@@ -4,6 +4,7 @@ use askama::Template;
 use askama_web::WebTemplate;
 use axum::{Extension, extract::State};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{Frame, Moment, PageProblem};
 use crate::{
@@ -35,7 +36,8 @@ struct Entry {
     action: String,
     tenant: Option<String>,
     subject: String,
-    detail: String,
+    /// Each with its name.
+    details: Vec<(String, String)>,
 }
 
 impl From<AuditRow> for Entry {
@@ -46,8 +48,24 @@ impl From<AuditRow> for Entry {
             action: row.action,
             tenant: row.tenant,
             subject: row.subject,
-            detail: row.detail.map(|detail| detail.to_string()).unwrap_or_default(),
+            details: row.detail.map(details).unwrap_or_default(),
         }
+    }
+}
+
+/// What was not said is not told.
+fn details(detail: Value) -> Vec<(String, String)> {
+    let words = |value: Value| match value {
+        Value::String(text) => text,
+        value => value.to_string(),
+    };
+    match detail {
+        Value::Object(fields) => fields
+            .into_iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(name, value)| (name.replace('_', " "), words(value)))
+            .collect(),
+        value => vec![(String::new(), words(value))],
     }
 }
 
@@ -96,4 +114,21 @@ pub(crate) async fn show(
         entries: page.data,
         next: page.next_cursor,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn details_are_told_by_name_and_without_what_is_null() {
+        let told = details(json!({ "overlap_seconds": 60, "type": null, "url": "https://a.example" }));
+        let pairs = [("overlap seconds", "60"), ("url", "https://a.example")];
+        assert_eq!(
+            told,
+            pairs.map(|(name, value)| (name.to_owned(), value.to_owned()))
+        );
+        assert_eq!(details(json!(7)), [(String::new(), "7".to_owned())]);
+    }
 }

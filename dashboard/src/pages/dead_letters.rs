@@ -15,7 +15,7 @@ use crate::{
     listing,
     tables::{
         dead_letters::{self, Group, GroupFilter},
-        endpoints,
+        endpoints, tenants,
     },
 };
 
@@ -27,6 +27,7 @@ const GROUPS: i64 = 100;
 #[serde(default)]
 pub(crate) struct DeadLettersQuery {
     cursor: Option<String>,
+    tenant: String,
     endpoint: String,
 }
 
@@ -40,6 +41,7 @@ struct DeadLine {
 #[template(path = "dead_letters.html")]
 pub(crate) struct DeadLettersPage {
     frame: Frame,
+    tenant: String,
     endpoint: String,
     total: i64,
     groups: Vec<Group>,
@@ -66,7 +68,14 @@ pub(crate) async fn show(
     Query(query): Query<DeadLettersQuery>,
 ) -> Result<DeadLettersPage, PageProblem> {
     let after = query.cursor.as_deref().map(listing::decode).transpose()?;
-    let scope = session.scope();
+    let (scope, is_known) = match (session.scope(), query.tenant.as_str()) {
+        (None, "") => (None, true),
+        (Some(own), _) => (Some(own), true),
+        (None, slug) => {
+            let found = tenants::find(&app.pool, slug).await?.map(|row| row.id);
+            (found, found.is_some())
+        }
+    };
     let endpoint = match query.endpoint.as_str() {
         "" => None,
         public_id => Some(endpoints::find_number(&app.pool, scope, public_id).await?),
@@ -82,7 +91,7 @@ pub(crate) async fn show(
         endpoint: filter.endpoint,
         ..GroupFilter::default()
     };
-    let (groups, (found, next)) = if endpoint == Some(None) {
+    let (groups, (found, next)) = if endpoint == Some(None) || !is_known {
         (Vec::new(), (Vec::new(), None))
     } else {
         (
@@ -92,6 +101,7 @@ pub(crate) async fn show(
     };
     Ok(DeadLettersPage {
         frame: Frame::new(session, "dead-letters"),
+        tenant: query.tenant,
         endpoint: query.endpoint,
         total: groups.iter().map(|group| group.count).sum(),
         groups,

@@ -7,7 +7,7 @@ use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use postrider_proto::{EventId, TenantId, routing::is_type_name};
 use serde::{Deserialize, Serialize};
 
-use super::{Frame, Line, PageProblem};
+use super::{Frame, Line, Moment, PageProblem};
 use crate::{
     Shared,
     api::deliveries::{parse_state, parse_status, parse_time},
@@ -76,6 +76,13 @@ impl DeliveriesQuery {
     fn is_empty(&self) -> bool {
         self.address(None) == "/deliveries?"
     }
+
+    /// One of the filters that are out of sight is set.
+    fn has_more(&self) -> bool {
+        [&self.endpoint, &self.event, &self.since, &self.until]
+            .into_iter()
+            .any(|value| !value.is_empty())
+    }
 }
 
 /// Why nothing is listed, when the filters name something that is not there.
@@ -107,6 +114,8 @@ pub(crate) struct DeliveriesPage {
     /// The id named events of this many tenants; the newest is shown.
     tenants_with_event: usize,
     lines: Vec<Line>,
+    /// How far back was looked, when that was given up before the page was full.
+    searched_to: Moment,
     next: Option<String>,
 }
 
@@ -131,6 +140,7 @@ pub(crate) async fn show(
         nothing: None,
         tenants_with_event: 0,
         lines: Vec::new(),
+        searched_to: Moment(None),
         next: None,
         query: query.clone(),
         frame: Frame::new(session.clone(), "deliveries"),
@@ -140,6 +150,9 @@ pub(crate) async fn show(
         Ok(filter) => {
             let (found, next) = deliveries::list(&app.pool, &filter, after, LINES).await?;
             page.lines = found.iter().map(Line::from).collect();
+            if let Some(last) = next.filter(|_| (found.len() as i64) < LINES) {
+                page.searched_to = Moment(DateTime::from_timestamp_millis(last.event.unix_ms()));
+            }
             page.next = next.map(|id| query.address(Some(&listing::encode(&id))));
         }
     }

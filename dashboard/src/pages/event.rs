@@ -7,7 +7,7 @@ use axum::{
     extract::{Path, State},
 };
 use chrono::DateTime;
-use postrider_proto::{EventId, json::lay_out, limits::LIST_PAGE_MAX};
+use postrider_proto::{EventId, TenantId, json::lay_out, limits::LIST_PAGE_MAX};
 
 use super::{Frame, Line, Moment, PageProblem};
 use crate::{
@@ -23,6 +23,8 @@ use crate::{
 pub(crate) struct EventPage {
     frame: Frame,
     id: String,
+    /// The one that Postrider made, when the producer chose another.
+    generated: Option<String>,
     event_type: String,
     version: String,
     tenant: String,
@@ -43,7 +45,7 @@ pub(crate) async fn show(
     Path(id): Path<String>,
 ) -> Result<EventPage, PageProblem> {
     let missing = || Problem::not_found("event");
-    let number = EventId::from_generated(&id).ok_or_else(missing)?;
+    let number = find(&app, session.scope(), &id).await?.ok_or_else(missing)?;
     let event = events::load(&app.pool, &[number])
         .await?
         .pop()
@@ -59,6 +61,7 @@ pub(crate) async fn show(
     Ok(EventPage {
         frame: Frame::new(session, "deliveries"),
         id: event.public_id(),
+        generated: event.chosen_id.is_some().then(|| number.generated()),
         tenant: tenants::slug(&app.pool, event.tenant_id)
             .await?
             .unwrap_or_default(),
@@ -75,4 +78,19 @@ pub(crate) async fn show(
         sequence: event.sequence,
         lines: found.iter().map(Line::from).collect(),
     })
+}
+
+/// By the id that Postrider made, which is in our own links, or by the one that its producer chose: the newest, when
+/// several tenants have chosen it.
+async fn find(app: &Shared, scope: Option<TenantId>, id: &str) -> Result<Option<EventId>, sqlx::Error> {
+    if let Some(number) = EventId::from_generated(id) {
+        return Ok(Some(number));
+    }
+    if !events::is_public_id(id) {
+        return Ok(None);
+    }
+    match scope {
+        Some(tenant) => events::find_number(&app.pool, tenant, id).await,
+        None => Ok(events::find_numbers(&app.pool, id).await?.into_iter().max()),
+    }
 }

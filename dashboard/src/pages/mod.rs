@@ -64,13 +64,20 @@ pub(crate) async fn mark() -> Response {
     asset("image/svg+xml", include_str!("../../assets/mark.svg"))
 }
 
+pub(crate) async fn font() -> Response {
+    asset(
+        "font/woff2",
+        include_bytes!("../../assets/inter.woff2").as_slice(),
+    )
+}
+
 /// Served by the program itself. Looked for again after a while, so that a new version is seen soon.
-fn asset(kind: &'static str, text: &'static str) -> Response {
+fn asset(kind: &'static str, content: impl IntoResponse) -> Response {
     let headers = [
         (header::CONTENT_TYPE, kind),
         (header::CACHE_CONTROL, "public, max-age=300"),
     ];
-    (headers, text).into_response()
+    (headers, content).into_response()
 }
 
 /// What stands around every page of a person who is signed in.

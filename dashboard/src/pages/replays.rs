@@ -1,12 +1,13 @@
 //! Bulk replays: those that run with a bar and the time left, those that are over, a look at what one would send, and the
 //! buttons to begin and to cancel one.
 
+use std::time::Duration;
+
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::{
     Extension,
     extract::{Path, RawQuery, State},
-    http::HeaderName,
     response::{IntoResponse, Redirect, Response},
 };
 use data_encoding::BASE64URL_NOPAD;
@@ -14,13 +15,14 @@ use postrider_dispatcher::replays::{self, RATE_DEFAULT, RATE_MAX, Replay};
 use postrider_proto::{ReplayKind, ReplayState, TenantId};
 use serde::Deserialize;
 
-use super::{DoneQuery, Frame, Moment, PageProblem};
+use super::{DoneQuery, Frame, Markup, Moment, PageProblem};
 use crate::{
     App, Shared,
     api::replays::{DryRun, ReplayForm, begin, dry_run, find, read, stop},
     auth::{Actor, Confirmed, Session, Submitted},
     input::Query,
     listing,
+    live::{Content, Live, Stream},
     problem::Problem,
     tables::{self, endpoints},
 };
@@ -28,8 +30,7 @@ use crate::{
 const LINES: i64 = 25;
 /// Groups that can be replayed at once, each by a replay of its own.
 const ASKS_MAX: usize = 50;
-/// A page of a replay that runs is loaded again after so many seconds.
-const REFRESH: [(HeaderName, &str); 1] = [(axum::http::header::REFRESH, "2")];
+const REFRESH: Duration = Duration::from_secs(1);
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -141,9 +142,17 @@ pub(crate) async fn list(
 
 #[derive(Template, WebTemplate)]
 #[template(path = "replay.html")]
-struct ReplayPage {
+pub(crate) struct ReplayPage {
     frame: Frame,
     shown: Shown,
+    now: Markup,
+}
+
+/// The part that comes anew.
+#[derive(Template)]
+#[template(path = "replay_now.html")]
+struct Now<'a> {
+    shown: &'a Shown,
 }
 
 pub(crate) async fn show(
@@ -151,20 +160,37 @@ pub(crate) async fn show(
     Extension(session): Extension<Session>,
     Path(id): Path<String>,
     Query(query): Query<DoneQuery>,
-) -> Result<Response, PageProblem> {
+) -> Result<ReplayPage, PageProblem> {
     let shown = Shown::from(find(&app, session.scope(), &id).await?);
-    let running = shown.is_running();
     let sentences = [
         ("started", "The replay has begun."),
         ("cancelled", "The replay was cancelled."),
     ];
-    let page = ReplayPage {
+    Ok(ReplayPage {
         frame: Frame::new(session, "replays").with_done(&query.done, &sentences),
+        now: Markup::of(&Now { shown: &shown })?,
         shown,
-    };
-    Ok(match running {
-        true => (REFRESH, page).into_response(),
-        false => page.into_response(),
+    })
+}
+
+pub(crate) async fn follow(
+    State(app): State<Shared>,
+    Extension(live): Extension<Live>,
+    Extension(session): Extension<Session>,
+    Path(id): Path<String>,
+) -> Result<Stream, Problem> {
+    let scope = session.scope();
+    find(&app, scope, &id).await?;
+    live.stream(REFRESH, move || {
+        let (app, id) = (app.clone(), id.clone());
+        async move {
+            let shown = Shown::from(find(&app, scope, &id).await?);
+            let html = Markup::of(&Now { shown: &shown })?.0;
+            Ok(match shown.is_running() {
+                true => Content::Html(html),
+                false => Content::Last(html),
+            })
+        }
     })
 }
 

@@ -54,6 +54,11 @@ impl SystemPage {
         ranges(&dispatcher.shards)
     }
 
+    /// Without what the distribution says of its own package.
+    fn postgres(&self) -> &str {
+        self.database.version.split(' ').next().unwrap_or_default()
+    }
+
     fn size(&self, bytes: &i64) -> String {
         size(*bytes)
     }

@@ -3,7 +3,7 @@
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::{Extension, extract::State};
-use postrider_proto::{DeliveryState, state::SignatureFormat};
+use postrider_proto::{DeliveryState, EndpointId, TenantId, state::SignatureFormat};
 use serde::Deserialize;
 
 use super::{Frame, Moment, PageProblem};
@@ -86,7 +86,10 @@ pub(crate) async fn show(
     let scope = session.scope();
     let choices = endpoints::newest(&app.pool, scope, ENDPOINTS_SHOWN_MAX).await?;
     let row = match query.endpoint.trim() {
-        "" => choices.first().cloned(),
+        "" => match latest(&app, scope).await? {
+            Some(number) => endpoints::find_by_id(&app.pool, number).await?,
+            None => choices.first().cloned(),
+        },
         id => match endpoints::find_number(&app.pool, scope, id).await? {
             Some(number) => endpoints::find_by_id(&app.pool, number).await?,
             None => return Err(Problem::not_found("endpoint").into()),
@@ -124,11 +127,18 @@ pub(crate) async fn show(
     })
 }
 
-async fn sample(
-    app: &Shared,
-    tenant: postrider_proto::TenantId,
-    endpoint: postrider_proto::EndpointId,
-) -> Result<Option<Sample>, Problem> {
+/// The endpoint that took the latest delivery: there is a real header to show.
+async fn latest(app: &Shared, scope: Option<TenantId>) -> Result<Option<EndpointId>, Problem> {
+    let filter = Filter {
+        tenant: scope,
+        state: Some(DeliveryState::Delivered),
+        ..Filter::default()
+    };
+    let (found, _) = deliveries::list(&app.pool, &filter, None, 1).await?;
+    Ok(found.first().map(|delivery| delivery.id().endpoint))
+}
+
+async fn sample(app: &Shared, tenant: TenantId, endpoint: EndpointId) -> Result<Option<Sample>, Problem> {
     let filter = Filter {
         tenant: Some(tenant),
         endpoint: Some(endpoint),

@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use postrider_proto::{DeliveryId, EndpointId, TenantId};
 use sqlx::{FromRow, PgExecutor};
 
-use crate::deliveries::{Place, Span};
+use crate::deliveries::{Filter, Place, Span};
 
 #[derive(Debug, FromRow)]
 pub(crate) struct AttemptRow {
@@ -106,6 +106,43 @@ pub(crate) async fn list_ended(db: impl PgExecutor<'_>, span: Span<'_>) -> Resul
     .bind(span.limit)
     .bind(span.types)
     .bind(span.status)
+    .fetch_all(db)
+    .await
+}
+
+/// Deliveries with an attempt that was answered with this code, which is not one of success. Those match whose latest
+/// attempt it is; what is said of the code's range is what lets the index of such attempts be used.
+pub(crate) async fn list_refused(
+    db: impl PgExecutor<'_>,
+    code: i16,
+    filter: &Filter,
+    span: Span<'_>,
+) -> Result<Vec<Place>, sqlx::Error> {
+    sqlx::query_as(
+        "select x.event_id, x.endpoint_id,
+            ($6::int[] is null or x.type_id = any($6)) and ($7::int is null or x.tenant_id = $7)
+            and ($8::int is null or x.endpoint_id = $8)
+            and ($9::text is null or x.final::text = $9 or (x.final is null and $9 <> 'delivered'))
+            and not exists (select from postrider.attempts b where b.event_id = x.event_id
+                and b.endpoint_id = x.endpoint_id and b.number > x.number) as may_match
+         from (
+            select distinct on (event_id, endpoint_id) event_id, endpoint_id, number, tenant_id, type_id, final
+            from postrider.attempts
+            where status = $1 and (status < 200 or status > 299)
+              and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
+            order by event_id desc, endpoint_id desc, number desc limit $5
+         ) x
+         order by x.event_id desc, x.endpoint_id desc",
+    )
+    .bind(code)
+    .bind(span.lowest)
+    .bind(span.before.event)
+    .bind(span.before.endpoint)
+    .bind(span.limit)
+    .bind(span.types)
+    .bind(filter.tenant)
+    .bind(filter.endpoint)
+    .bind(filter.state.map(|state| state.as_str()))
     .fetch_all(db)
     .await
 }

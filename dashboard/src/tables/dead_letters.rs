@@ -34,24 +34,20 @@ pub(crate) async fn list_of_endpoint(
     .await
 }
 
-pub(crate) async fn list_of_tenants(
+pub(crate) async fn list_of_tenant(
     db: impl PgExecutor<'_>,
-    tenants: &[TenantId],
+    tenant: TenantId,
     span: Span<'_>,
 ) -> Result<Vec<Place>, sqlx::Error> {
-    let tenants: Vec<i32> = tenants.iter().map(|id| id.0).collect();
     sqlx::query_as(
-        "select d.event_id, d.endpoint_id,
-            ($6::int[] is null or d.type_id = any($6)) and ($7::text is null or d.reason = $7::postrider.dead_reason)
+        "select event_id, endpoint_id,
+            ($6::int[] is null or type_id = any($6)) and ($7::text is null or reason = $7::postrider.dead_reason)
                 as may_match
-         from unnest($1::int[]) as t (id)
-         cross join lateral (
-            select d.event_id, d.endpoint_id, d.type_id, d.reason from postrider.dead_letters d
-            where d.tenant_id = t.id and d.event_id between $2 and $3 and (d.event_id < $3 or d.endpoint_id < $4)
-            order by d.event_id desc, d.endpoint_id desc limit $5) d
-         order by d.event_id desc, d.endpoint_id desc limit $5",
+         from postrider.dead_letters
+         where tenant_id = $1 and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
+         order by event_id desc, endpoint_id desc limit $5",
     )
-    .bind(tenants)
+    .bind(tenant)
     .bind(span.lowest)
     .bind(span.before.event)
     .bind(span.before.endpoint)
@@ -62,15 +58,22 @@ pub(crate) async fn list_of_tenants(
     .await
 }
 
-/// Who has any, by the counts that are kept beside them.
-pub(crate) async fn tenants_with_any(
-    db: impl PgExecutor<'_>,
-    limit: i64,
-) -> Result<Vec<TenantId>, sqlx::Error> {
-    sqlx::query_scalar(
-        "select distinct tenant_id from postrider.dead_letter_counts where count > 0 order by tenant_id limit $1",
+/// Of all tenants.
+pub(crate) async fn list(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<Place>, sqlx::Error> {
+    sqlx::query_as(
+        "select event_id, endpoint_id,
+            ($5::int[] is null or type_id = any($5)) and ($6::text is null or reason = $6::postrider.dead_reason)
+                as may_match
+         from postrider.dead_letters
+         where event_id between $1 and $2 and (event_id < $2 or endpoint_id < $3)
+         order by event_id desc, endpoint_id desc limit $4",
     )
-    .bind(limit)
+    .bind(span.lowest)
+    .bind(span.before.event)
+    .bind(span.before.endpoint)
+    .bind(span.limit)
+    .bind(span.types)
+    .bind(span.reason)
     .fetch_all(db)
     .await
 }

@@ -4,7 +4,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{Answer, Api, Database, Postrider, Receiver, until};
+use super::{Answer, Api, Database, Person, Postrider, Receiver, until};
 
 /// The seeded past in names that look like somebody's.
 const RENAME_SEEDS: &str = "
@@ -54,7 +54,7 @@ impl World {
     async fn with(program: &Postrider, text: &str, data: Value) -> Self {
         let api = program.api();
         let receiver = Receiver::start().await;
-        let words = text.to_owned();
+        let words = shown(text, r#"{"error":"the ledger is locked","retry":true}"#).to_owned();
         receiver.decide(move |request| match request.path.split('?').next() {
             Some(path) if path.starts_with("/broken") => Answer::Body(500, words.clone()),
             _ => Answer::Status(204),
@@ -122,6 +122,7 @@ impl World {
             (waiting == 0).then_some(())
         })
         .await;
+        world.replay_and_add_people(program).await;
         for body in [
             json!({ "role": "producer", "name": "Shop backend" }),
             json!({ "role": "tenant", "tenant": "acme", "name": "Acme's own tooling" }),
@@ -135,6 +136,30 @@ impl World {
             )
             .await;
         world
+    }
+
+    /// Globex has mended its receiver; two others may sign in.
+    async fn replay_and_add_people(&self, program: &Postrider) {
+        let api = program.api();
+        self.receiver.decide(|_| Answer::Status(204));
+        let body = json!({ "state": "dead" });
+        let (status, told) = api
+            .call(Method::POST, "/tenants/globex/replays", Some(body))
+            .await;
+        assert!(status.is_success(), "{told}");
+        until("the replay is over", || async {
+            let replays = api.get("/tenants/globex/replays").await;
+            (replays["data"][0]["state"] != "running").then_some(())
+        })
+        .await;
+        let mut admin = Person::signed_in(program).await;
+        for (login, role) in [
+            ("grace@example.com", "operator"),
+            ("ada@example.com", "read-only"),
+        ] {
+            let (status, page) = admin.post("/people", &[("login", login), ("role", role)]).await;
+            assert!(status.is_success(), "{page}");
+        }
     }
 
     /// The pages of the team by the names of their pictures.
@@ -236,21 +261,28 @@ impl Place {
     }
 }
 
+/// What stands there when nothing hostile is to stand there.
+fn shown<'a>(text: &'a str, plain: &'a str) -> &'a str {
+    if text == HOSTILE { text } else { plain }
+}
+
 async fn types(api: &Api, text: &str) {
+    let id_words = shown(text, "The number on the invoice");
     let first = json!({ "type": "object", "required": ["id"], "properties": {
         "object": { "const": "invoice" },
-        "id": { "type": "string", "description": text },
+        "id": { "type": "string", "description": id_words },
         "amount": { "type": "integer", "minimum": 0, "description": "In the smallest unit of the currency" },
         "note": { "type": "string" },
     } });
     let second = json!({ "type": "object", "required": ["id"], "properties": {
         "object": { "const": "invoice" },
-        "id": { "type": "string", "description": text },
+        "id": { "type": "string", "description": id_words },
         "amount": { "type": "integer", "minimum": 0, "description": "In the smallest unit of the currency" },
         "currency": { "enum": ["EUR", "USD"] },
         "customer": { "type": "object", "properties": { "email": { "type": "string", "format": "email" } } },
     } });
-    let body = json!({ "description": text, "schemas": { "2026-01-15": first, "2026-06-01": second } });
+    let words = shown(text, "An invoice was paid in full");
+    let body = json!({ "description": words, "schemas": { "2026-01-15": first, "2026-06-01": second } });
     let (status, told) = api
         .call(Method::PUT, "/event-types/invoice.paid", Some(body))
         .await;
@@ -261,7 +293,7 @@ async fn place(api: &Api, receiver: &Receiver, tenant: &str, text: &str, data: &
     let path = |path: &str| receiver.url(&format!("{path}?of={}", url_words(text)));
     let more = json!({ "description": text, "headers": { "X-Token": "abc" } });
     let endpoint = api.endpoint(tenant, &path("/hook"), more).await;
-    let more = json!({ "description": text, "retry_schedule": ["0s"] });
+    let more = json!({ "description": shown(text, "Bookkeeping"), "retry_schedule": ["0s"] });
     api.endpoint(tenant, &path("/broken"), more).await;
     let event = format!("evt_{tenant}");
     let emitted = json!({ "id": event, "type": "invoice.paid", "data": data });
