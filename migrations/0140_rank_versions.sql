@@ -17,7 +17,8 @@ alter table postrider.schemas
 create unique index schemas_rank on postrider.schemas (type_id, rank);
 
 -- Whether an event was ever emitted with it. Whoever emits the first one sets it, without waiting for another transaction
--- that is about to; in every later emit it is one more column of a row that is read anyhow.
+-- that is about to; in every later emit it is one more column of a row that is read anyhow. A transaction with one snapshot
+-- for all its statements leaves it to others: it would fail where another was first.
 alter table postrider.schemas add column emitted boolean not null default false;
 -- Of what was emitted before, the latest says enough.
 update postrider.schemas s set emitted = true
@@ -169,7 +170,7 @@ begin
     insert into postrider.events (id, tenant_id, type_id, schema_id, chosen_id, ordering_key, sequence, body, full_data)
     values (result.event_id, v_tenant, v_type, v_schema, emit_against.id, emit_against.ordering_key, result.sequence,
             v_body, v_full);
-    if not v_emitted then
+    if not v_emitted and current_setting('transaction_isolation') = 'read committed' then
         update postrider.schemas set emitted = true
         where schemas.id = (select s.id from postrider.schemas s where s.id = v_schema and not s.emitted
                             for no key update skip locked);
@@ -253,7 +254,8 @@ begin
     marked as (
         update postrider.schemas s set emitted = true
         from (select x.id from postrider.schemas x
-              where not x.emitted and x.id in (select e.schema_id from every e where not e.emitted)
+              where current_setting('transaction_isolation') = 'read committed'
+                and not x.emitted and x.id in (select e.schema_id from every e where not e.emitted)
               for no key update skip locked) first
         where s.id = first.id
     ),
