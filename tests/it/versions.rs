@@ -116,6 +116,12 @@ async fn the_first_emit_of_a_version_holds_up_nobody() {
     put(&api, "a.b", r#"{"schemas":{"v1":{}}}"#).await;
     let emit = "select postrider.emit('acme', 'a.b', '{}')";
     let (mut slow, mut quick) = (database.connect().await, database.connect().await);
+    let mut third = database.connect().await;
+    // Its snapshot is of a time when nobody had emitted.
+    let mut exact = third
+        .begin_with("begin isolation level repeatable read; select 1")
+        .await
+        .expect("begun");
     let mut open = slow.begin().await.expect("begun");
     sqlx::query(emit).execute(&mut *open).await.expect("emitted");
     sqlx::query("set lock_timeout = '1ms'")
@@ -131,6 +137,16 @@ async fn the_first_emit_of_a_version_holds_up_nobody() {
     let marked = "select count(*) from postrider.schemas s join postrider.event_types y on y.id = s.type_id
                   where y.name = 'a.b' and s.emitted";
     assert_eq!(database.count(marked).await, 1);
+    for emit in [
+        emit,
+        "select postrider.emit_batch('acme', array['a.b'], array['{}'])",
+    ] {
+        sqlx::query(emit)
+            .execute(&mut *exact)
+            .await
+            .expect("emitted although another was first");
+    }
+    exact.commit().await.expect("committed");
 }
 
 #[tokio::test]
