@@ -381,6 +381,7 @@ pub(crate) async fn delete_batch(
         .await?;
     for statement in [
         "delete from postrider.attempts a using unnest($1::uuid[]) u (id) where a.event_id = u.id",
+        "delete from postrider.traces t using unnest($1::uuid[]) u (id) where t.event_id = u.id",
         "delete from postrider.events e using unnest($1::uuid[]) u (id) where e.id = u.id",
     ] {
         sqlx::query(statement).bind(&ids).execute(&mut *tx).await?;
