@@ -119,6 +119,7 @@ async fn a_customer_who_comes_by_a_link_sees_only_their_own() {
     }
     browser.press("Back to the overview").await;
     browser.press("Sign out").await;
+    browser.see("input[name=password]").await;
     assert!(browser.address().await.ends_with("/sign-in"));
     browser.close().await;
 }
