@@ -206,10 +206,12 @@ impl From<sqlx::Error> for Problem {
         let code = error.as_database_error().and_then(|e| e.code());
         let passes = match &error {
             sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Io(_) => true,
-            // Locks and deadlocks, cancelled statements, a server that goes down, comes up or has no room.
+            // What a connection says that was cut in the middle of a message.
+            sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
+            // Locks and deadlocks, cancelled statements, a server that goes down, comes up or has no room or no disk.
             _ => code.is_some_and(|code| {
                 matches!(code.as_ref(), "55P03" | "40P01" | "40001" | "57014") || {
-                    ["08", "53", "57P"].iter().any(|class| code.starts_with(class))
+                    ["08", "53", "57P", "58"].iter().any(|class| code.starts_with(class))
                 }
             }),
         };

@@ -285,6 +285,13 @@ async fn a_change_of_the_master_key_that_is_killed_in_the_middle_goes_on_where_i
     .await;
     killed.kill().expect("killed");
     killed.wait().expect("ended");
+    // As long as it waits the server does not notice: with the lock it would finish the batch.
+    until("its session has ended", || async {
+        let waits = "select count(*) filter (where pg_terminate_backend(pid)) from pg_stat_activity
+                     where wait_event_type = 'Lock' and datname = current_database()";
+        (database.count(waits).await == 0).then_some(())
+    })
+    .await;
     sqlx::raw_sql("rollback")
         .execute(&mut lock)
         .await

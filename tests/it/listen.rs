@@ -73,10 +73,10 @@ async fn a_listener_that_died_ends_and_its_number_is_bounded() {
     let mut listening = RunningTool::start(
         &program,
         &["listen", "--forward-to", "http://127.0.0.1:1/", "--json"],
-        &[("POSTRIDER_ENDPOINT_SECRET", "whsec_of_my_own_receiver_0123")],
+        &[("POSTRIDER_ENDPOINT_SECRET", "whsec_of_my_own_receiver_01234")],
     );
     let greeting = listening.json_line().await;
-    assert_eq!(greeting["listener"]["secret"], "whsec_of_my_own_receiver_0123");
+    assert_eq!(greeting["listener"]["secret"], "whsec_of_my_own_receiver_01234");
     emit(&program, "e1", "invoice.paid").await;
     let nobody = listening.json_line().await;
     assert!(

@@ -8,7 +8,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::support::{Database, Postrider, Receiver};
+use crate::support::{Database, Postrider, Receiver, until};
 
 /// A proxy that lets everything through and writes down where to.
 async fn proxy() -> (String, Arc<Mutex<Vec<String>>>) {
@@ -60,25 +60,25 @@ async fn deliveries_go_through_the_operators_proxy_and_its_failures_are_not_the_
     let gone = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let url = format!("http://{}", gone.local_addr().expect("an address"));
     drop(gone);
-    let program = Postrider::start_with(
-        &database,
-        &[
-            ("POSTRIDER_EGRESS_PROXY", &url),
-            ("POSTRIDER_RETRY_SCHEDULE", "0s"),
-        ],
-    )
-    .await;
+    let program = Postrider::start_with(&database, &[("POSTRIDER_EGRESS_PROXY", &url)]).await;
     let api = program.api();
     api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
         .await;
-    api.wait_for_state("acme", "dead", 1).await;
-    let dead = api.deliveries("acme", "state=dead").await;
+    let delivery = until("it is tried", || async {
+        let waiting = api.deliveries("acme", "state=pending").await;
+        waiting.into_iter().find(|one| one["attempt_count"] == 1)
+    })
+    .await;
     let path = format!(
         "/tenants/acme/deliveries/{}",
-        dead[0]["id"].as_str().expect("an id")
+        delivery["id"].as_str().expect("an id")
     );
-    let error = api.get(&path).await["attempts"][0]["error"].to_string();
-    assert!(error.contains("proxy"), "{error}");
+    let seen = api.get(&path).await;
+    assert_eq!(seen["attempts"][0]["outcome"], "proxy_failed", "{seen}");
+    assert!(
+        seen["next_attempt_at"].is_string(),
+        "it uses up no attempt of the schedule: {seen}"
+    );
     assert_eq!(
         receiver.received().len(),
         1,
