@@ -211,7 +211,9 @@ impl From<sqlx::Error> for Problem {
             // Locks and deadlocks, cancelled statements, a server that goes down, comes up or has no room or no disk.
             _ => code.is_some_and(|code| {
                 matches!(code.as_ref(), "55P03" | "40P01" | "40001" | "57014") || {
-                    ["08", "53", "57P", "58"].iter().any(|class| code.starts_with(class))
+                    ["08", "53", "57P", "58"]
+                        .iter()
+                        .any(|class| code.starts_with(class))
                 }
             }),
         };
