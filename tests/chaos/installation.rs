@@ -391,7 +391,7 @@ impl Installation {
         .await;
     }
 
-    /// Waits until nothing waits, as long as it gets less; answers how long that took, or what is left.
+    /// Waits until nothing waits, as long as it gets less or nothing is due; answers how long that took, or what is left.
     pub(crate) async fn drained(&self, patience: Duration) -> Result<Duration, String> {
         let began = self.time.now();
         let (mut least, mut came, mut moved) = (i64::MAX, 0, began);
@@ -400,12 +400,19 @@ impl Installation {
                 .database
                 .count("select (select count(*) from postrider.queue) + (select count(*) from postrider.retries)")
                 .await;
+            let due = self
+                .database
+                .count(
+                    "select (select count(*) from postrider.queue)
+                          + (select count(*) from postrider.retries where due_at <= clock_timestamp())",
+                )
+                .await;
             let now = self.time.now();
             if waiting == 0 {
                 return Ok(now - began);
             }
             let count = self.receivers.count();
-            if waiting < least || count > came {
+            if waiting < least || count > came || due == 0 {
                 (least, came, moved) = (waiting.min(least), count, now);
             }
             if now - moved > patience || now - began > patience * 10 {
