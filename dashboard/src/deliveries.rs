@@ -15,9 +15,9 @@ use uuid::Uuid;
 use crate::tables::{attempts, dead_letters, endpoints, event_types, queue, retries};
 
 /// Looked at for one page before it is answered as it is, with a cursor to go on from.
-const WALK_MAX: usize = 7_000;
+const WALK_MAX: usize = 2_000;
 const WALK_STEPS_MAX: usize = 5;
-const WALK_STEP_MAX: i64 = 3_000;
+const WALK_STEP_MAX: i64 = 1_000;
 /// The first step of a walk in which few may match, and of one in which most do.
 const WALK_STEP_NARROW: i64 = 1_000;
 const WALK_STEP_REFUSED: i64 = 200;
