@@ -153,12 +153,11 @@ begin
         result.message := postrider.refuse_data(emit_against.data);
     end if;
     if result.message is null and v_thin then
-        v_full := convert_to(emit_against.data, 'UTF8');
         begin
             v_data := postrider.thin_data(emit_against.data);
+            v_full := convert_to(emit_against.data, 'UTF8');
         exception when data_exception then
-            -- A \u0000 or half of a surrogate pair, which Postgres can't read values beside. The receiver asks for the rest.
-            v_data := '{}';
+            result.message := 'the data of a thin type can hold no \u0000 and no half of a surrogate pair';
         end;
     end if;
     if result.message is not null then
