@@ -156,6 +156,9 @@ pub(crate) fn judge(history: &History) -> Judgement {
             order(endpoint, &requests, &history.spells, j);
         }
     }
+    for line in &history.stored.unfinished_replays {
+        j.accuse(Rule::Stuck, line);
+    }
     for line in &history.alarms {
         j.accuse(Rule::Alarm, line);
     }

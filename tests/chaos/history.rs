@@ -157,6 +157,8 @@ pub(crate) struct StoredDelivery {
 pub(crate) struct Stored {
     pub(crate) bodies: HashMap<Mark, Vec<u8>>,
     pub(crate) deliveries: HashMap<(Mark, usize), StoredDelivery>,
+    /// A line for each bulk replay that has not done what it was asked for.
+    pub(crate) unfinished_replays: Vec<String>,
 }
 
 #[derive(Debug, Clone)]

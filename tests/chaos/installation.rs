@@ -398,13 +398,17 @@ impl Installation {
         loop {
             let waiting = self
                 .database
-                .count("select (select count(*) from postrider.queue) + (select count(*) from postrider.retries)")
+                .count(
+                    "select (select count(*) from postrider.queue) + (select count(*) from postrider.retries)
+                          + (select count(*) from postrider.replays where state = 'running')",
+                )
                 .await;
             let due = self
                 .database
                 .count(
                     "select (select count(*) from postrider.queue)
-                          + (select count(*) from postrider.retries where due_at <= clock_timestamp())",
+                          + (select count(*) from postrider.retries where due_at <= clock_timestamp())
+                          + (select count(*) from postrider.replays where state = 'running')",
                 )
                 .await;
             let now = self.time.now();
@@ -516,7 +520,7 @@ async fn stored(connection: &mut PgConnection, endpoints: &[EndpointLife]) -> St
                          from postrider.attempts) d
          join postrider.endpoints e on e.id = d.endpoint_id",
     )
-    .fetch_all(connection)
+    .fetch_all(&mut *connection)
     .await
     .expect("deliveries");
     for row in rows {
@@ -543,5 +547,14 @@ async fn stored(connection: &mut PgConnection, endpoints: &[EndpointLife]) -> St
             }
         }
     }
+    stored.unfinished_replays = sqlx::query_scalar(
+        "select format('replay %s of %s: %s, %s of %s put in line, %s passed over', r.public_id, r.kind, r.state,
+                       sum(p.moved), sum(p.total), sum(p.skipped))
+         from postrider.replays r left join postrider.replay_parts p on p.replay_id = r.id
+         group by r.id having r.state = 'running' or (r.state = 'done' and sum(p.moved + p.skipped) <> sum(p.total))",
+    )
+    .fetch_all(connection)
+    .await
+    .expect("replays");
     stored
 }

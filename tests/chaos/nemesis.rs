@@ -10,7 +10,7 @@ use tokio::{task::JoinSet, time::sleep};
 use crate::{
     history::{Harm, SecretLife},
     installation::{Installation, new_secret},
-    plan::{Fault, Plan, Target},
+    plan::{Again, Fault, Plan, Target},
     proxy::Mode,
     receivers::Mood,
 };
@@ -125,6 +125,10 @@ async fn inflict(it: &Installation, fault: Fault) {
         }
         Fault::Replay => {
             replay(it).await;
+            Harm::None
+        }
+        Fault::ReplayMany(place, again, cancelled) => {
+            replay_many(it, place, again, cancelled).await;
             Harm::None
         }
         Fault::PassingEndpoint(length) => {
@@ -338,6 +342,25 @@ async fn replay(it: &Installation) {
     let tenant: &str = row.get(0);
     let path = format!("/tenants/{tenant}/deliveries/{delivery}/replay");
     let _ = it.call("POST", &path, json!({})).await;
+}
+
+async fn replay_many(it: &Installation, place: usize, again: Again, cancelled: Option<Duration>) {
+    let Some((tenant, id)) = address(it, place) else {
+        return;
+    };
+    let mut ask = json!({ "endpoint": id });
+    if let Again::Delivered(span) = again {
+        ask["state"] = json!("delivered");
+        ask["since"] = json!(chrono::Utc::now() - span);
+    }
+    let path = format!("/tenants/{tenant}/replays");
+    let Some(job) = it.call("POST", &path, ask).await else {
+        return;
+    };
+    if let (Some(after), Some(job)) = (cancelled, job["id"].as_str()) {
+        sleep(after).await;
+        let _ = it.call("DELETE", &format!("{path}/{job}"), json!({})).await;
+    }
 }
 
 async fn passing_endpoint(it: &Installation, length: Duration) {

@@ -18,6 +18,14 @@ pub(crate) enum Target {
     Producers,
 }
 
+/// What a bulk replay is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// Of so long before.
+    Delivered(Duration),
+    NotArrived,
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Fault {
     /// kill -9, and started again after this.
@@ -49,6 +57,8 @@ pub(crate) enum Fault {
     RotateSecret(usize),
     Pause(usize, Duration),
     Replay,
+    /// Much of what an endpoint was sent, or what it has not got, goes again; taken back after this, if so planned.
+    ReplayMany(usize, Again, Option<Duration>),
     /// Makes an endpoint, and deletes it after this.
     PassingEndpoint(Duration),
     /// Nothing: the system gets its breath back.
@@ -78,6 +88,7 @@ impl Fault {
             Self::RotateSecret(_) => "rotate",
             Self::Pause(..) => "pause",
             Self::Replay => "replay",
+            Self::ReplayMany(..) => "replay many",
             Self::PassingEndpoint(_) => "passing endpoint",
             Self::Quiet(_) => "quiet",
         }
@@ -159,6 +170,16 @@ impl Dice {
         }
     }
 
+    fn replay_many(&mut self, endpoint: usize) -> Fault {
+        let again = if self.0.random_bool(0.5) {
+            Again::Delivered(self.millis(500, 5_000))
+        } else {
+            Again::NotArrived
+        };
+        let cancelled = self.0.random_bool(0.3).then(|| self.millis(50, 1_500));
+        Fault::ReplayMany(endpoint, again, cancelled)
+    }
+
     fn fault(&mut self, endpoints: usize) -> Fault {
         let endpoint = self.0.random_range(0..endpoints);
         match self.0.random_range(0..100) {
@@ -181,7 +202,8 @@ impl Dice {
             79..81 => Fault::ExpireLeases,
             81..86 => Fault::RotateSecret(endpoint),
             86..90 => Fault::Pause(endpoint, self.millis(200, 2_500)),
-            90..96 => Fault::Replay,
+            90..93 => Fault::Replay,
+            93..97 => self.replay_many(endpoint),
             _ => Fault::PassingEndpoint(self.millis(1_000, 8_000)),
         }
     }
