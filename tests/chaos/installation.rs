@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Enough for every fault of a plan to end within it.
-const PATIENT: &[&str] = &[
+pub(crate) const PATIENT: &[&str] = &[
     "0s", "200ms", "400ms", "800ms", "1s", "1s", "1s", "1s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s",
     "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s", "2s",
     "2s", "2s", "2s", "2s", "2s", "2s", "2s",

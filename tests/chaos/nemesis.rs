@@ -9,7 +9,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
     history::{Harm, SecretLife},
-    installation::{Installation, new_secret},
+    installation::{Installation, PATIENT, new_secret},
     plan::{Again, Fault, Plan, Target},
     proxy::Mode,
     receivers::Mood,
@@ -364,7 +364,9 @@ async fn replay_many(it: &Installation, place: usize, again: Again, cancelled: O
 }
 
 async fn passing_endpoint(it: &Installation, length: Duration) {
-    let (place, _) = it.endpoint("beta", "order.*", 3, json!({})).await;
+    let (place, _) = it
+        .endpoint("beta", "order.*", 3, json!({ "retry_schedule": PATIENT }))
+        .await;
     sleep(length).await;
     let Some((tenant, id)) = address(it, place) else {
         return;
