@@ -338,6 +338,7 @@ impl Attempts {
             body: content.body.clone(),
             timeout: endpoint.timeout,
             tls: endpoint.tls.as_ref(),
+            lease: Some(self.lease.clone()),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Lease(Arc<Mutex<Term>>);
+pub struct Lease(Arc<Mutex<Term>>);
 
 #[derive(Debug)]
 struct Term {

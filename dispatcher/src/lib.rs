@@ -22,7 +22,7 @@ mod job;
 mod jobs;
 pub mod key_holders;
 mod lane;
-mod lease;
+pub mod lease;
 mod line;
 mod lookout;
 pub mod meters;

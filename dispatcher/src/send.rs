@@ -5,6 +5,7 @@
 //! everything. A failing receiver is an [`Outcome`], never an `Err`.
 
 mod answer;
+mod body;
 mod connect;
 mod names;
 #[cfg(test)]
@@ -19,7 +20,6 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
-use http_body_util::Full;
 use hyper_util::{
     client::legacy::{Client, connect::capture_connection},
     rt::{TokioExecutor, TokioTimer},
@@ -29,11 +29,13 @@ use url::Url;
 
 use answer::Progress;
 pub use answer::retry_after;
+use body::Body;
 use connect::{Connector, PeerCertificate};
 use names::Names;
 
 use crate::{
     guard::Guard,
+    lease::Lease,
     tls::{TlsFault, TlsSettings, Trust},
 };
 
@@ -45,7 +47,7 @@ const IDLE_CONNECTION_LIFE: Duration = Duration::from_secs(30);
 /// Clients for endpoints with TLS settings of their own. The one that was not used for longest goes.
 const OWN_CLIENTS_MAX: usize = 256;
 
-type HttpClient = Client<Connector, Full<Bytes>>;
+type HttpClient = Client<Connector, Body>;
 
 /// One client for all endpoints but those with TLS settings of their own; those share one for each distinct settings.
 #[derive(Clone)]
@@ -78,6 +80,8 @@ pub struct Request<'a> {
     pub timeout: Duration,
     /// The endpoint's own certificates.
     pub tls: Option<&'a TlsSettings>,
+    /// Nothing goes out once this is over. None: whenever.
+    pub lease: Option<Lease>,
 }
 
 impl Sender {
@@ -196,11 +200,11 @@ fn client(connector: Connector) -> HttpClient {
         .build(connector)
 }
 
-fn outgoing(request: Request<'_>) -> Result<http::Request<Full<Bytes>>, http::Error> {
+fn outgoing(request: Request<'_>) -> Result<http::Request<Body>, http::Error> {
     let mut outgoing = http::Request::builder()
         .method(Method::POST)
         .uri(request.url.as_str())
-        .body(Full::new(request.body))?;
+        .body(Body::new(request.body, request.lease))?;
     let headers = outgoing.headers_mut();
     *headers = request.headers;
     for (name, value) in [

@@ -576,13 +576,14 @@ fn order(endpoint: &EndpointLife, requests: &[&Request], spells: &[Spell], j: &m
             .any(|s| s.harm == Harm::Robbery && s.from <= at && at <= s.from + ROBBERY_LASTS)
     };
     let mut keys: BTreeMap<&str, Vec<(&Request, i64)>> = BTreeMap::new();
-    for request in requests.iter().filter(|request| !request.replay) {
+    for request in requests {
         if let Some((key, sequence)) = &request.sequence {
             keys.entry(key).or_default().push((request, *sequence));
         }
     }
     for (key, mut line) in keys {
         line.sort_by_key(|(request, _)| request.at);
+        // What waited for its next attempt and was replayed is accepted as a replay, and the next may go.
         let mut accepted: BTreeMap<i64, Moment> = BTreeMap::new();
         for (request, sequence) in &line {
             if request.status.is_some_and(|status| status / 100 == 2) {
@@ -591,7 +592,7 @@ fn order(endpoint: &EndpointLife, requests: &[&Request], spells: &[Spell], j: &m
             }
         }
         let mut highest = i64::MIN;
-        for (request, sequence) in &line {
+        for (request, sequence) in line.iter().filter(|(request, _)| !request.replay) {
             let who = format!(
                 "key {key} at {}: {sequence} at {:.3} s",
                 endpoint.id,

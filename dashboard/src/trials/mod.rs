@@ -192,6 +192,7 @@ impl Target {
             body,
             timeout,
             tls: self.tls.as_ref(),
+            lease: None,
         };
         let (outcome, certificate) = sender.send_and_see(request).await;
         Sent {

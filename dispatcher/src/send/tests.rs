@@ -77,6 +77,10 @@ async fn answering(bytes: impl AsRef<[u8]> + Clone + Send + Sync + 'static) -> S
 }
 
 async fn post(sender: &Sender, url: &str, tls: Option<&TlsSettings>) -> Outcome {
+    post_under(None, sender, url, tls).await
+}
+
+async fn post_under(lease: Option<Lease>, sender: &Sender, url: &str, tls: Option<&TlsSettings>) -> Outcome {
     let url = Url::parse(url).expect("a URL");
     let request = Request {
         url: &url,
@@ -84,6 +88,7 @@ async fn post(sender: &Sender, url: &str, tls: Option<&TlsSettings>) -> Outcome 
         body: Bytes::from_static(b"{}"),
         timeout: LIMIT,
         tls,
+        lease,
     };
     // The limit holds, whatever the receiver does; some room for a busy machine.
     tokio::time::timeout(LIMIT * 10, sender.send(request))
@@ -101,4 +106,37 @@ fn failure(outcome: Outcome) -> (OutcomeKind, String) {
         Outcome::Unreachable { kind, error } => (kind, error),
         other => panic!("it was answered: {other:?}"),
     }
+}
+
+#[tokio::test]
+async fn nothing_goes_out_once_the_lease_is_over_and_the_next_request_does() {
+    let (seen, mut bytes) = tokio::sync::mpsc::unbounded_channel();
+    let address = listen(move |mut stream| {
+        let seen = seen.clone();
+        async move {
+            let mut all = Vec::new();
+            let mut buffer = [0; 1024];
+            while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+                all.extend_from_slice(&buffer[..count]);
+                if all.ends_with(b"{}") {
+                    let _ = stream
+                        .write_all(b"HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n")
+                        .await;
+                    break;
+                }
+            }
+            let _ = seen.send(all);
+            stream
+        }
+    })
+    .await;
+    let (sender, url) = (sender(), format!("http://{address}/hook"));
+    let over = Lease::new();
+    let valid = Lease::new();
+    valid.extend(Instant::now() + Duration::from_secs(60));
+    let outcome = post_under(Some(over), &sender, &url, None).await;
+    assert!(!outcome.is_success(), "{outcome:?}");
+    assert_eq!(bytes.recv().await.expect("a connection"), b"", "not a byte");
+    assert!(post_under(Some(valid), &sender, &url, None).await.is_success());
+    assert!(!bytes.recv().await.expect("a connection").is_empty());
 }
