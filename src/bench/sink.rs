@@ -61,6 +61,7 @@ async fn serve(mut stream: TcpStream, groups: Groups) {
         };
         let answered = match request.path.as_str() {
             "/stats" => answer_stats(&mut stream, &groups).await,
+            "/counts" => answer_counts(&mut stream, &groups).await,
             "/reset" => {
                 locked(&groups).clear();
                 stream.write_all(ANSWER).await
@@ -166,7 +167,20 @@ async fn answer_stats(stream: &mut TcpStream, groups: &Groups) -> std::io::Resul
         .iter_mut()
         .map(|(name, group)| (name.clone(), group.received()))
         .collect();
-    let body = serde_json::to_string(&received)?;
+    answer_json(stream, &received).await
+}
+
+/// For whoever asks again and again: what latencies were is not sorted each time.
+async fn answer_counts(stream: &mut TcpStream, groups: &Groups) -> std::io::Result<()> {
+    let counts: BTreeMap<String, u64> = locked(groups)
+        .iter()
+        .map(|(name, group)| (name.clone(), group.count))
+        .collect();
+    answer_json(stream, &counts).await
+}
+
+async fn answer_json(stream: &mut TcpStream, body: &impl Serialize) -> std::io::Result<()> {
+    let body = serde_json::to_string(body)?;
     let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     stream.write_all(answer.as_bytes()).await
 }

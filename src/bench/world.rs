@@ -551,9 +551,15 @@ impl World {
 
     pub(super) async fn wait_received(&self, group: &str, count: u64, most: Duration) -> anyhow::Result<()> {
         self.wait("deliveries to arrive", most, || async {
-            Ok(self.received(group).await?.count >= count)
+            Ok(self.count(group).await? >= count)
         })
         .await
+    }
+
+    pub(super) async fn count(&self, group: &str) -> anyhow::Result<u64> {
+        let url = format!("http://127.0.0.1:{}/counts", self.sink_port);
+        let all: BTreeMap<String, u64> = self.http.get(url).send().await?.json().await?;
+        Ok(all.get(group).copied().unwrap_or_default())
     }
 
     /// The sum and the count of a histogram of the first process.
