@@ -5,7 +5,7 @@ NODE := target/node
 export POSTRIDER_TEST_PYTHON := $(CURDIR)/$(VENV)/bin/python
 export POSTRIDER_TEST_NODE_PATH := $(CURDIR)/$(NODE)/node_modules
 
-.PHONY: help run test bench chaos soak screenshots fmt lint install
+.PHONY: help run test bench chaos soak overload screenshots fmt lint install
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-11s %s\n", $$1, $$2 }'
@@ -38,6 +38,11 @@ soak: ## half of the measured throughput for MINUTES=… (30); the report goes t
 	@sh deploy/install.sh postgres
 	POSTRIDER_SOAK_SECONDS=$$(($(or $(MINUTES),30) * 60)) \
 		cargo test --release --test chaos -- --exact soak::half_the_throughput_for_long_changes_nothing --ignored --nocapture
+
+overload: ## more than can be delivered for MINUTES=… (10), and how it is caught up with
+	@sh deploy/install.sh postgres
+	POSTRIDER_OVERLOAD_SECONDS=$$(($(or $(MINUTES),10) * 60)) cargo test --release --test chaos -- --nocapture \
+		--exact overload::a_backlog_grows_on_disk_and_not_in_memory_and_drains_in_order_while_emits_stay_fast
 
 install: ## only installs what is missing
 	@sh deploy/install.sh postgres pgbouncer python curl jq openssl namespaces browser

@@ -76,6 +76,8 @@ pub use wake::Wake;
 /// Connections that renew the lease, apart from all others: nothing else may make it wait. The second one is for when the
 /// first has fallen silent.
 const LEASE_CONNECTIONS: u32 = 2;
+/// For the last statements, once nothing is on the wire. A little more than one may take.
+const LEAVE_MAX: Duration = Duration::from_secs(12);
 
 /// How the planner is told to do what the hot path's few statements need: walk an index for each row of a list. It
 /// knows nothing of how long the lists are, plans for tables that were empty a moment ago, and would scan them.
@@ -276,7 +278,11 @@ impl Dispatcher {
         }
         leave.cancel();
         hurry.now();
-        let _ = tokio::join!(reader, shards, jobs, flusher, relays.wait());
+        // Each has its own limit but apalis, which waits for ever on a connection that fell silent.
+        let ended = async { tokio::join!(reader, shards, jobs, flusher, relays.wait()) };
+        if tokio::time::timeout(LEAVE_MAX, ended).await.is_err() {
+            tracing::warn!("background work did not end in time and is left where it stands");
+        }
         Ok(())
     }
 }

@@ -377,6 +377,8 @@ fn records(history: &History, cases: &HashMap<(&Mark, usize), Case<'_>>, j: &mut
     j.figures.requests = history.requests.len();
     for ((mark, endpoint), case) in cases {
         let id = &history.endpoints[*endpoint].id;
+        // What is on the wire as its endpoint is deleted has no row to be recorded in.
+        let deleted = history.endpoints[*endpoint].deleted.map(|(asked, _)| asked);
         let attempts = case.stored.map_or(&[][..], |stored| stored.attempts.as_slice());
         j.figures.attempts_recorded += attempts.len();
         let mut unmatched: Vec<&Request> = case.requests.clone();
@@ -416,7 +418,7 @@ fn records(history: &History, cases: &HashMap<(&Mark, usize), Case<'_>>, j: &mut
             let excused = excuses
                 .iter()
                 .any(|(from, to)| request.at <= *to && request.ended >= *from);
-            if excused {
+            if excused || deleted.is_some_and(|asked| request.ended >= asked) {
                 j.figures.repeats_explained += 1;
             } else {
                 let words = format!(
