@@ -16,6 +16,7 @@ use tokio::{
 /// The dispatcher and the API have a pool each, so that neither can use up the other's connections.
 const POOL_CONNECTIONS_MAX: u32 = 16;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+const CLOSE_WAIT: Duration = Duration::from_secs(3);
 /// Between tries at the start: the database may be starting at the same time.
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -37,6 +38,13 @@ pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyh
         .context("the database did not answer")?;
     meters::watch_pool(role, &pool);
     Ok(pool)
+}
+
+/// Not for ever: a connection that fell silent in the middle of a statement never comes back to its pool.
+pub(crate) async fn close(pool: &PgPool) {
+    if time::timeout(CLOSE_WAIT, pool.close()).await.is_err() {
+        tracing::warn!("a connection was still in use as the program ended");
+    }
 }
 
 /// Statements are prepared in one round trip and used in the next. A pooler that gives each its own server, and does not

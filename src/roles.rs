@@ -71,7 +71,7 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
     parts.watch_database(&pool);
     let ended = parts.run_until_stopped().await;
     export.finish().await;
-    pool.close().await;
+    connect::close(&pool).await;
     ended
 }
 
@@ -125,7 +125,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     parts.watch_database(&pool);
     let ended = parts.run_until_stopped().await;
     export.finish().await;
-    pool.close().await;
+    connect::close(&pool).await;
     ended
 }
 

@@ -173,8 +173,8 @@ async fn run(
     });
     let ended = parts.run_until_stopped().await;
     export.finish().await;
-    serving_pool.close().await;
-    sending_pool.close().await;
+    connect::close(&serving_pool).await;
+    connect::close(&sending_pool).await;
     ended
 }
 
