@@ -1,9 +1,11 @@
 //! Reading requests: JSON bodies and query strings, with refusals as problems.
 //! Invariant: no more of a body is read than its limit, and a body that is not UTF-8 goes no further.
 
+use std::error::Error;
+
 use axum::{
     body::Bytes,
-    extract::{FromRequest, FromRequestParts, Request},
+    extract::{FromRequest, FromRequestParts, Request, rejection::QueryRejection},
     http::{header, request::Parts},
 };
 use http_body_util::BodyExt;
@@ -12,7 +14,7 @@ use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::error::Category;
 
 use crate::{
-    misread::misread,
+    misread::{misread, misread_query},
     problem::{Kind, Problem},
 };
 
@@ -148,8 +150,20 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         axum::extract::Query::try_from_uri(&parts.uri)
             .map(|axum::extract::Query(query)| Self(query))
-            .map_err(|rejection| Problem::bad_request(rejection.body_text()))
+            .map_err(|rejection| Problem::bad_request(refused_query(&rejection)))
     }
+}
+
+/// What is wrong with a query string, in our own words.
+fn refused_query(rejection: &QueryRejection) -> String {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(rejection);
+    while let Some(error) = cause {
+        if let Some(misread) = error.downcast_ref() {
+            return misread_query(misread);
+        }
+        cause = error.source();
+    }
+    rejection.body_text()
 }
 
 /// For `Option<Option<T>>`: a field that is there with null is `Some(None)`, one that is not there `None`.
@@ -196,6 +210,64 @@ mod tests {
                 name: Some(Some("a".to_owned()))
             })
         );
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only read")]
+    struct Parameters {
+        limit: Option<i64>,
+        state: Option<State>,
+        whole: Option<bool>,
+        token: String,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum State {
+        Dead,
+        Delivered,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
+
+    fn told<T: DeserializeOwned + std::fmt::Debug>(query: &str) -> String {
+        let uri = format!("/path?{query}").parse().expect("a URI");
+        let read = axum::extract::Query::<T>::try_from_uri(&uri);
+        refused_query(&read.expect_err(query))
+    }
+
+    #[test]
+    fn a_query_string_is_refused_in_plain_words() {
+        for (query, words) in [
+            (
+                "x=1",
+                "Unknown parameter `x`; known are limit, state, whole and token.",
+            ),
+            (
+                "a%60%3A%20b=1",
+                "Unknown parameter `a`: b`; known are limit, state, whole and token.",
+            ),
+            ("limit=1&limit=2", "The parameter `limit` is there twice."),
+            ("limit=1", "The parameter `token` is missing."),
+            ("limit=a", "The parameter `limit` must be a whole number."),
+            ("limit=", "The parameter `limit` must be a whole number."),
+            (
+                "limit=99999999999999999999",
+                "The parameter `limit` must be a whole number within its bounds.",
+            ),
+            ("whole=yes", "The parameter `whole` must be true or false."),
+            ("state=lost", "The parameter `state` must be dead or delivered."),
+        ] {
+            assert_eq!(told::<Parameters>(query), words, "{query}");
+        }
+        assert_eq!(
+            told::<Nothing>("x=1"),
+            "Unknown parameter `x`; this call has none."
+        );
+        let _ = (State::Dead, State::Delivered);
     }
 
     #[test]

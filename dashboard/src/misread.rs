@@ -1,7 +1,8 @@
-//! A JSON body that a form can't be read from, told as a person would: the field by its pointer, and what it must be.
+//! A JSON body or a query string that a form can't be read from, told as a person would: the field by its pointer, or the
+//! parameter by its name, and what it must be.
 //! Invariant: the value itself is not repeated; it may be a secret. Pure.
 
-use serde::Deserialize;
+use serde::{Deserialize, de::value};
 use serde_path_to_error::Segment;
 
 use crate::problem::Fault;
@@ -34,6 +35,41 @@ pub(crate) fn misread<'a, T: Deserialize<'a>>(text: &'a str) -> Fault {
             }
             fault(pointer, detail)
         }
+    }
+}
+
+/// What is wrong with a query string that was not taken.
+pub(crate) fn misread_query(error: &serde_path_to_error::Error<value::Error>) -> String {
+    let told = error.inner().to_string();
+    let at = error.path().iter().next_back().and_then(|segment| match segment {
+        Segment::Map { key } => Some(key.as_str()),
+        _ => None,
+    });
+    if told.starts_with("unknown field ") {
+        let known = names_in(&told);
+        let known = match known.as_slice() {
+            [] => "this call has none".to_owned(),
+            [one] => format!("known is {one}"),
+            [first @ .., last] => format!("known are {} and {last}", first.join(", ")),
+        };
+        return format!("Unknown parameter `{}`; {known}.", at.unwrap_or_default());
+    }
+    let (name, detail) = match told.as_str() {
+        "invalid digit found in string" | "cannot parse integer from empty string" => {
+            (at, "must be a whole number".to_owned())
+        }
+        "number too large to fit in target type" | "number too small to fit in target type" => {
+            (at, "must be a whole number within its bounds".to_owned())
+        }
+        "provided string was not `true` or `false`" => (at, "must be true or false".to_owned()),
+        _ => {
+            let (name, detail) = in_plain_words(&told);
+            (name.or(at), detail)
+        }
+    };
+    match name {
+        Some(name) => format!("The parameter `{name}` {detail}."),
+        None => format!("The query can't be read: {detail}."),
     }
 }
 
@@ -79,14 +115,17 @@ fn in_plain_words(told: &str) -> (Option<&str>, String) {
 
 /// The names that stand behind `expected`, if any do.
 fn choices(told: &str, before: &str) -> String {
-    let names: Vec<&str> = match told.rsplit_once(", expected ") {
-        Some((_, names)) => names.split('`').skip(1).step_by(2).collect(),
-        None => Vec::new(),
-    };
-    match names.as_slice() {
+    match names_in(told).as_slice() {
         [] => String::new(),
         [one] => format!("{before}{one}"),
         [first @ .., last] => format!("{before}{} or {last}", first.join(", ")),
+    }
+}
+
+fn names_in(told: &str) -> Vec<&str> {
+    match told.rsplit_once(", expected ") {
+        Some((_, names)) => names.split('`').skip(1).step_by(2).collect(),
+        None => Vec::new(),
     }
 }
 
