@@ -22,6 +22,7 @@ mod meters;
 mod misread;
 mod openapi;
 mod pages;
+mod patience;
 mod people;
 mod problem;
 mod replay;
@@ -36,13 +37,14 @@ mod trials;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
-use axum::Router;
+use axum::{Router, serve::ListenerExt};
 use postrider_dispatcher::{Settings, Wake, guard::Guard, traces::Tracer, vault::Vault};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use live::Live;
+use patience::Patient;
 
 #[doc(hidden)]
 pub use api::events::read_emit_body;
@@ -109,7 +111,8 @@ pub async fn serve(
     let service = routes::build(app.clone(), Live::until(stop.clone()))
         .0
         .into_make_service_with_connect_info::<SocketAddr>();
-    let http = axum::serve(listener, service)
+    // The tap does nothing but tell the peer's address, which of a listener of our own nobody else does.
+    let http = axum::serve(Patient(listener).tap_io(|_| {}), service)
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();
     match grpc {

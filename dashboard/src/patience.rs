@@ -1,0 +1,160 @@
+//! How long a connection may keep us waiting. Whoever connects and sends nothing, or a byte now and then, would hold it for
+//! ever: the time limit of a request begins only when its headers are there.
+//! Invariant: a connection that we have written nothing to for `PATIENCE` is closed. Each request is answered in less time,
+//! and streams write more often.
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::serve::Listener;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    time::{Instant, Sleep},
+};
+
+/// Longer than pools and proxies usually keep a connection that is idle: they should be the ones to close it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A listener whose connections do not wait for ever.
+pub(crate) struct Patient(pub(crate) TcpListener);
+
+impl Listener for Patient {
+    type Io = Waiting<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        let (stream, peer) = Listener::accept(&mut self.0).await;
+        (Waiting::new(stream, PATIENCE), peer)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
+pub(crate) struct Waiting<S> {
+    stream: S,
+    patience: Duration,
+    written: Instant,
+    /// Goes off at the earliest moment that could be the end; it is set again when something was written meanwhile.
+    alarm: Pin<Box<Sleep>>,
+}
+
+impl<S> Waiting<S> {
+    fn new(stream: S, patience: Duration) -> Self {
+        Self {
+            stream,
+            patience,
+            written: Instant::now(),
+            alarm: Box::pin(tokio::time::sleep(patience)),
+        }
+    }
+
+    fn note<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if matches!(written, Poll::Ready(Ok(_))) {
+            self.written = Instant::now();
+        }
+        written
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Waiting<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        // Before what has come is read: a byte now and then would put it off for ever.
+        while this.alarm.as_mut().poll(context).is_ready() {
+            let end = this.written + this.patience;
+            if end <= Instant::now() {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            this.alarm.as_mut().reset(end);
+        }
+        Pin::new(&mut this.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Waiting<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.note(written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
+        self.note(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    const SHORT: Duration = Duration::from_millis(300);
+
+    #[tokio::test]
+    async fn who_sends_a_byte_now_and_then_is_given_up() {
+        let (mut client, server) = duplex(64);
+        let mut server = Waiting::new(server, SHORT);
+        let dripping = tokio::spawn(async move {
+            while client.write_all(b"x").await.is_ok() {
+                tokio::time::sleep(SHORT / 20).await;
+            }
+        });
+        let began = Instant::now();
+        let mut read = 0;
+        let error = loop {
+            match server.read_u8().await {
+                Ok(_) => read += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(read > 0 && began.elapsed() >= SHORT, "{read}");
+        drop(server);
+        dripping.await.expect("the client notices");
+    }
+
+    #[tokio::test]
+    async fn as_long_as_we_write_it_stays() {
+        let (mut client, server) = duplex(64);
+        let mut server = Waiting::new(server, SHORT);
+        let began = Instant::now();
+        while began.elapsed() < SHORT * 3 {
+            server.write_all(b"x").await.expect("taken");
+            assert_eq!(client.read_u8().await.expect("read"), b'x');
+            client.write_all(b"y").await.expect("taken");
+            assert_eq!(server.read_u8().await.expect("it stays"), b'y');
+        }
+    }
+}
