@@ -108,9 +108,11 @@ fn of_tls(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(error) => of_certificate(error),
         rustls::Error::InvalidMessage(_) => "the endpoint does not speak TLS at this port".to_owned(),
+        rustls::Error::AlertReceived(Alert::CertificateRequired) => {
+            "the endpoint wants a client certificate, and was shown none".to_owned()
+        }
         rustls::Error::AlertReceived(
-            Alert::CertificateRequired
-            | Alert::BadCertificate
+            Alert::BadCertificate
             | Alert::UnknownCA
             | Alert::CertificateUnknown
             | Alert::AccessDenied

@@ -170,12 +170,15 @@ async fn a_client_certificate_is_shown_to_the_endpoint_that_has_one() {
         }
     };
     assert_eq!(post_tls(address, &client(&clients)).await.status(), Some(204));
-    for refused in [trusting(&ours), client(&ours)] {
+    for (refused, why) in [
+        (trusting(&ours), "was shown none"),
+        (client(&ours), "not the one it was shown"),
+    ] {
         let (kind, words) = failure(post_tls(address, &refused).await);
         assert_eq!(kind, OutcomeKind::TlsFailed);
         assert_eq!(
             words,
-            "the endpoint wants a client certificate, and not the one it was shown"
+            format!("the endpoint wants a client certificate, and {why}")
         );
     }
 }
