@@ -45,7 +45,7 @@ overload: ## more than can be delivered for MINUTES=… (10), and how it is caug
 		--exact overload::a_backlog_grows_on_disk_and_not_in_memory_and_drains_in_order_while_emits_stay_fast
 
 install: ## only installs what is missing
-	@sh deploy/install.sh postgres pgbouncer python curl jq openssl namespaces browser
+	@sh deploy/install.sh postgres pgbouncer python curl jq openssl namespaces strace browser
 
 fmt: ## formats the code
 	cargo fmt --all

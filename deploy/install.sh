@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what a development machine lacks, with the system's own package manager.
-# usage: install.sh [postgres] [pgbouncer] [python] [curl] [jq] [openssl] [namespaces] [browser]
+# usage: install.sh [postgres] [pgbouncer] [python] [curl] [jq] [openssl] [namespaces] [strace] [browser]
 # Does nothing, and needs no network, when everything is there. Starts no service and makes no system cluster.
 set -eu
 
@@ -33,6 +33,8 @@ has() {
     curl | jq | openssl) command -v "$1" >/dev/null ;;
     # Some tests make a network of their own. Only Linux has that.
     namespaces) [ "$(uname)" != Linux ] || { command -v ip && command -v unshare; } >/dev/null ;;
+    # Who was connected to is watched by it. Only Linux has it.
+    strace) [ "$(uname)" != Linux ] || command -v strace >/dev/null ;;
     browser) command -v chromium >/dev/null && command -v chromedriver >/dev/null ;;
     *) echo "install.sh: it is not known how to install $1" >&2 && exit 2 ;;
     esac
@@ -65,7 +67,7 @@ packages() {
     *-browser) echo chromium chromedriver ;;
     *-pgbouncer) echo pgbouncer ;;
     *-python) echo python3 ;;
-    *-curl | *-jq | *-openssl) echo "$2" ;;
+    *-curl | *-jq | *-openssl | *-strace) echo "$2" ;;
     dnf-namespaces) echo iproute util-linux ;;
     *-namespaces) echo iproute2 util-linux ;;
     esac

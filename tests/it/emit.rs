@@ -258,7 +258,21 @@ async fn unusual_json_arrives_byte_for_byte() {
             .await;
         assert_eq!(status, StatusCode::ACCEPTED, "{answer}");
     }
-    let received = receiver.wait_for(2 * unusual.len()).await;
+    // What `jsonb` does not hold, and HTTP refuses: a producer's transaction must not break by it.
+    let beyond = [r#"{"a":1e131072}"#, r#"{"a":"\ud800"}"#];
+    let unusual = [unusual.as_slice(), &beyond].concat();
+    for (number, data) in unusual.iter().enumerate().skip(unusual.len() - beyond.len()) {
+        emit(
+            &mut producer,
+            "acme",
+            "invoice.paid",
+            data,
+            Some(&format!("sql_{number}")),
+        )
+        .await
+        .expect("emitted");
+    }
+    let received = receiver.wait_for(2 * unusual.len() - beyond.len()).await;
     for request in &received {
         let number: usize = request
             .event_id()

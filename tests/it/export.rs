@@ -3,7 +3,7 @@
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Database, Postrider, Receiver};
+use crate::support::{ADMIN_API_KEY, Answer, Database, Postrider, Receiver};
 
 #[tokio::test]
 async fn deliveries_stream_as_ndjson_and_csv_and_dead_letters_are_counted_by_group() {
@@ -110,6 +110,31 @@ async fn deliveries_stream_as_ndjson_and_csv_and_dead_letters_are_counted_by_gro
         (&json!("invoice.paid"), &json!("gone")),
         "{group}"
     );
+}
+
+#[tokio::test]
+async fn d5_an_export_is_a_file_and_never_a_page() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    program.api().tenant("acme").await;
+    for (list, name) in [("deliveries", "deliveries"), ("dead-letters", "dead-letters")] {
+        for (format, kind) in [
+            ("csv", "text/csv; charset=utf-8"),
+            ("ndjson", "application/x-ndjson"),
+        ] {
+            let path = format!("/v1/tenants/acme/{list}?format={format}");
+            let request = reqwest::Client::new()
+                .get(program.url(&path))
+                .bearer_auth(ADMIN_API_KEY);
+            let answer = request.send().await.expect("an answer");
+            let header = |name: &str| answer.headers()[name].to_str().expect("plain").to_owned();
+            assert_eq!(answer.status(), StatusCode::OK, "{path}");
+            assert_eq!(header("content-type"), kind, "{path}");
+            let file = format!("attachment; filename=\"{name}.{format}\"");
+            assert_eq!(header("content-disposition"), file, "{path}");
+            assert_eq!(header("x-content-type-options"), "nosniff", "{path}");
+        }
+    }
 }
 
 /// Endpoint, type, reason and count of each group.

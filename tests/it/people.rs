@@ -92,6 +92,37 @@ async fn an_operator_replays_and_read_only_changes_nothing() {
 }
 
 #[tokio::test]
+async fn e6_whoever_only_looks_sees_no_secret() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let more = json!({ "headers": { "X-Token": "a-token-of-the-endpoint" } });
+    let endpoint = program.api().acme(&receiver.url("/hook"), more).await;
+    let mut admin = Person::signed_in(&program).await;
+    let page_of = format!("/endpoints/{}", endpoint.id);
+    let reveal = format!("{page_of}/secrets/reveal");
+    let (status, page) = admin.post(&reveal, &[]).await;
+    assert_eq!(status, StatusCode::OK);
+    assert!(page.contains(&endpoint.secret), "an admin may see it: {page}");
+    for (login, role) in [("looker", "read-only"), ("op", "operator")] {
+        let password = add(&mut admin, login, role).await;
+        let mut person = Person::new(&program);
+        assert!(person.sign_in_as(login, &password).await.is_redirection());
+        for tail in ["", "/settings", "/secrets"] {
+            let (status, page) = person.visit(&format!("{page_of}{tail}")).await;
+            assert_eq!(status, StatusCode::OK, "{role} {tail}");
+            for hidden in [endpoint.secret.as_str(), "a-token-of-the-endpoint"] {
+                assert!(!page.contains(hidden), "{role} {tail}: {page}");
+            }
+        }
+        for closed in [&reveal, &format!("{page_of}/secrets/rotate")] {
+            let (status, page) = person.post(closed, &[]).await;
+            assert_eq!(status, StatusCode::FORBIDDEN, "{role} {closed}: {page}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_person_changes_their_password_and_signs_out_everywhere() {
     let database = Database::fresh().await;
     let program = Postrider::start(&database).await;

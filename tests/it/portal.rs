@@ -120,3 +120,28 @@ async fn an_old_link_and_a_forged_one_open_nothing() {
         .await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
 }
+
+#[tokio::test]
+async fn e3_links_and_sessions_that_were_withdrawn_open_nothing() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    program.api().tenant("acme").await;
+    let (used, unused) = (
+        path_of(&link(&program, "acme").await),
+        path_of(&link(&program, "acme").await),
+    );
+    let mut inside = Person::new(&program);
+    assert!(inside.visit(&used).await.0.is_redirection());
+    assert_eq!(inside.visit("/deliveries").await.0, StatusCode::OK);
+
+    let mut admin = Person::signed_in(&program).await;
+    let (status, page) = admin.post("/tenants/acme/end-sessions", &[]).await;
+    assert!(
+        status.is_redirection() || status == StatusCode::OK,
+        "{status} {page}"
+    );
+    assert!(inside.visit("/deliveries").await.0.is_redirection(), "signed out");
+    let mut late = Person::new(&program);
+    assert_eq!(late.visit(&unused).await.0, StatusCode::GONE);
+    assert_eq!(admin.visit("/deliveries").await.0, StatusCode::OK, "others stay");
+}

@@ -145,6 +145,18 @@ async fn refuses_what_is_forged(example: &Example) {
         "a body written anew"
     );
     assert_eq!(example.deliver("[]").await, 400, "genuine, but no event");
+    // Refused by its length, before anybody works on it. Some close the connection while we still write.
+    let large = " ".repeat(2 * 1024 * 1024);
+    let header = signed(SECRET, 0, &large);
+    let request = example.client.post(format!("{}/hook", example.url));
+    let answer = request
+        .header("webhook-signature", header)
+        .body(large)
+        .send()
+        .await;
+    if let Ok(answer) = answer {
+        assert_eq!(answer.status(), 413, "a body that is too large");
+    }
     assert!(example.wait_for_lines(0).await.is_empty(), "nothing was handled");
 }
 

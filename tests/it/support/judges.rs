@@ -54,6 +54,18 @@ pub(crate) fn judge(cases: &[Case<'_>]) -> usize {
     answers
 }
 
+/// What Node makes of each of these URLs: null for none.
+pub(crate) fn node_on_urls(texts: &[String]) -> Vec<serde_json::Value> {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), json!(texts).to_string()).expect("written");
+    let mut command = Command::new(node());
+    let output = command.arg(script("urls.cjs")).arg(file.path()).output();
+    let output = output.expect("Node runs");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    serde_json::from_slice(&output.stdout).expect("an array")
+}
+
 fn judged(command: &mut Command) -> usize {
     let output = command.output().expect("the judge runs");
     let told = String::from_utf8_lossy(&output.stdout);

@@ -21,7 +21,7 @@ pub(crate) use browser::{Browser, Crawl};
 pub(crate) use database::{Database, Replica};
 pub(crate) use dns::{NameServer, Reply};
 pub(crate) use fleet::{Fleet, repeated, times};
-pub(crate) use judges::{Case, judge, node, python};
+pub(crate) use judges::{Case, judge, node, node_on_urls, python};
 pub(crate) use namespace::{database_inside, run_inside};
 pub(crate) use person::{Form, Person, text_of};
 pub(crate) use process::{ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, Launch, MASTER_KEY, Postrider};

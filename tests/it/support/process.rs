@@ -27,12 +27,24 @@ const STOP_WAIT: Duration = Duration::from_secs(30);
 pub(crate) struct Launch {
     role: &'static str,
     settings: BTreeMap<String, String>,
+    /// A program that is given ours to run.
+    wrapper: Vec<String>,
 }
 
 impl Launch {
     pub(crate) fn new(role: &'static str) -> Self {
-        let settings = BTreeMap::new();
-        Self { role, settings }.set("POSTRIDER_LOG_FORMAT", "json")
+        let launch = Self {
+            role,
+            settings: BTreeMap::new(),
+            wrapper: Vec::new(),
+        };
+        launch.set("POSTRIDER_LOG_FORMAT", "json")
+    }
+
+    /// Under another program, which must become ours: the process that is signalled and waited for is its own.
+    pub(crate) fn under(mut self, wrapper: &[&str]) -> Self {
+        self.wrapper = wrapper.iter().map(ToString::to_string).collect();
+        self
     }
 
     pub(crate) fn set(mut self, name: &str, value: impl ToString) -> Self {
@@ -51,8 +63,11 @@ impl Launch {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
-        command.args(self.role.split(' ')).env_clear();
+        let mut words = self.wrapper.clone();
+        words.push(env!("CARGO_BIN_EXE_postrider").to_owned());
+        words.extend(self.role.split(' ').map(ToOwned::to_owned));
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).env_clear();
         for inherited in ["PATH", "HOME", "TMPDIR"] {
             command.envs(std::env::var_os(inherited).map(|value| (inherited, value)));
         }

@@ -221,6 +221,89 @@ async fn b12_bytes_that_are_no_text_are_kept_as_they_came() {
     assert!(answer.head.contains("x-odd: \u{fffd}"), "{}", answer.head);
 }
 
+/// The receiver closes a connection that it kept, at the moment it is taken for the next request.
+#[tokio::test(flavor = "current_thread")]
+async fn b13_a_request_on_a_connection_that_is_closed_is_not_sent_again() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let bell = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/hook", listener.local_addr().expect("bound"));
+    let mut rings = TcpStream::connect(bell.local_addr().expect("bound"))
+        .await
+        .expect("connected");
+    let (close, closing) = std::sync::mpsc::channel::<()>();
+    let (tell, told) = std::sync::mpsc::channel();
+    let server = std::thread::spawn(move || {
+        use std::io::Read;
+        let answer = |stream: &mut std::net::TcpStream| {
+            let mut request = Vec::new();
+            let mut byte = [0];
+            while !request.ends_with(b"\r\n\r\n{}") && stream.read(&mut byte).is_ok_and(|n| n == 1) {
+                request.push(byte[0]);
+            }
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                .expect("answered");
+        };
+        let (mut bell, _) = bell.accept().expect("rung");
+        let (mut first, _) = listener.accept().expect("called");
+        answer(&mut first);
+        closing.recv().expect("told to close");
+        drop(first);
+        bell.write_all(b"x").expect("rung");
+        tell.send(()).expect("heard");
+        // Whoever sends it again comes here, and is answered.
+        let (mut second, _) = listener.accept().expect("called or ended");
+        answer(&mut second);
+    });
+    let sender = sender();
+    assert_eq!(post(&sender, &url, None).await.status(), Some(200));
+    // Until the connection is kept.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // Nothing runs here while it is closed and the bell is rung: both are noticed at once, and this task goes on first.
+    close.send(()).expect("heard");
+    told.recv().expect("closed");
+    rings.read_u8().await.expect("the bell");
+    let outcome = post(&sender, &url, None).await;
+    assert_eq!(failure(outcome).0, OutcomeKind::BrokenAnswer);
+    assert!(!server.is_finished(), "it was sent again");
+    // Lets the server end.
+    assert_eq!(post(&sender, &url, None).await.status(), Some(200));
+    server.join().expect("ended");
+}
+
+/// The gate at the socket does not rest on the one before it.
+#[tokio::test]
+async fn an_address_in_the_url_is_checked_where_the_socket_is_made_too() {
+    use tower_service::Service;
+    let reached = listen(|stream| async move { panic!("it was called: {stream:?}") }).await;
+    let mut connector = Connector {
+        guard: Arc::new(Guard {
+            allow_http: true,
+            ..Guard::default()
+        }),
+        names: Names::new().expect("name servers"),
+        tls: Trust::of_machine()
+            .config(&TlsSettings::default())
+            .expect("a configuration"),
+    };
+    let port = reached.port();
+    for host in [
+        "127.0.0.1",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "[64:ff9b::7f00:1]",
+    ] {
+        let target = format!("http://{host}:{port}/").parse().expect("a target");
+        match connector.call(target).await {
+            Err(error) => assert!(
+                error.to_string().ends_with("is not on the public internet"),
+                "{error}"
+            ),
+            Ok(_) => panic!("{host} was connected to"),
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_redirect_is_an_answer_like_any_other() {
     let decoy = listen(|stream| async move { panic!("a redirect was followed: {stream:?}") }).await;
