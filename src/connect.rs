@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
+use postrider_dashboard::Pool;
 use postrider_dispatcher::{answer, meters};
 use sqlx::{
     Connection, PgConnection, PgPool,
@@ -41,21 +42,36 @@ pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyh
 }
 
 /// Not for ever: a connection that fell silent in the middle of a statement never comes back to its pool.
-pub(crate) async fn close(pool: &PgPool) {
-    if time::timeout(CLOSE_WAIT, pool.close()).await.is_err() {
+pub(crate) async fn close(closing: impl Future<Output = ()>) {
+    if time::timeout(CLOSE_WAIT, closing).await.is_err() {
         tracing::warn!("a connection was still in use as the program ended");
     }
 }
 
+/// For the API, which may be reached through a pooler.
+pub(crate) async fn serving_pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<Pool> {
+    let connections = pool(options, role).await?;
+    if remembers_statements(options).await? {
+        return Ok(connections.into());
+    }
+    connections.close().await;
+    tracing::info!(
+        "the database is behind a pooler that does not remember prepared statements: each statement is a transaction. \
+         PgBouncer 1.21 with max_prepared_statements is faster"
+    );
+    let uncached = options.clone().statement_cache_capacity(0);
+    Ok(Pool::in_transactions(pool(&uncached, role).await?))
+}
+
 /// Statements are prepared in one round trip and used in the next. A pooler that gives each its own server, and does not
-/// remember statements, lets one connection work and breaks down under two: told at the start, not at the first load.
-pub(crate) async fn check_pooler(options: &PgConnectOptions) -> anyhow::Result<()> {
+/// remember statements, lets one connection work and breaks down under two: found out at the start, not at the first load.
+async fn remembers_statements(options: &PgConnectOptions) -> anyhow::Result<bool> {
     const STATEMENT_EXISTS: &str = "42P05";
     const NO_STATEMENT: &str = "26000";
     let asked = async {
         let mut first = PgConnection::connect_with(options).await?;
         let mut second = PgConnection::connect_with(options).await?;
-        for number in 0..4_i32 {
+        for number in 0..8_i32 {
             for connection in [&mut first, &mut second] {
                 sqlx::query("select $1").bind(number).execute(connection).await?;
             }
@@ -69,14 +85,12 @@ pub(crate) async fn check_pooler(options: &PgConnectOptions) -> anyhow::Result<(
         _ => None,
     };
     if code.is_some_and(|code| [STATEMENT_EXISTS, NO_STATEMENT].contains(&&*code)) {
-        bail!(
-            "POSTRIDER_DATABASE_URL leads through a pooler in transaction mode that does not remember prepared statements: \
-             use PgBouncer 1.21 or newer with max_prepared_statements, session mode, or connect directly"
-        );
+        return Ok(false);
     }
     asked
         .context("the database did not answer")?
-        .context("the database did not answer")
+        .context("the database did not answer")?;
+    Ok(true)
 }
 
 async fn try_once(options: &PgConnectOptions) -> Result<(), sqlx::Error> {

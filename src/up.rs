@@ -79,7 +79,7 @@ async fn run(
         Some(vault) => vault.clone(),
         None => kept_vault(&data_dir, &sending_pool).await?,
     };
-    sealed::check(&sending_pool, &vault).await?;
+    sealed::check(&mut *sending_pool.acquire().await?, &vault).await?;
     let api_key = Shown::set_or_kept(&settings.admin_api_key, "POSTRIDER_ADMIN_API_KEY", || {
         data_dir.keep("admin-api-key", admin::new_api_key)
     })?;
@@ -87,9 +87,8 @@ async fn run(
         data_dir.keep("admin-password", admin::new_password)
     })?;
 
-    let serving_pool = connect::pool(&database.pooled, "dashboard").await?;
-    connect::check_pooler(&database.pooled).await?;
-    admin::set_password(&serving_pool, &password.value).await?;
+    admin::set_password(&mut *sending_pool.acquire().await?, &password.value).await?;
+    let serving_pool = connect::serving_pool(&database.pooled, "dashboard").await?;
 
     let health = roles::listen_for_health(&settings).await?;
     let grpc = roles::listen_for_grpc(settings.grpc_listen).await?;
@@ -105,7 +104,7 @@ async fn run(
             health::serve(listener, serving_pool.clone(), stop)
         });
     }
-    roles::tell_keys(&mut parts, &sending_pool, &vault, "up").await?;
+    roles::tell_keys(&mut parts, &serving_pool, &vault, "up").await?;
     let wake = Wake::default();
     let dispatcher = Dispatcher {
         sources: settings.sources.clone(),
@@ -121,7 +120,7 @@ async fn run(
         tracer: tracer.clone(),
     };
     parts.add("dispatcher", |stop| dispatcher.run(stop));
-    parts.watch_database(&sending_pool);
+    parts.watch_database(serving_pool.clone());
 
     let public_url = roles::public_url(&settings, &listener)?;
     let api_url = connect::local_url(listener.local_addr()?);
@@ -173,8 +172,8 @@ async fn run(
     });
     let ended = parts.run_until_stopped().await;
     export.finish().await;
-    connect::close(&serving_pool).await;
-    connect::close(&sending_pool).await;
+    connect::close(serving_pool.close()).await;
+    connect::close(sending_pool.close()).await;
     ended
 }
 

@@ -23,6 +23,7 @@ mod misread;
 mod openapi;
 mod pages;
 mod people;
+mod pool;
 mod problem;
 mod replay;
 mod routes;
@@ -38,7 +39,6 @@ use std::{io, net::SocketAddr, sync::Arc};
 
 use axum::Router;
 use postrider_dispatcher::{Settings, Wake, guard::Guard, traces::Tracer, vault::Vault};
-use sqlx::PgPool;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -52,12 +52,13 @@ pub use auth::{
 };
 pub use emits::Emits;
 pub use openapi::document as openapi_document;
+pub use pool::{Held, Pool};
 pub use routes::Route;
 pub use trials::Trials;
 
 /// Everything the API and the pages need; made by the root.
 pub struct App {
-    pub pool: PgPool,
+    pub pool: Pool,
     pub wake: Wake,
     pub emits: Emits,
     pub vault: Vault,

@@ -102,8 +102,8 @@ fn expected(rule: Rule, caller: &Caller, changes: bool) -> Verdict {
 pub(crate) fn all_routes() -> Vec<Route> {
     let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none").expect("a form");
     postrider_dashboard::routes(App {
-        emits: Emits::new(pool.clone(), Default::default()),
-        pool,
+        emits: Emits::new(pool.clone().into(), Default::default()),
+        pool: pool.into(),
         wake: Default::default(),
         vault: Vault::parse(MASTER_KEY).expect("a key"),
         guard: Default::default(),
@@ -131,7 +131,7 @@ pub(crate) struct Things {
 }
 
 impl Things {
-    async fn of(api: &Api, tenant: &'static str, url: &str) -> Self {
+    pub(crate) async fn of(api: &Api, tenant: &'static str, url: &str) -> Self {
         api.tenant(tenant).await;
         let made = api
             .endpoint(

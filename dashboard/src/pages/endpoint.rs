@@ -13,14 +13,13 @@ use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::EndpointState;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::json;
-use sqlx::PgPool;
 
 use super::{
     DoneQuery, Frame, Line, Markup, PageProblem,
     endpoint_trials::{Tried, read_answer},
 };
 use crate::{
-    Shared, api,
+    Pool, Shared, api,
     auth::{Actor, Confirmed, Session, Submitted, Tenant},
     chart::{self, Histogram, Svg},
     deliveries::{self, Filter},
@@ -171,7 +170,7 @@ impl Now {
 }
 
 async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
-    let pool: &PgPool = &app.pool;
+    let pool: &Pool = &app.pool;
     let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
         .fetch_one(pool)
         .await?;

@@ -225,11 +225,10 @@ pub(crate) async fn preview(
         ))
         .into());
     }
-    let mut connection = app.pool.acquire().await?;
     let mut previews = Vec::new();
     for form in forms {
         let found = match wanted(&app, session.scope(), &form).await {
-            Ok(wanted) => dry_run(&app, &mut connection, &wanted).await,
+            Ok(wanted) => dry_run(&app, &mut *app.pool.acquire().await?, &wanted).await,
             Err(problem) => Err(problem),
         };
         let found = found.map_err(|problem| problem.detail);
@@ -337,11 +336,15 @@ pub(crate) async fn start(
     if asks.is_empty() || asks.len() > ASKS_MAX {
         return Err(Problem::bad_request("There is nothing to replay.").into());
     }
-    let mut transaction = tables::begin(&app.pool).await?;
-    let mut first = None;
+    // Before the transaction: whoever holds one connection must not wait for another.
+    let mut all = Vec::new();
     for mut ask in asks.iter().cloned() {
         ask.rate_per_second = form.rate_per_second;
-        let wanted = wanted(&app, session.scope(), &ask).await?;
+        all.push(wanted(&app, session.scope(), &ask).await?);
+    }
+    let mut transaction = tables::begin(&app.pool).await?;
+    let mut first = None;
+    for wanted in all {
         let replay = begin(&app, &mut transaction, &actor, &wanted).await?;
         first.get_or_insert(replay.public_id);
     }
