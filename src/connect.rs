@@ -14,10 +14,14 @@ use tokio::{
     time::{self, Instant},
 };
 
+use crate::settings::Database;
+
 /// The dispatcher and the API have a pool each, so that neither can use up the other's connections.
 const POOL_CONNECTIONS_MAX: u32 = 16;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOSE_WAIT: Duration = Duration::from_secs(3);
+/// The primary answers for a replica that does not.
+const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between tries at the start: the database may be starting at the same time.
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -61,6 +65,28 @@ pub(crate) async fn serving_pool(options: &PgConnectOptions, role: &'static str)
     );
     let uncached = options.clone().statement_cache_capacity(0);
     Ok(Pool::in_transactions(pool(&uncached, role).await?))
+}
+
+/// None where none is set. One that does not answer now may do so later.
+pub(crate) async fn replica(database: &Database) -> Option<Pool> {
+    const ROLE: &str = "reads";
+    let options = database.replica.as_ref()?;
+    // Without its word the way that always works, if slower.
+    let remembers = time::timeout(REPLICA_TIMEOUT, remembers_statements(options)).await;
+    let remembers = matches!(remembers, Ok(Ok(true)));
+    let options = match remembers {
+        true => options.clone(),
+        false => options.clone().statement_cache_capacity(0),
+    };
+    let connections = answer::lively(PgPoolOptions::new())
+        .max_connections(POOL_CONNECTIONS_MAX)
+        .acquire_timeout(REPLICA_TIMEOUT)
+        .connect_lazy_with(named(&options, ROLE));
+    meters::watch_pool(ROLE, &connections);
+    Some(match remembers {
+        true => connections.into(),
+        false => Pool::in_transactions(connections),
+    })
 }
 
 /// Statements are prepared in one round trip and used in the next. A pooler that gives each its own server, and does not

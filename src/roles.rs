@@ -83,6 +83,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let health = listen_for_health(&settings).await?;
     let pool = connect::serving_pool(&database.pooled, "dashboard").await?;
     check(&pool, &vault).await?;
+    let replica = connect::replica(&database).await;
     let made = admin::make_missing(&pool, &settings).await?;
     if let Some(key) = made.api_key {
         println!("The admin API key, shown this once: {key}");
@@ -103,12 +104,12 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let guard = settings.guard(&listeners);
     let app = App {
         pool: pool.clone(),
-        emits: Emits::new(pool.clone(), Wake::default()),
+        emits: Emits::new(pool.clone(), Wake::default()).into(),
         wake: Wake::default(),
         vault,
         trials: trials(guard.clone())?,
         guard,
-        request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate),
+        request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate).into(),
         public_url: public_url(&settings, &listener)?,
         defaults: settings.dispatcher,
         admin_api_key,
@@ -119,7 +120,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     };
     announce(&listener, "api")?;
     parts.add("dashboard", |stop| {
-        postrider_dashboard::serve(listener, grpc, app, stop)
+        postrider_dashboard::serve(listener, grpc, app, replica, stop)
     });
     parts.watch_database(pool.clone());
     let ended = parts.run_until_stopped().await;

@@ -33,6 +33,7 @@ pub(crate) async fn up(mut settings: Settings, stop: CancellationToken) -> anyho
     let database = Database {
         pooled: cluster.options(),
         direct: cluster.options(),
+        replica: None,
     };
     let ended = run(
         settings,
@@ -89,6 +90,7 @@ async fn run(
 
     admin::set_password(&mut *sending_pool.acquire().await?, &password.value).await?;
     let serving_pool = connect::serving_pool(&database.pooled, "dashboard").await?;
+    let replica = connect::replica(&database).await;
 
     let health = roles::listen_for_health(&settings).await?;
     let grpc = roles::listen_for_grpc(settings.grpc_listen).await?;
@@ -126,12 +128,12 @@ async fn run(
     let api_url = connect::local_url(listener.local_addr()?);
     let app = App {
         pool: serving_pool.clone(),
-        emits: Emits::new(serving_pool.clone(), wake.clone()),
+        emits: Emits::new(serving_pool.clone(), wake.clone()).into(),
         wake,
         vault,
         trials: roles::trials(guard.clone())?,
         guard,
-        request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate),
+        request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate).into(),
         defaults: settings.dispatcher.clone(),
         public_url: public_url.clone(),
         admin_api_key: api_key.value.clone(),
@@ -142,7 +144,7 @@ async fn run(
     };
     roles::announce(&listener, "api")?;
     parts.add("dashboard", |stop| {
-        postrider_dashboard::serve(listener, grpc, app, stop)
+        postrider_dashboard::serve(listener, grpc, app, replica, stop)
     });
 
     let banner = Banner {

@@ -9,14 +9,13 @@ use std::{
 };
 
 use postrider_dispatcher::Wake;
-use postrider_proto::trace::TraceContext;
 use postrider_sender::{EmitError, Emitted, NewEvent, Patience, Sender};
 use tokio::{
     sync::{Mutex as AsyncMutex, mpsc, oneshot},
     time::timeout,
 };
 
-use crate::{Pool, meters::METERS, tables};
+use crate::{Pool, meters::METERS, tables, traced::Carried};
 
 /// Events in one transaction. More would make the first wait for the last.
 const GROUP_MAX: usize = 64;
@@ -35,7 +34,7 @@ pub(crate) struct OwnedEvent {
     pub(crate) id: Option<String>,
     pub(crate) version: Option<String>,
     pub(crate) ordering_key: Option<String>,
-    pub(crate) trace: Option<TraceContext>,
+    pub(crate) trace: Option<Carried>,
 }
 
 impl OwnedEvent {
@@ -44,7 +43,8 @@ impl OwnedEvent {
             .id(self.id.as_deref())
             .version(self.version.as_deref())
             .ordering_key(self.ordering_key.as_deref())
-            .trace(self.trace)
+            .trace(self.trace.as_ref().map(|trace| trace.context))
+            .trace_state(self.trace.as_ref().and_then(|trace| trace.state.as_ref()))
     }
 }
 
