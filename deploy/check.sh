@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks what is in deploy/. What a missing program would check is passed over, and said so. (Whether what is told of
+# Checks what is in deploy/, and that the API's description is one that clients can be made from. What a missing program would check is passed over, and said so. (Whether what is told of
 # settings and metrics is true is a test: src/settings/tests.rs, tests/it/figures.rs.)
 # usage: check.sh
 set -eu
@@ -55,4 +55,5 @@ done
 for file in deploy/systemd/*.service; do
     check systemd-analyze systemd-analyze security --offline=yes --threshold=20 "$file"
 done
+check openapi-generator-cli openapi-generator-cli validate --recommend -i docs/openapi.json
 exit $failed

@@ -3,8 +3,9 @@
 
 use anyhow::Context;
 use data_encoding::{BASE32_NOPAD, BASE64, BASE64URL_NOPAD};
+use postrider_dashboard::Pool;
 use sha2::{Digest, Sha256};
-use sqlx::PgPool;
+use sqlx::PgConnection;
 
 use crate::settings::Settings;
 
@@ -32,7 +33,7 @@ pub(crate) struct Made {
 }
 
 /// For roles without a data directory. Several of them may start at once: one makes, the others find.
-pub(crate) async fn make_missing(pool: &PgPool, settings: &Settings) -> anyhow::Result<Made> {
+pub(crate) async fn make_missing(pool: &Pool, settings: &Settings) -> anyhow::Result<Made> {
     let mut made = Made::default();
     let mut tx = pool.begin().await?;
     sqlx::query("select pg_advisory_xact_lock(hashtext('postrider.first_admin'))")
@@ -51,7 +52,7 @@ pub(crate) async fn make_missing(pool: &PgPool, settings: &Settings) -> anyhow::
         made.api_key = (inserted.rows_affected() == 1).then_some(key);
     }
     match &settings.admin_password {
-        Some(password) => set_password(pool, password).await?,
+        Some(password) => set_password(&mut tx, password).await?,
         None => {
             let exists: bool =
                 sqlx::query_scalar("select exists (select from postrider.people where login = 'admin')")
@@ -59,7 +60,7 @@ pub(crate) async fn make_missing(pool: &PgPool, settings: &Settings) -> anyhow::
                     .await?;
             if !exists {
                 let password = new_password();
-                set_password(pool, &password).await?;
+                set_password(&mut tx, &password).await?;
                 made.password = Some(password);
             }
         }
@@ -68,8 +69,8 @@ pub(crate) async fn make_missing(pool: &PgPool, settings: &Settings) -> anyhow::
     Ok(made)
 }
 
-pub(crate) async fn set_password(pool: &PgPool, password: &str) -> anyhow::Result<()> {
-    postrider_dashboard::set_admin_password(pool, password)
+pub(crate) async fn set_password(db: &mut PgConnection, password: &str) -> anyhow::Result<()> {
+    postrider_dashboard::set_admin_password(db, password)
         .await
         .context("the admin's password could not be set")
 }

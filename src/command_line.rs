@@ -1,7 +1,7 @@
 //! The command line: one subcommand for each thing the program does.
 //! Invariant: whatever goes wrong at the start is told in a sentence, never as a panic or a backtrace.
 
-use std::process::ExitCode;
+use std::{panic, process::ExitCode};
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -60,7 +60,11 @@ enum Command {
     #[command(flatten)]
     Tool(Tool),
     /// Prints the HTTP API's description: OpenAPI 3.1
-    Openapi,
+    Openapi {
+        /// As it always does
+        #[arg(long)]
+        json: bool,
+    },
     /// Prints every setting with its default and what it means
     Settings {
         /// Write JSON, for programs
@@ -100,7 +104,14 @@ enum Role {
 
 pub fn run() -> ExitCode {
     postrider_dispatcher::tls::install_provider();
-    let (flags, role) = match CommandLine::parse().command {
+    let command = CommandLine::parse().command;
+    if matches!(
+        command,
+        Command::Verify(_) | Command::Tool(_) | Command::Openapi { .. } | Command::Settings { .. }
+    ) {
+        end_without_a_reader();
+    }
+    let (flags, role) = match command {
         Command::Up(flags) => (flags, Role::Up),
         Command::Dispatcher(flags) => (flags, Role::Dispatcher),
         Command::Dashboard(flags) => (flags, Role::Dashboard),
@@ -131,7 +142,7 @@ pub fn run() -> ExitCode {
                 Err(error) => refuse(1, &format!("{error:#}")),
             };
         }
-        Command::Openapi => {
+        Command::Openapi { json: _ } => {
             print!("{}", postrider_dashboard::openapi_document());
             return ExitCode::SUCCESS;
         }
@@ -174,6 +185,22 @@ pub fn run() -> ExitCode {
             Role::Seed(attempts) => seed::run(settings, attempts).await,
         }
     }))
+}
+
+/// Whoever reads what a tool writes may stop before its end, as `head` does. That is no fault to tell of: the tool ends as
+/// others do.
+fn end_without_a_reader() {
+    const LIKE_SIGPIPE: i32 = 141;
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        let told = panic.payload().downcast_ref::<String>();
+        if told
+            .is_some_and(|text| text.starts_with("failed printing to stdout") && text.contains("Broken pipe"))
+        {
+            std::process::exit(LIKE_SIGPIPE);
+        }
+        usual(panic);
+    }));
 }
 
 fn on_runtime(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
@@ -234,5 +261,37 @@ mod tests {
     #[test]
     fn no_two_arguments_have_one_name() {
         CommandLine::command().debug_assert();
+    }
+
+    /// What runs by itself, and what says its figures in another way.
+    const NOT_TOOLS: [&str; 7] = [
+        "up",
+        "dispatcher",
+        "dashboard",
+        "migrate",
+        "rotate-master-key",
+        "bench",
+        "help",
+    ];
+
+    fn without_json(command: &clap::Command, path: &str, found: &mut Vec<String>) {
+        let path = format!("{path} {}", command.get_name());
+        let mut has_parts = false;
+        for part in command.get_subcommands().filter(|part| !part.is_hide_set()) {
+            has_parts = true;
+            if !NOT_TOOLS.contains(&part.get_name()) {
+                without_json(part, &path, found);
+            }
+        }
+        if !has_parts && !command.get_arguments().any(|one| one.get_id() == "json") {
+            found.push(path);
+        }
+    }
+
+    #[test]
+    fn every_tool_takes_json() {
+        let mut found = Vec::new();
+        without_json(&command(), "", &mut found);
+        assert!(found.is_empty(), "{found:?}");
     }
 }

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
+use postrider_dashboard::Pool;
 use postrider_dispatcher::{answer, meters};
 use sqlx::{
     Connection, PgConnection, PgPool,
@@ -13,10 +14,14 @@ use tokio::{
     time::{self, Instant},
 };
 
+use crate::settings::Database;
+
 /// The dispatcher and the API have a pool each, so that neither can use up the other's connections.
 const POOL_CONNECTIONS_MAX: u32 = 16;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOSE_WAIT: Duration = Duration::from_secs(3);
+/// The primary answers for a replica that does not.
+const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between tries at the start: the database may be starting at the same time.
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -41,21 +46,58 @@ pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyh
 }
 
 /// Not for ever: a connection that fell silent in the middle of a statement never comes back to its pool.
-pub(crate) async fn close(pool: &PgPool) {
-    if time::timeout(CLOSE_WAIT, pool.close()).await.is_err() {
+pub(crate) async fn close(closing: impl Future<Output = ()>) {
+    if time::timeout(CLOSE_WAIT, closing).await.is_err() {
         tracing::warn!("a connection was still in use as the program ended");
     }
 }
 
+/// For the API, which may be reached through a pooler.
+pub(crate) async fn serving_pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<Pool> {
+    let connections = pool(options, role).await?;
+    if remembers_statements(options).await? {
+        return Ok(connections.into());
+    }
+    connections.close().await;
+    tracing::info!(
+        "the database is behind a pooler that does not remember prepared statements: each statement is a transaction. \
+         PgBouncer 1.21 with max_prepared_statements is faster"
+    );
+    let uncached = options.clone().statement_cache_capacity(0);
+    Ok(Pool::in_transactions(pool(&uncached, role).await?))
+}
+
+/// None where none is set. One that does not answer now may do so later.
+pub(crate) async fn replica(database: &Database) -> Option<Pool> {
+    const ROLE: &str = "reads";
+    let options = database.replica.as_ref()?;
+    // Without its word the way that always works, if slower.
+    let remembers = time::timeout(REPLICA_TIMEOUT, remembers_statements(options)).await;
+    let remembers = matches!(remembers, Ok(Ok(true)));
+    let options = match remembers {
+        true => options.clone(),
+        false => options.clone().statement_cache_capacity(0),
+    };
+    let connections = answer::lively(PgPoolOptions::new())
+        .max_connections(POOL_CONNECTIONS_MAX)
+        .acquire_timeout(REPLICA_TIMEOUT)
+        .connect_lazy_with(named(&options, ROLE));
+    meters::watch_pool(ROLE, &connections);
+    Some(match remembers {
+        true => connections.into(),
+        false => Pool::in_transactions(connections),
+    })
+}
+
 /// Statements are prepared in one round trip and used in the next. A pooler that gives each its own server, and does not
-/// remember statements, lets one connection work and breaks down under two: told at the start, not at the first load.
-pub(crate) async fn check_pooler(options: &PgConnectOptions) -> anyhow::Result<()> {
+/// remember statements, lets one connection work and breaks down under two: found out at the start, not at the first load.
+async fn remembers_statements(options: &PgConnectOptions) -> anyhow::Result<bool> {
     const STATEMENT_EXISTS: &str = "42P05";
     const NO_STATEMENT: &str = "26000";
     let asked = async {
         let mut first = PgConnection::connect_with(options).await?;
         let mut second = PgConnection::connect_with(options).await?;
-        for number in 0..4_i32 {
+        for number in 0..8_i32 {
             for connection in [&mut first, &mut second] {
                 sqlx::query("select $1").bind(number).execute(connection).await?;
             }
@@ -69,14 +111,12 @@ pub(crate) async fn check_pooler(options: &PgConnectOptions) -> anyhow::Result<(
         _ => None,
     };
     if code.is_some_and(|code| [STATEMENT_EXISTS, NO_STATEMENT].contains(&&*code)) {
-        bail!(
-            "POSTRIDER_DATABASE_URL leads through a pooler in transaction mode that does not remember prepared statements: \
-             use PgBouncer 1.21 or newer with max_prepared_statements, session mode, or connect directly"
-        );
+        return Ok(false);
     }
     asked
         .context("the database did not answer")?
-        .context("the database did not answer")
+        .context("the database did not answer")?;
+    Ok(true)
 }
 
 async fn try_once(options: &PgConnectOptions) -> Result<(), sqlx::Error> {

@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderName, StatusCode, header},
     routing::get,
 };
-use sqlx::PgPool;
+use postrider_dashboard::Pool;
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -17,11 +17,7 @@ use crate::metrics;
 /// Probes usually give up after a second or two.
 const DATABASE_WAIT: Duration = Duration::from_secs(1);
 
-pub(crate) async fn serve(
-    listener: TcpListener,
-    pool: PgPool,
-    stop: CancellationToken,
-) -> std::io::Result<()> {
+pub(crate) async fn serve(listener: TcpListener, pool: Pool, stop: CancellationToken) -> std::io::Result<()> {
     let routes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
@@ -38,7 +34,7 @@ async fn figures() -> ([(HeaderName, &'static str); 1], String) {
 }
 
 /// Ready is: not stopping, and the database answers.
-async fn ready(State((pool, stop)): State<(PgPool, CancellationToken)>) -> (StatusCode, &'static str) {
+async fn ready(State((pool, stop)): State<(Pool, CancellationToken)>) -> (StatusCode, &'static str) {
     if stop.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "stopping\n");
     }

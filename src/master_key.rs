@@ -15,8 +15,8 @@ use crate::{connect, settings::Settings};
 pub(crate) async fn rotate(settings: Settings, force: bool, stop: CancellationToken) -> anyhow::Result<()> {
     let database = settings.require_database()?;
     let vault = settings.require_vault()?;
-    let pool = connect::pool(&database.pooled, "rotate-master-key").await?;
-    schema::check(&pool).await?;
+    let pool = connect::pool(&database.direct, "rotate-master-key").await?;
+    schema::check(&mut *pool.acquire().await?).await?;
     if !force {
         refuse_to_lock_out(&pool, &vault).await?;
     }

@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, anyhow};
-use postrider_dashboard::{App, Emits, RequestRates, Trials};
+use postrider_dashboard::{App, Emits, Pool, RequestRates, Trials};
 use postrider_dispatcher::{
     Dispatcher, Wake, guard::Guard, key_holders::Holding, meters, partitions, relay, schema, sealed,
     vault::Vault,
@@ -48,15 +48,16 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
     let vault = settings.require_vault()?;
     let health = listen_for_health(&settings).await?;
     let pool = connect::pool(&database.direct, "dispatcher").await?;
-    schema::check(&pool).await?;
-    sealed::check(&pool, &vault).await?;
+    check(&pool.clone().into(), &vault).await?;
     let (export, tracer) = Export::start(&settings, "dispatcher", stop.clone())?;
     let mut parts = Parts::new(stop);
     let listeners = addresses([health.as_ref()])?;
     if let Some(listener) = health {
-        parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
+        parts.add("health", |stop| {
+            health::serve(listener, pool.clone().into(), stop)
+        });
     }
-    tell_keys(&mut parts, &pool, &vault, "dispatcher").await?;
+    tell_keys(&mut parts, &pool.clone().into(), &vault, "dispatcher").await?;
     let dispatcher = Dispatcher {
         sources: settings.sources.clone(),
         pool: pool.clone(),
@@ -68,10 +69,10 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
         tracer,
     };
     parts.add("dispatcher", |stop| dispatcher.run(stop));
-    parts.watch_database(&pool);
+    parts.watch_database(pool.clone().into());
     let ended = parts.run_until_stopped().await;
     export.finish().await;
-    connect::close(&pool).await;
+    connect::close(pool.close()).await;
     ended
 }
 
@@ -80,10 +81,9 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let vault = settings.require_vault()?;
     let listener = connect::listen(settings.listen, "POSTRIDER_LISTEN").await?;
     let health = listen_for_health(&settings).await?;
-    let pool = connect::pool(&database.pooled, "dashboard").await?;
-    connect::check_pooler(&database.pooled).await?;
-    schema::check(&pool).await?;
-    sealed::check(&pool, &vault).await?;
+    let pool = connect::serving_pool(&database.pooled, "dashboard").await?;
+    check(&pool, &vault).await?;
+    let replica = connect::replica(&database).await;
     let made = admin::make_missing(&pool, &settings).await?;
     if let Some(key) = made.api_key {
         println!("The admin API key, shown this once: {key}");
@@ -104,12 +104,12 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let guard = settings.guard(&listeners);
     let app = App {
         pool: pool.clone(),
-        emits: Emits::new(pool.clone(), Wake::default()),
+        emits: Emits::new(pool.clone(), Wake::default()).into(),
         wake: Wake::default(),
         vault,
         trials: trials(guard.clone())?,
         guard,
-        request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate),
+        request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate).into(),
         public_url: public_url(&settings, &listener)?,
         defaults: settings.dispatcher,
         admin_api_key,
@@ -120,13 +120,20 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     };
     announce(&listener, "api")?;
     parts.add("dashboard", |stop| {
-        postrider_dashboard::serve(listener, grpc, app, stop)
+        postrider_dashboard::serve(listener, grpc, app, replica, stop)
     });
-    parts.watch_database(&pool);
+    parts.watch_database(pool.clone());
     let ended = parts.run_until_stopped().await;
     export.finish().await;
-    connect::close(&pool).await;
+    connect::close(pool.close()).await;
     ended
+}
+
+/// Nothing is served from a schema that is too old, or with a key that opens nothing.
+async fn check(pool: &Pool, vault: &Vault) -> anyhow::Result<()> {
+    let mut connection = pool.acquire().await?;
+    schema::check(&mut connection).await?;
+    Ok(sealed::check(&mut connection, vault).await?)
 }
 
 pub(crate) async fn listen_for_health(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
@@ -161,7 +168,7 @@ pub(crate) fn addresses<'l>(
 /// For as long as the role runs: `rotate-master-key` asks who would be locked out.
 pub(crate) async fn tell_keys(
     parts: &mut Parts,
-    pool: &PgPool,
+    pool: &Pool,
     vault: &Vault,
     role: &'static str,
 ) -> anyhow::Result<()> {
@@ -220,8 +227,7 @@ impl Parts {
     }
 
     /// The figures of the whole installation.
-    pub(crate) fn watch_database(&mut self, pool: &PgPool) {
-        let pool = pool.clone();
+    pub(crate) fn watch_database(&mut self, pool: Pool) {
         self.add("watch of the database", |stop| async move {
             meters::watch_database(pool, stop).await;
             Ok::<(), anyhow::Error>(())

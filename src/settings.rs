@@ -121,6 +121,8 @@ impl SettingError {
 pub struct Database {
     pub pooled: PgConnectOptions,
     pub direct: PgConnectOptions,
+    /// A copy that follows it, for reads that may be a little old.
+    pub replica: Option<PgConnectOptions>,
 }
 
 #[derive(Debug, Clone)]
@@ -339,17 +341,22 @@ fn read_database(environment: &Environment) -> Result<Option<Database>, SettingE
         let url = environment.secret(name)?;
         url.map(|url| read_url(name, &url)).transpose()
     };
-    let direct = read("POSTRIDER_DATABASE_URL_DIRECT")?;
-    match (read("POSTRIDER_DATABASE_URL")?, direct) {
-        (Some(pooled), direct) => Ok(Some(Database {
+    const DIRECT: &str = "POSTRIDER_DATABASE_URL_DIRECT";
+    const READ: &str = "POSTRIDER_DATABASE_URL_READ";
+    let (direct, replica) = (read(DIRECT)?, read(READ)?);
+    let alone = |name| {
+        let reason = "it goes with POSTRIDER_DATABASE_URL, which is not set";
+        Err(SettingError::unusable(name, reason))
+    };
+    match (read("POSTRIDER_DATABASE_URL")?, direct, replica) {
+        (Some(pooled), direct, replica) => Ok(Some(Database {
             direct: direct.unwrap_or_else(|| pooled.clone()),
             pooled,
+            replica,
         })),
-        (None, Some(_)) => Err(SettingError::unusable(
-            "POSTRIDER_DATABASE_URL_DIRECT",
-            "it goes with POSTRIDER_DATABASE_URL, which is not set",
-        )),
-        (None, None) => Ok(None),
+        (None, Some(_), _) => alone(DIRECT),
+        (None, None, Some(_)) => alone(READ),
+        (None, None, None) => Ok(None),
     }
 }
 

@@ -33,6 +33,7 @@ pub(crate) async fn up(mut settings: Settings, stop: CancellationToken) -> anyho
     let database = Database {
         pooled: cluster.options(),
         direct: cluster.options(),
+        replica: None,
     };
     let ended = run(
         settings,
@@ -79,7 +80,7 @@ async fn run(
         Some(vault) => vault.clone(),
         None => kept_vault(&data_dir, &sending_pool).await?,
     };
-    sealed::check(&sending_pool, &vault).await?;
+    sealed::check(&mut *sending_pool.acquire().await?, &vault).await?;
     let api_key = Shown::set_or_kept(&settings.admin_api_key, "POSTRIDER_ADMIN_API_KEY", || {
         data_dir.keep("admin-api-key", admin::new_api_key)
     })?;
@@ -87,9 +88,9 @@ async fn run(
         data_dir.keep("admin-password", admin::new_password)
     })?;
 
-    let serving_pool = connect::pool(&database.pooled, "dashboard").await?;
-    connect::check_pooler(&database.pooled).await?;
-    admin::set_password(&serving_pool, &password.value).await?;
+    admin::set_password(&mut *sending_pool.acquire().await?, &password.value).await?;
+    let serving_pool = connect::serving_pool(&database.pooled, "dashboard").await?;
+    let replica = connect::replica(&database).await;
 
     let health = roles::listen_for_health(&settings).await?;
     let grpc = roles::listen_for_grpc(settings.grpc_listen).await?;
@@ -105,7 +106,7 @@ async fn run(
             health::serve(listener, serving_pool.clone(), stop)
         });
     }
-    roles::tell_keys(&mut parts, &sending_pool, &vault, "up").await?;
+    roles::tell_keys(&mut parts, &serving_pool, &vault, "up").await?;
     let wake = Wake::default();
     let dispatcher = Dispatcher {
         sources: settings.sources.clone(),
@@ -121,18 +122,18 @@ async fn run(
         tracer: tracer.clone(),
     };
     parts.add("dispatcher", |stop| dispatcher.run(stop));
-    parts.watch_database(&sending_pool);
+    parts.watch_database(serving_pool.clone());
 
     let public_url = roles::public_url(&settings, &listener)?;
     let api_url = connect::local_url(listener.local_addr()?);
     let app = App {
         pool: serving_pool.clone(),
-        emits: Emits::new(serving_pool.clone(), wake.clone()),
+        emits: Emits::new(serving_pool.clone(), wake.clone()).into(),
         wake,
         vault,
         trials: roles::trials(guard.clone())?,
         guard,
-        request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate),
+        request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate).into(),
         defaults: settings.dispatcher.clone(),
         public_url: public_url.clone(),
         admin_api_key: api_key.value.clone(),
@@ -143,7 +144,7 @@ async fn run(
     };
     roles::announce(&listener, "api")?;
     parts.add("dashboard", |stop| {
-        postrider_dashboard::serve(listener, grpc, app, stop)
+        postrider_dashboard::serve(listener, grpc, app, replica, stop)
     });
 
     let banner = Banner {
@@ -173,8 +174,8 @@ async fn run(
     });
     let ended = parts.run_until_stopped().await;
     export.finish().await;
-    connect::close(&serving_pool).await;
-    connect::close(&sending_pool).await;
+    connect::close(serving_pool.close()).await;
+    connect::close(sending_pool.close()).await;
     ended
 }
 

@@ -5,6 +5,7 @@
 //   <time data-countdown datetime>  "in 4 min 12 s", counted down; data-over is what it says afterwards
 //   <time data-ago datetime>        "12 s ago"
 //   <… data-live="/address">        its content comes anew by server-sent events
+//   <… data-until-end>              goes when the last of that has come
 //   <button data-copy="#id">        copies the text of that element
 //   <form data-confirm="…">         asks before it sends
 //   <select data-submit>            sends its form when it changes
@@ -63,7 +64,10 @@ document.querySelectorAll("[data-live]").forEach((element) => {
     tellAll(element);
   };
   // The server has nothing more to tell.
-  source.addEventListener("end", () => source.close());
+  source.addEventListener("end", () => {
+    source.close();
+    document.querySelectorAll("[data-until-end]").forEach((over) => over.remove());
+  });
 });
 
 document.addEventListener("click", async (event) => {

@@ -9,10 +9,13 @@ use chrono::{DateTime, Utc};
 use postrider_proto::{
     DeadReason, DeliveryId, DeliveryState, EndpointId, EventId, FinalState, TenantId, limits::LIST_PAGE_MAX,
 };
-use sqlx::{FromRow, PgExecutor, PgPool};
+use sqlx::{FromRow, PgExecutor};
 use uuid::Uuid;
 
-use crate::tables::{attempts, dead_letters, endpoints, event_types, queue, retries};
+use crate::{
+    Pool,
+    tables::{attempts, dead_letters, endpoints, event_types, queue, retries},
+};
 
 /// Looked at for one page before it is answered as it is, with a cursor to go on from.
 const WALK_MAX: usize = 2_000;
@@ -165,7 +168,7 @@ pub(crate) fn first_id_of(time: DateTime<Utc>) -> EventId {
 
 /// A page and, when there may be more, where to go on.
 pub(crate) async fn list(
-    pool: &PgPool,
+    pool: &Pool,
     filter: &Filter,
     after: Option<DeliveryId>,
     limit: i64,
@@ -245,7 +248,7 @@ enum Scope {
 }
 
 impl Scope {
-    async fn of(pool: &PgPool, filter: &Filter) -> Result<Self, sqlx::Error> {
+    async fn of(pool: &Pool, filter: &Filter) -> Result<Self, sqlx::Error> {
         match filter.status_code {
             Some(code) if !(200..=299).contains(&code) => Ok(Self::Refused(code)),
             code => Ok(Self::All {
@@ -256,7 +259,7 @@ impl Scope {
     }
 
     /// Of all tenants only those endpoints for which anything waits: most of many thousands have nothing.
-    async fn waiting(pool: &PgPool, filter: &Filter) -> Result<Vec<EndpointId>, sqlx::Error> {
+    async fn waiting(pool: &Pool, filter: &Filter) -> Result<Vec<EndpointId>, sqlx::Error> {
         match (filter.state, filter.endpoint, filter.tenant) {
             (Some(DeliveryState::Delivered | DeliveryState::Dead), _, _) => Ok(Vec::new()),
             (_, Some(endpoint), _) => Ok(vec![endpoint]),
@@ -290,12 +293,7 @@ impl Scope {
     }
 
     /// In the order in which a delivery moves, so that one that moves meanwhile is seen twice and not never.
-    async fn places(
-        &self,
-        pool: &PgPool,
-        filter: &Filter,
-        span: Span<'_>,
-    ) -> Result<Vec<Place>, sqlx::Error> {
+    async fn places(&self, pool: &Pool, filter: &Filter, span: Span<'_>) -> Result<Vec<Place>, sqlx::Error> {
         let (waiting, has_status) = match self {
             Self::Refused(code) => return attempts::list_refused(pool, *code, filter, span).await,
             Self::All { waiting, has_status } => (waiting, *has_status),
@@ -335,7 +333,7 @@ impl Scope {
 
 /// No more than are asked for, the newest first. A part at a time: of a thousand places fifty may be enough.
 async fn describe_in_parts(
-    pool: &PgPool,
+    pool: &Pool,
     places: &[Place],
     wanted: usize,
     filter: &Filter,

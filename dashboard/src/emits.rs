@@ -9,15 +9,13 @@ use std::{
 };
 
 use postrider_dispatcher::Wake;
-use postrider_proto::trace::TraceContext;
 use postrider_sender::{EmitError, Emitted, NewEvent, Patience, Sender};
-use sqlx::PgPool;
 use tokio::{
     sync::{Mutex as AsyncMutex, mpsc, oneshot},
     time::timeout,
 };
 
-use crate::{meters::METERS, tables};
+use crate::{Pool, meters::METERS, tables, traced::Carried};
 
 /// Events in one transaction. More would make the first wait for the last.
 const GROUP_MAX: usize = 64;
@@ -36,7 +34,7 @@ pub(crate) struct OwnedEvent {
     pub(crate) id: Option<String>,
     pub(crate) version: Option<String>,
     pub(crate) ordering_key: Option<String>,
-    pub(crate) trace: Option<TraceContext>,
+    pub(crate) trace: Option<Carried>,
 }
 
 impl OwnedEvent {
@@ -45,7 +43,8 @@ impl OwnedEvent {
             .id(self.id.as_deref())
             .version(self.version.as_deref())
             .ordering_key(self.ordering_key.as_deref())
-            .trace(self.trace)
+            .trace(self.trace.as_ref().map(|trace| trace.context))
+            .trace_state(self.trace.as_ref().and_then(|trace| trace.state.as_ref()))
     }
 }
 
@@ -60,14 +59,14 @@ type Queue = Arc<AsyncMutex<mpsc::Receiver<Waiting>>>;
 pub struct Emits {
     pub(crate) sender: Sender,
     pub(crate) wake: Wake,
-    pool: PgPool,
+    pool: Pool,
     queue: mpsc::Sender<Waiting>,
     /// Until the first emit, which is inside a runtime.
     idle: Mutex<Option<mpsc::Receiver<Waiting>>>,
 }
 
 impl Emits {
-    pub fn new(pool: PgPool, wake: Wake) -> Self {
+    pub fn new(pool: Pool, wake: Wake) -> Self {
         let (queue, waiting) = mpsc::channel(WAITING_MAX);
         Self {
             sender: Sender::default(),
@@ -110,7 +109,7 @@ impl Emits {
 
 #[derive(Clone)]
 struct Worker {
-    pool: PgPool,
+    pool: Pool,
     sender: Sender,
     wake: Wake,
 }
@@ -160,8 +159,12 @@ impl Worker {
     /// One statement, which is a transaction of its own: no more round trips than a single event needs.
     async fn try_together(&self, group: &[Waiting]) -> Result<Vec<Result<Emitted, EmitError>>, sqlx::Error> {
         let events: Vec<NewEvent<'_>> = group.iter().map(|waiting| waiting.event.borrow()).collect();
-        let mut connection = self.pool.acquire().await?;
-        let together = self.sender.emit_all(&mut connection, &events, Patience::Short);
+        let mut held = self.pool.acquire().await?;
+        let together = async {
+            let answers = self.sender.emit_all(&mut held, &events, Patience::Short).await?;
+            held.done().await?;
+            Ok(answers)
+        };
         let began = Instant::now();
         let answers = timeout(GROUP_TIME_MAX, together)
             .await

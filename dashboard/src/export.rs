@@ -9,9 +9,9 @@ use axum::{
 };
 use http_body_util::channel::Channel;
 use postrider_proto::DeliveryId;
-use sqlx::PgPool;
 
 use crate::{
+    Pool,
     api::deliveries::DeliveryView,
     deliveries::{self, Filter},
     problem::Problem,
@@ -121,7 +121,7 @@ pub(crate) struct Exported {
     pub(crate) limit: Option<i64>,
 }
 
-pub(crate) fn stream(pool: PgPool, wanted: Exported, format: Format) -> Response {
+pub(crate) fn stream(pool: Pool, wanted: Exported, format: Format) -> Response {
     let (mut sender, body) = Channel::<Bytes, sqlx::Error>::new(PAGES_AHEAD);
     let file_name = format.file_name(wanted.name);
     tokio::spawn(async move {

@@ -6,10 +6,7 @@ pub(crate) mod codec;
 use std::{io, sync::Arc, time::Duration};
 
 use axum::{http::HeaderMap, middleware::map_response, response::Response as HttpResponse};
-use postrider_proto::{
-    limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX},
-    trace::TraceContext,
-};
+use postrider_proto::limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX};
 use prost_types::Timestamp;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -28,7 +25,7 @@ use crate::{
     meters::{Call, METERS, Source},
     problem::{Kind, Problem},
     tables,
-    traced::Traced,
+    traced::{Carried, Traced},
 };
 
 /// The generated code.
@@ -148,7 +145,7 @@ impl Service {
         let traced = self.admit(request.metadata()).await?;
         let v1::EmitBatchRequest { tenant, events } = request.into_inner();
         let emitted = in_time(async {
-            let emitted = emit_batch(&self.app, &tenant, events, traced.context()).await;
+            let emitted = emit_batch(&self.app, &tenant, events, traced.carried()).await;
             let ids: Result<Vec<String>, _> = emitted
                 .as_ref()
                 .map(|all| all.iter().map(|one| one.id.clone()).collect());
@@ -253,7 +250,7 @@ fn own(tenant: &str, event: v1::Event) -> Result<OwnedEvent, Problem> {
 async fn emit_one(app: &App, request: v1::EmitRequest, traced: &Traced) -> Result<v1::Emitted, Problem> {
     let tenant = request.tenant.clone();
     let emitted = match read(request) {
-        Ok(event) => emit_traced(app, event, traced.context()).await,
+        Ok(event) => emit_traced(app, event, traced.carried()).await,
         Err(problem) => Err(problem),
     };
     let told = emitted.as_ref().map(|one| std::slice::from_ref(&one.id));
@@ -261,11 +258,7 @@ async fn emit_one(app: &App, request: v1::EmitRequest, traced: &Traced) -> Resul
     emitted
 }
 
-async fn emit_traced(
-    app: &App,
-    event: OwnedEvent,
-    trace: Option<TraceContext>,
-) -> Result<v1::Emitted, Problem> {
+async fn emit_traced(app: &App, event: OwnedEvent, trace: Option<Carried>) -> Result<v1::Emitted, Problem> {
     let event = OwnedEvent { trace, ..event };
     let type_name = event.type_name.clone();
     let emitted = app.emits.emit(event).await;
@@ -278,7 +271,7 @@ async fn emit_batch(
     app: &App,
     tenant: &str,
     given: Vec<v1::Event>,
-    trace: Option<TraceContext>,
+    trace: Option<Carried>,
 ) -> Result<Vec<v1::Emitted>, Problem> {
     if given.is_empty() || given.len() > BATCH_EVENTS_MAX {
         return Err(Problem::invalid(

@@ -26,10 +26,10 @@ use postrider_dispatcher::vault::Vault;
 use postrider_proto::limits::{BATCH_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use sqlx::{PgConnection, PgPool, Postgres, Transaction};
+use sqlx::{PgConnection, Postgres, Transaction};
 
 use crate::{
-    App, Shared,
+    App, Pool, Shared,
     auth::Actor,
     input::read_body,
     meters::{Key, METERS, Repeated},
@@ -236,7 +236,7 @@ impl Work {
 /// A request that waits for somebody else's server, so that no transaction may be open meanwhile. It goes on to its `Work`
 /// and is held until that is committed; one that was dropped, because nobody waits for its answer, lets the next one in.
 pub(crate) struct Running {
-    pool: PgPool,
+    pool: Pool,
     claimed: Option<Arc<Claimed>>,
 }
 
@@ -267,7 +267,7 @@ impl Running {
     }
 }
 
-async fn give_back(pool: &PgPool, claimed: &Claimed) {
+async fn give_back(pool: &Pool, claimed: &Claimed) {
     if let Err(error) = idempotency::give_back(pool, &claimed.scope).await {
         tracing::warn!(%error, "a claim on an Idempotency-Key could not be given back: it ends by itself");
     }

@@ -24,8 +24,10 @@ mod openapi;
 mod pages;
 mod patience;
 mod people;
+mod pool;
 mod problem;
 mod replay;
+mod replica;
 mod routes;
 mod schema_table;
 mod settled;
@@ -35,11 +37,14 @@ mod traced;
 mod transcript;
 mod trials;
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use axum::{Router, serve::ListenerExt};
 use postrider_dispatcher::{Settings, Wake, guard::Guard, traces::Tracer, vault::Vault};
-use sqlx::PgPool;
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -54,14 +59,16 @@ pub use auth::{
 };
 pub use emits::Emits;
 pub use openapi::document as openapi_document;
+pub use pool::{Held, Pool};
 pub use routes::Route;
 pub use trials::Trials;
 
 /// Everything the API and the pages need; made by the root.
+#[derive(Clone)]
 pub struct App {
-    pub pool: PgPool,
+    pub pool: Pool,
     pub wake: Wake,
-    pub emits: Emits,
+    pub emits: Arc<Emits>,
     pub vault: Vault,
     pub guard: Guard,
     pub trials: Trials,
@@ -74,7 +81,7 @@ pub struct App {
     pub stop: CancellationToken,
     /// Places for those.
     pub streams: Arc<Semaphore>,
-    pub request_rates: RequestRates,
+    pub request_rates: Arc<RequestRates>,
     /// The figures of this process, as Prometheus reads them.
     pub metrics: fn() -> String,
     pub tracer: Tracer,
@@ -89,28 +96,45 @@ pub fn streams() -> Arc<Semaphore> {
 type Shared = Arc<App>;
 
 pub fn router(app: App) -> Router {
-    routes::build(Arc::new(app), Live::default()).0
+    routes::build(Arc::new(app), None, Live::default()).0
 }
 
 /// Each route with its rule, so that a test can try every one with every role.
 pub fn routes(app: App) -> Vec<Route> {
-    routes::build(Arc::new(app), Live::default()).1
+    routes::build(Arc::new(app), None, Live::default()).1
 }
 
-/// Serves until told to stop; then takes nothing new and finishes what it has begun.
+/// Serves until told to stop; then takes nothing new and finishes what it has begun. What may be old is read from
+/// `replica`, where there is one.
 pub async fn serve(
     listener: TcpListener,
     grpc: Option<TcpListener>,
     app: App,
+    replica: Option<Pool>,
     stop: CancellationToken,
 ) -> io::Result<()> {
     meters::start();
     let app = Arc::new(app);
     tokio::spawn(listening::sweep(app.clone(), stop.clone()));
     // With the peer's address: tries to sign in are counted by it.
-    let service = routes::build(app.clone(), Live::until(stop.clone()))
-        .0
-        .into_make_service_with_connect_info::<SocketAddr>();
+    let live = Live::until(stop.clone());
+    let mut router = routes::build(app.clone(), None, live.clone()).0;
+    if let Some(pool) = replica {
+        let follows = Arc::new(AtomicBool::new(false));
+        tokio::spawn(replica::watch(
+            app.pool.clone(),
+            pool.clone(),
+            follows.clone(),
+            stop.clone(),
+        ));
+        let reading = App {
+            pool,
+            ..App::clone(&app)
+        };
+        let reads = routes::build(app.clone(), Some(Arc::new(reading)), live).0;
+        router = replica::serve(router.clone(), reads.fallback_service(router), follows);
+    }
+    let service = router.into_make_service_with_connect_info::<SocketAddr>();
     // The tap does nothing but tell the peer's address, which of a listener of our own nobody else does.
     let http = axum::serve(Patient(listener).tap_io(|_| {}), service)
         .with_graceful_shutdown(stop.clone().cancelled_owned())

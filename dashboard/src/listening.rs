@@ -9,7 +9,6 @@ use data_encoding::BASE64;
 use postrider_dispatcher::send::webhook_headers;
 use postrider_proto::signature::{Secret, sign};
 use serde_json::json;
-use sqlx::PgPool;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     time::{Instant, interval, timeout},
@@ -19,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
+    Pool,
     tables::listeners::{self, ListenerRow, TakenRow},
     transcript::USER_AGENT,
 };
@@ -38,7 +38,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// One stream, from its beginning to its end.
 pub(crate) struct Session {
-    pub(crate) pool: PgPool,
+    pub(crate) pool: Pool,
     pub(crate) listener: ListenerRow,
     pub(crate) secrets: Vec<Secret>,
     pub(crate) holder: Uuid,

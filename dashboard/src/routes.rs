@@ -31,35 +31,38 @@ pub struct Route {
 
 struct Routes {
     app: Shared,
+    /// Only those that may be read from a replica.
+    reads_only: bool,
     router: Router<Shared>,
     list: Vec<Route>,
 }
 
+/// With `reading`, only the routes that may be read from a replica, with its app. Who may use them is asked of `app`.
 #[rustfmt::skip]
-pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
+pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router, Vec<Route>) {
     use Rule::{Account, Admin, Administer, Ask, Catalogue, Emit, Manage, Open, Operate, Own, See, Session, SignedIn};
-    let routes = Routes { app: app.clone(), router: Router::new(), list: Vec::new() }
+    let routes = Routes { app: app.clone(), reads_only: reading.is_some(), router: Router::new(), list: Vec::new() }
         .get("/healthz", Open, api::health::healthz)
         .get("/readyz", Open, api::health::readyz)
         .get("/metrics", Admin, api::health::metrics)
         .get("/openapi.json", Open, api::health::description)
         .get("/docs", Open, pages::docs::show)
         .get("/assets/docs.css", Open, pages::docs::stylesheet)
-        .get("/v1/tenants", Admin, api::tenants::list)
+        .read("/v1/tenants", Admin, api::tenants::list)
         .put("/v1/tenants/{tenant}", Admin, api::tenants::put)
         .get("/v1/tenants/{tenant}", Own, api::tenants::get)
         .delete("/v1/tenants/{tenant}", Admin, api::tenants::delete)
-        .get("/v1/event-types", Catalogue, api::event_types::list)
+        .read("/v1/event-types", Catalogue, api::event_types::list)
         .put("/v1/event-types/{type}", Admin, api::event_types::put)
         .get("/v1/event-types/{type}", Catalogue, api::event_types::get)
         .delete("/v1/event-types/{type}", Admin, api::event_types::delete)
         .get("/v1/catalogue/openapi.json", Catalogue, api::catalogue::show)
         .post("/v1/tenants/{tenant}/events", Emit, api::events::emit)
         .post("/v1/tenants/{tenant}/events/batch", Emit, api::batch::emit)
-        .get("/v1/tenants/{tenant}/events", Own, api::events::list)
-        .get("/v1/tenants/{tenant}/events/{event}", Own, api::events::get)
+        .read("/v1/tenants/{tenant}/events", Own, api::events::list)
+        .read("/v1/tenants/{tenant}/events/{event}", Own, api::events::get)
         .post("/v1/tenants/{tenant}/endpoints", Own, api::endpoints::create)
-        .get("/v1/tenants/{tenant}/endpoints", Own, api::endpoints::list)
+        .read("/v1/tenants/{tenant}/endpoints", Own, api::endpoints::list)
         .get("/v1/tenants/{tenant}/endpoints/{endpoint}", Own, api::endpoints::get)
         .patch("/v1/tenants/{tenant}/endpoints/{endpoint}", Own, api::endpoints::patch)
         .delete("/v1/tenants/{tenant}/endpoints/{endpoint}", Own, api::endpoints::delete)
@@ -70,25 +73,25 @@ pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
         .post("/v1/tenants/{tenant}/listeners", Own, api::listeners::create)
         .get("/v1/tenants/{tenant}/listeners/{listener}/requests", Own, api::listeners::requests)
         .delete("/v1/tenants/{tenant}/listeners/{listener}", Own, api::listeners::delete)
-        .get("/v1/tenants/{tenant}/rotations", Own, api::rotations::list)
-        .get("/v1/tenants/{tenant}/deliveries", Own, api::deliveries::list)
-        .get("/v1/tenants/{tenant}/deliveries/{delivery}", Own, api::deliveries::get)
+        .read("/v1/tenants/{tenant}/rotations", Own, api::rotations::list)
+        .read("/v1/tenants/{tenant}/deliveries", Own, api::deliveries::list)
+        .read("/v1/tenants/{tenant}/deliveries/{delivery}", Own, api::deliveries::get)
         .post("/v1/tenants/{tenant}/deliveries/{delivery}/replay", Own, api::deliveries::replay)
         .post("/v1/tenants/{tenant}/portal-links", Own, api::portal_links::create)
-        .get("/v1/tenants/{tenant}/dead-letters", Own, api::dead_letters::list)
+        .read("/v1/tenants/{tenant}/dead-letters", Own, api::dead_letters::list)
         .put("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::put)
         .get("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::get)
         .delete("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::delete)
-        .get("/v1/erasures", Admin, api::erasures::list)
+        .read("/v1/erasures", Admin, api::erasures::list)
         .get("/v1/erasures/{erasure}", Admin, api::erasures::get)
         .post("/v1/tenants/{tenant}/replays", Own, api::replays::create)
-        .get("/v1/tenants/{tenant}/replays", Own, api::replays::list)
+        .read("/v1/tenants/{tenant}/replays", Own, api::replays::list)
         .get("/v1/tenants/{tenant}/replays/{replay}", Own, api::replays::get)
         .delete("/v1/tenants/{tenant}/replays/{replay}", Own, api::replays::cancel)
         .post("/v1/api-keys", Admin, api::api_keys::create)
         .get("/v1/api-keys", Admin, api::api_keys::list)
         .delete("/v1/api-keys/{key}", Admin, api::api_keys::revoke)
-        .get("/v1/audit", Admin, api::audit::list)
+        .read("/v1/audit", Admin, api::audit::list)
         .get("/", See, pages::overview::show)
         .get("/live/overview", See, pages::overview::follow)
         .get("/assets/style.css", Open, pages::stylesheet)
@@ -100,16 +103,16 @@ pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
         .post("/sign-out", Session, pages::sign_in::leave)
         .post("/sign-out-everywhere", Session, pages::sign_in::leave_everywhere)
         .get("/portal", Open, pages::portal::enter)
-        .get("/deliveries", See, pages::deliveries::show)
-        .get("/deliveries/{delivery}", See, pages::delivery::show)
+        .read("/deliveries", See, pages::deliveries::show)
+        .read("/deliveries/{delivery}", See, pages::delivery::show)
         .post("/deliveries/{delivery}/replay", Operate, pages::delivery::replay)
         .get("/live/deliveries/{delivery}", See, pages::delivery::follow)
-        .get("/events/{event}", See, pages::event::show)
-        .get("/endpoints", See, pages::endpoints::show)
+        .read("/events/{event}", See, pages::event::show)
+        .read("/endpoints", See, pages::endpoints::show)
         .post("/endpoints", Manage, pages::endpoint_settings::create)
         .get("/endpoints/new", Manage, pages::endpoint_settings::blank)
-        .get("/endpoints/rotations", See, pages::endpoints::rotations)
-        .get("/endpoints/{endpoint}", See, pages::endpoint::show)
+        .read("/endpoints/rotations", See, pages::endpoints::rotations)
+        .read("/endpoints/{endpoint}", See, pages::endpoint::show)
         .get("/live/endpoints/{endpoint}", See, pages::endpoint::follow)
         .post("/endpoints/{endpoint}/pause", Operate, pages::endpoint::pause)
         .post("/endpoints/{endpoint}/resume", Operate, pages::endpoint::resume)
@@ -121,23 +124,23 @@ pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
         .get("/endpoints/{endpoint}/secrets", See, pages::endpoint_secrets::show)
         .post("/endpoints/{endpoint}/secrets/reveal", Manage, pages::endpoint_secrets::reveal)
         .post("/endpoints/{endpoint}/secrets/rotate", Manage, pages::endpoint_secrets::rotate)
-        .get("/dead-letters", See, pages::dead_letters::show)
+        .read("/dead-letters", See, pages::dead_letters::show)
         .get("/dead-letters/preview", Operate, pages::replays::preview)
-        .get("/replays", See, pages::replays::list)
+        .read("/replays", See, pages::replays::list)
         .post("/replays", Operate, pages::replays::start)
-        .get("/replays/{replay}", See, pages::replays::show)
+        .read("/replays/{replay}", See, pages::replays::show)
         .get("/live/replays/{replay}", See, pages::replays::follow)
         .post("/replays/{replay}/cancel", Operate, pages::replays::cancel)
         .get("/account", Account, pages::account::show)
         .post("/account/password", Account, pages::account::change_password)
-        .get("/event-types", See, pages::event_types::list)
-        .get("/event-types/{type}", See, pages::event_types::show)
+        .read("/event-types", See, pages::event_types::list)
+        .read("/event-types/{type}", See, pages::event_types::show)
         .get("/verify", See, pages::verify::show)
         .get("/signatures", See, pages::signatures::show)
         .post("/signatures", Ask, pages::signatures::check)
-        .get("/tenants", SignedIn, pages::tenants::list)
+        .read("/tenants", SignedIn, pages::tenants::list)
         .post("/tenants", Administer, pages::tenants::make)
-        .get("/tenants/{slug}", SignedIn, pages::tenants::show)
+        .read("/tenants/{slug}", SignedIn, pages::tenants::show)
         .post("/tenants/{slug}", Administer, pages::tenants::change)
         .post("/tenants/{slug}/delete", Administer, pages::tenants::delete)
         .post("/tenants/{slug}/portal-link", Administer, pages::tenants::make_link)
@@ -145,7 +148,7 @@ pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
         .get("/api-keys", Administer, pages::api_keys::show)
         .post("/api-keys", Administer, pages::api_keys::create)
         .post("/api-keys/{key}/revoke", Administer, pages::api_keys::revoke)
-        .get("/audit", SignedIn, pages::audit::show)
+        .read("/audit", SignedIn, pages::audit::show)
         .get("/system", SignedIn, pages::system::show)
         .get("/people", Administer, pages::people::show)
         .post("/people", Administer, pages::people::add)
@@ -159,11 +162,24 @@ pub(crate) fn build(app: Shared, live: Live) -> (Router, Vec<Route>) {
         .layer(map_response(secure))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(TraceLayer::new_for_http().make_span_with(span))
-        .with_state(app);
+        .with_state(reading.unwrap_or(app));
     (router, routes.list)
 }
 
 impl Routes {
+    /// A GET whose answer may be a little old: it needs nothing that only the primary has, and writes nothing.
+    fn read<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
+        let reads_only = self.reads_only;
+        let routes = Self {
+            reads_only: false,
+            ..self
+        };
+        Self {
+            reads_only,
+            ..routes.get(path, rule, handler)
+        }
+    }
+
     fn on<H: Handler<T, Shared>, T: 'static>(
         mut self,
         method: &'static str,
@@ -171,6 +187,9 @@ impl Routes {
         (path, rule): (&'static str, Rule),
         handler: H,
     ) -> Self {
+        if self.reads_only {
+            return self;
+        }
         let gate = Gate {
             app: self.app.clone(),
             rule,
@@ -241,7 +260,7 @@ mod tests {
     /// Paths that no key of another tenant and no producer may reach must not slip into an open rule.
     #[tokio::test]
     async fn only_health_the_description_and_the_ways_in_are_open() {
-        let list = build(crate::auth::tests::app().await, Live::default()).1;
+        let list = build(crate::auth::tests::app().await, None, Live::default()).1;
         let open: Vec<&str> = list
             .iter()
             .filter(|route| route.rule == Rule::Open)

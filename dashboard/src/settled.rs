@@ -4,9 +4,12 @@
 use std::time::Duration;
 
 use postrider_proto::Shard;
-use sqlx::{PgConnection, PgPool};
+use sqlx::PgConnection;
 
-use crate::problem::{Kind, Problem};
+use crate::{
+    Pool,
+    problem::{Kind, Problem},
+};
 
 const POLL: Duration = Duration::from_millis(10);
 /// A little over a lease: by then the owner has applied the change or is no owner any more.
@@ -24,7 +27,7 @@ pub(crate) async fn current(connection: &mut PgConnection) -> Result<Xid, sqlx::
 
 /// Returns when the shard's owner has applied what that transaction changed. It has committed, so that an owner that
 /// does not confirm in time is told as what it is, and not passed over.
-pub(crate) async fn settled(pool: &PgPool, shard: Shard, xid: &Xid) -> Result<(), Problem> {
+pub(crate) async fn settled(pool: &Pool, shard: Shard, xid: &Xid) -> Result<(), Problem> {
     match all_settled(pool, &[shard], xid).await? {
         true => Ok(()),
         false => Err(Problem::new(
@@ -36,7 +39,7 @@ pub(crate) async fn settled(pool: &PgPool, shard: Shard, xid: &Xid) -> Result<()
 }
 
 /// The same of several shards. Tells whether all owners have applied it in time.
-pub(crate) async fn all_settled(pool: &PgPool, shards: &[Shard], xid: &Xid) -> Result<bool, sqlx::Error> {
+pub(crate) async fn all_settled(pool: &Pool, shards: &[Shard], xid: &Xid) -> Result<bool, sqlx::Error> {
     let wait = async {
         while !is_applied(pool, shards, xid).await? {
             tokio::time::sleep(POLL).await;
@@ -47,7 +50,7 @@ pub(crate) async fn all_settled(pool: &PgPool, shards: &[Shard], xid: &Xid) -> R
 }
 
 /// An owner publishes with the first shards it takes: one that has published nothing yet is waited for.
-async fn is_applied(pool: &PgPool, shards: &[Shard], xid: &Xid) -> Result<bool, sqlx::Error> {
+async fn is_applied(pool: &Pool, shards: &[Shard], xid: &Xid) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar(
         "select not exists (
             select from postrider.shards s join postrider.dispatchers d on d.id = s.owner

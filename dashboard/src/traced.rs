@@ -8,34 +8,45 @@ use axum::{
     http::{HeaderMap, request::Parts},
 };
 use postrider_dispatcher::traces::{Emit, Tracer, Value};
-use postrider_proto::trace::TraceContext;
+use postrider_proto::trace::{TraceContext, TraceState};
 
 use crate::{Shared, meters::Source, problem::Problem};
 
 const HEADER: &str = "traceparent";
+const STATE_HEADER: &str = "tracestate";
+
+/// What an event carries of a trace.
+#[derive(Debug, Clone)]
+pub(crate) struct Carried {
+    pub(crate) context: TraceContext,
+    pub(crate) state: Option<TraceState>,
+}
 
 /// An emit under way.
 #[derive(Clone)]
 pub(crate) struct Traced {
     tracer: Tracer,
     emit: Option<Emit>,
+    state: Option<TraceState>,
 }
 
 impl Traced {
     pub(crate) fn begin(tracer: &Tracer, headers: &HeaderMap) -> Self {
-        let emit = match tracer.is_on() {
-            true => tracer.emit_begins(producer(headers), now()),
-            false => None,
-        };
+        let producer = producer(headers).filter(|_| tracer.is_on());
         Self {
             tracer: tracer.clone(),
-            emit,
+            emit: tracer.emit_begins(producer, now()),
+            // It is of the producer's trace and of no other.
+            state: producer.and_then(|_| state(headers)),
         }
     }
 
     /// What its events carry.
-    pub(crate) fn context(&self) -> Option<TraceContext> {
-        self.emit.map(|emit| emit.context)
+    pub(crate) fn carried(&self) -> Option<Carried> {
+        self.emit.map(|emit| Carried {
+            context: emit.context,
+            state: self.state.clone(),
+        })
     }
 
     /// `ids` are the events that were asked for, by the ids the outside sees.
@@ -69,6 +80,13 @@ fn producer(headers: &HeaderMap) -> Option<TraceContext> {
     TraceContext::parse(value.to_str().ok()?)
 }
 
+/// Several headers are one list.
+fn state(headers: &HeaderMap) -> Option<TraceState> {
+    let values = headers.get_all(STATE_HEADER).iter();
+    let values: Vec<&str> = values.map(|value| value.to_str().ok()).collect::<Option<_>>()?;
+    TraceState::parse(&values.join(","))
+}
+
 fn now() -> chrono::DateTime<chrono::Utc> {
     SystemTime::now().into()
 }
@@ -95,5 +113,11 @@ mod tests {
         assert!(producer(&headers).is_some());
         headers.append(HEADER, one);
         assert!(producer(&headers).is_none());
+
+        headers.append(STATE_HEADER, HeaderValue::from_static("a=1"));
+        headers.append(STATE_HEADER, HeaderValue::from_static("b=2"));
+        assert_eq!(state(&headers).expect("of the form").as_str(), "a=1,b=2");
+        headers.append(STATE_HEADER, HeaderValue::from_static("nonsense"));
+        assert!(state(&headers).is_none());
     }
 }

@@ -10,7 +10,8 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use postrider_proto::{
-    DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature, trace::TraceContext,
+    DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature,
+    trace::{TraceContext, TraceState},
 };
 use postrider_sender::{read_data, read_data_of_body};
 use sqlx::{PgConnection, postgres::PgConnectOptions};
@@ -45,6 +46,7 @@ const CAREFUL_PAUSE: Duration = Duration::from_millis(2);
 const BODY_BYTES_MAX: usize = 48 * 1024 * 1024;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// A delivery that the engine gave a place on the wire.
 pub(crate) struct Picked {
@@ -111,7 +113,7 @@ struct Content {
     /// The data as it was given, of a thin event.
     full_data: Option<String>,
     /// Where it belongs in its producer's trace; never when traces are off.
-    trace: Option<TraceContext>,
+    trace: Option<(TraceContext, Option<TraceState>)>,
     /// It has outlived its partition.
     held: bool,
     /// Its share of the memory for bodies.
@@ -226,7 +228,10 @@ impl Attempts {
         };
         let traced = self.tracer.attempt_begins(
             delivery,
-            content.as_ref().and_then(|content| content.trace),
+            content
+                .as_ref()
+                .and_then(|content| content.trace.as_ref())
+                .map(|trace| trace.0),
             job.replay.is_some(),
         );
         let outcome = match &content {
@@ -242,6 +247,11 @@ impl Attempts {
                     && let Ok(value) = HeaderValue::from_str(&traced.context.to_string())
                 {
                     request.headers.insert(TRACEPARENT, value);
+                    if let Some((_, Some(state))) = &content.trace
+                        && let Ok(value) = HeaderValue::from_str(state.as_str())
+                    {
+                        request.headers.insert(TRACESTATE, value);
+                    }
                 }
                 sent_signature = Some(value);
                 // Checked last: when the lease ran out or the settings were replaced while the body was read, nothing

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use sqlx::{FromRow, PgPool};
+use sqlx::{FromRow, PgExecutor, PgPool};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -30,17 +30,24 @@ pub struct Holding {
 
 impl Holding {
     /// Says it for the first time: before the role serves anything.
-    pub async fn begin(pool: &PgPool, vault: &Vault, role: &'static str) -> Result<Self, sqlx::Error> {
+    pub async fn begin(
+        db: impl PgExecutor<'_>,
+        vault: &Vault,
+        role: &'static str,
+    ) -> Result<Self, sqlx::Error> {
         let holding = Self {
             id: Uuid::now_v7(),
             role,
         };
-        holding.say(pool, vault).await?;
+        holding.say(db, vault).await?;
         Ok(holding)
     }
 
     /// Until told to stop.
-    pub async fn keep(self, pool: PgPool, vault: Vault, stop: CancellationToken) -> Result<(), sqlx::Error> {
+    pub async fn keep<P>(self, pool: P, vault: Vault, stop: CancellationToken) -> Result<(), sqlx::Error>
+    where
+        for<'p> &'p P: PgExecutor<'p>,
+    {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(RENEW_EVERY) => {}
@@ -61,7 +68,7 @@ impl Holding {
         Ok(())
     }
 
-    async fn say(&self, pool: &PgPool, vault: &Vault) -> Result<(), sqlx::Error> {
+    async fn say(&self, db: impl PgExecutor<'_>, vault: &Vault) -> Result<(), sqlx::Error> {
         sqlx::query(
             "insert into postrider.key_holders as h (id, role, name, keys, heard_at, expires_at)
              values ($1, $2, 'process ' || $3 || ' at ' || coalesce(host(inet_client_addr()), 'the database''s machine'),
@@ -73,7 +80,7 @@ impl Holding {
         .bind(std::process::id().to_string())
         .bind(vault.key_names())
         .bind(f64::from(HELD_SECONDS))
-        .execute(pool)
+        .execute(db)
         .await?;
         Ok(())
     }

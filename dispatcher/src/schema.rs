@@ -50,9 +50,8 @@ pub async fn migrate(pool: &PgPool) -> Result<(), SchemaError> {
 
 /// Refuses a schema older than this program, and a server that may lose commits. A newer schema is fine: migrations
 /// expand first and contract a release later.
-pub async fn check(pool: &PgPool) -> Result<(), SchemaError> {
-    let mut connection = pool.acquire().await?;
-    check_server(&mut connection).await?;
+pub async fn check(connection: &mut PgConnection) -> Result<(), SchemaError> {
+    check_server(&mut *connection).await?;
     let needed = migrator().iter().map(|m| m.version).max().unwrap_or(0);
     let present: bool = sqlx::query_scalar("select to_regclass('postrider.schema_migrations') is not null")
         .fetch_one(&mut *connection)

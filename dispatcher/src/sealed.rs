@@ -4,7 +4,7 @@
 //! would lose it. Stored answers, which are bound to their request, have a statement of their own.
 
 use postrider_proto::{EndpointId, TenantId};
-use sqlx::{FromRow, PgPool};
+use sqlx::{FromRow, PgConnection, PgPool};
 
 use crate::vault::{KEY_NAME_BYTES, Owner, Purpose, Vault};
 
@@ -98,9 +98,9 @@ pub enum SealedError {
 
 /// Opens one stored value of each key that was ever used. A role with a wrong key would otherwise start, and sign
 /// nothing.
-pub async fn check(pool: &PgPool, vault: &Vault) -> Result<(), SealedError> {
+pub async fn check(db: &mut PgConnection, vault: &Vault) -> Result<(), SealedError> {
     for column in &COLUMNS {
-        let samples: Vec<Row> = sqlx::query_as(column.samples).fetch_all(pool).await?;
+        let samples: Vec<Row> = sqlx::query_as(column.samples).fetch_all(&mut *db).await?;
         for row in samples {
             vault
                 .open(row.owner(), column.purpose, &row.sealed)

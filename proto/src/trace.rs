@@ -26,6 +26,17 @@ pub struct TraceContext {
     pub sampled: bool,
 }
 
+/// What those who take part in a trace add to it for each other: the header `tracestate`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TraceState(String);
+
+/// Characters that everybody who passes a state on has to take.
+pub const STATE_CHARS_MAX: usize = 512;
+const STATE_MEMBERS_MAX: usize = 32;
+const STATE_PART_CHARS_MAX: usize = 256;
+/// Of a context without a state.
+const CONTEXT_BYTES: usize = 25;
+
 const FORM_BYTES: usize = 55;
 const SAMPLED: u8 = 1;
 
@@ -91,25 +102,72 @@ impl TraceContext {
         })
     }
 
-    /// As a database keeps it: 25 bytes.
-    pub fn to_bytes(self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(25);
+    /// As a database keeps it: 25 bytes, and the state behind them.
+    pub fn to_bytes(self, state: Option<&TraceState>) -> Vec<u8> {
+        let state = state.map(TraceState::as_str).unwrap_or_default();
+        let mut bytes = Vec::with_capacity(CONTEXT_BYTES + state.len());
         bytes.extend(self.trace.0);
         bytes.extend(self.span.0);
         bytes.push(u8::from(self.sampled));
+        bytes.extend(state.as_bytes());
         bytes
     }
 
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<(Self, Option<TraceState>)> {
         let (trace, rest) = bytes.split_first_chunk()?;
-        let (span, flags) = rest.split_first_chunk()?;
-        let [flags] = *flags else { return None };
-        Some(Self {
+        let (span, rest) = rest.split_first_chunk()?;
+        let (flags, state) = rest.split_first()?;
+        let context = Self {
             trace: TraceId::new(*trace)?,
             span: SpanId::new(*span)?,
             sampled: flags & SAMPLED != 0,
-        })
+        };
+        let state = std::str::from_utf8(state).ok().and_then(TraceState::parse);
+        Some((context, state))
     }
+}
+
+impl TraceState {
+    /// Reads a `tracestate`: members `key=value` with commas between them. None when there is nothing in it, when it is
+    /// longer than everybody has to pass on, or when one part is not of the form: then all of it is dropped.
+    pub fn parse(header: &str) -> Option<Self> {
+        let members: Vec<(&str, &str)> = header
+            .split(',')
+            .map(|member| member.trim_matches([' ', '\t']))
+            .filter(|member| !member.is_empty())
+            .map(|member| {
+                member
+                    .split_once('=')
+                    .filter(|(key, value)| is_member(key, value))
+            })
+            .collect::<Option<_>>()?;
+        let repeated = (1..members.len()).any(|at| members[..at].iter().any(|one| one.0 == members[at].0));
+        if repeated || !(1..=STATE_MEMBERS_MAX).contains(&members.len()) {
+            return None;
+        }
+        let members: Vec<String> = members
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        let text = members.join(",");
+        (text.len() <= STATE_CHARS_MAX).then_some(Self(text))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+fn is_member(key: &str, value: &str) -> bool {
+    let is_in_key = |c: u8| matches!(c, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'*' | b'/' | b'@');
+    let starts = key.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let is_in_value = |c: u8| matches!(c, b' '..=b'~') && c != b'=';
+    starts
+        && key.len() <= STATE_PART_CHARS_MAX
+        && key.bytes().all(is_in_key)
+        && key.bytes().filter(|c| *c == b'@').count() <= 1
+        && (1..=STATE_PART_CHARS_MAX).contains(&value.len())
+        && value.bytes().all(is_in_value)
 }
 
 fn byte(text: &str) -> Option<u8> {
@@ -165,7 +223,12 @@ mod tests {
         let context = TraceContext::parse(HEADER).expect("of the form");
         assert!(context.sampled);
         assert_eq!(context.to_string(), HEADER);
-        assert_eq!(TraceContext::from_bytes(&context.to_bytes()), Some(context));
+        let bytes = context.to_bytes(None);
+        assert_eq!(bytes.len(), CONTEXT_BYTES);
+        assert_eq!(TraceContext::from_bytes(&bytes), Some((context, None)));
+        let state = TraceState::parse("vendor=abc");
+        let bytes = context.to_bytes(state.as_ref());
+        assert_eq!(TraceContext::from_bytes(&bytes), Some((context, state)));
         let unsampled = HEADER.replace("-01", "-02");
         assert!(!TraceContext::parse(&unsampled).expect("of the form").sampled);
     }
@@ -193,10 +256,49 @@ mod tests {
         assert_eq!(TraceContext::from_bytes(&[0; 25]), None);
     }
 
+    #[test]
+    fn a_tracestate_is_taken_whole_or_not_at_all() {
+        let read = |text: &str| TraceState::parse(text).map(|state| state.0);
+        assert_eq!(read("a=1"), Some("a=1".to_owned()));
+        assert_eq!(
+            read(" rojo=00f0 ,\tcongo=t61rcWkgMzE, ,t1@sys=x y,").as_deref(),
+            Some("rojo=00f0,congo=t61rcWkgMzE,t1@sys=x y")
+        );
+        let most: Vec<String> = (0..32).map(|n| format!("k{n}=v")).collect();
+        assert!(read(&most.join(",")).is_some());
+        let long = format!("a={}", "x".repeat(256));
+        let longest = format!("{long},b={}", "y".repeat(251));
+        assert_eq!(read(&longest).map(|text| text.len()), Some(512));
+        for bad in [
+            "",
+            " , ",
+            "a",
+            "a=",
+            "=b",
+            "A=1",
+            "a b=1",
+            "a=1,a=2",
+            "a=1=2",
+            "a=\u{e9}",
+            "a=\u{1}",
+            "a@b@c=1",
+            "a=1,broken",
+            &format!("{},k32=v", most.join(",")),
+            &format!("{longest}z"),
+            &format!("{long}x"),
+        ] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn any_text_is_read_without_a_panic(text: String) {
+        fn any_text_is_read_without_a_panic(text: String, bytes: Vec<u8>) {
             let _ = TraceContext::parse(&text);
+            let _ = TraceContext::from_bytes(&bytes);
+            if let Some(state) = TraceState::parse(&text) {
+                prop_assert_eq!(TraceState::parse(state.as_str()), Some(state));
+            }
         }
 
         #[test]

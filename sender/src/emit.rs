@@ -4,7 +4,11 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use postrider_proto::{EventId, limits::EVENT_DATA_BYTES_MAX, trace::TraceContext};
+use postrider_proto::{
+    EventId,
+    limits::EVENT_DATA_BYTES_MAX,
+    trace::{TraceContext, TraceState},
+};
 use sqlx::{FromRow, PgConnection};
 
 use crate::{
@@ -25,6 +29,7 @@ pub struct NewEvent<'a> {
     version: Option<&'a str>,
     ordering_key: Option<&'a str>,
     trace: Option<TraceContext>,
+    trace_state: Option<&'a TraceState>,
 }
 
 impl<'a> NewEvent<'a> {
@@ -38,6 +43,7 @@ impl<'a> NewEvent<'a> {
             version: None,
             ordering_key: None,
             trace: None,
+            trace_state: None,
         }
     }
 
@@ -63,6 +69,12 @@ impl<'a> NewEvent<'a> {
     /// `postrider.traces` for it.
     pub fn trace(mut self, context: impl Into<Option<TraceContext>>) -> Self {
         self.trace = context.into();
+        self
+    }
+
+    /// What goes with the trace: `tracestate`. Without a trace it goes nowhere.
+    pub fn trace_state(mut self, state: impl Into<Option<&'a TraceState>>) -> Self {
+        self.trace_state = state.into();
         self
     }
 
@@ -291,7 +303,10 @@ async fn call(
     };
     let traces: Vec<Option<Vec<u8>>> = checked
         .iter()
-        .map(|(index, _)| events[*index].trace.map(TraceContext::to_bytes))
+        .map(|(index, _)| {
+            let event = &events[*index];
+            event.trace.map(|trace| trace.to_bytes(event.trace_state))
+        })
         .collect();
     let traced = traces.iter().any(Option::is_some);
     let statement = match (patience, traced) {

@@ -5,6 +5,7 @@
 
 mod ceiling;
 mod emits;
+mod fleet;
 mod life;
 mod replays;
 mod report;
@@ -31,7 +32,7 @@ const PROFILING: &str = "shared_preload_libraries = 'pg_stat_statements'\npg_sta
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchFlags {
-    /// Only these scenarios, by their letters: abcdefghklrtrt
+    /// Only these scenarios, by their letters: abcdefghklnrt
     #[arg(long)]
     only: Option<String>,
     /// Fewer deliveries: a look, not a measurement

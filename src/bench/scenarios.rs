@@ -6,7 +6,7 @@ use anyhow::Context;
 use sqlx::{Connection, PgConnection};
 
 use super::{
-    emits, life, replays,
+    emits, fleet, life, replays,
     report::{Bound, Report, Row},
     usage,
     world::{Ground, World, start_self},
@@ -131,6 +131,10 @@ pub(super) async fn run(ground: Ground, size: Size, only: Option<&str>) -> anyho
     if wanted('l') {
         eprintln!("(l) emits over HTTP beside plain inserts …");
         emits::run(&mut bench.ground, &mut bench.report, size.healthy_seconds).await?;
+    }
+    if wanted('n') {
+        let (deliveries, ceiling) = (size.deliveries, bench.ceiling_per_second);
+        fleet::run(&mut bench.ground, &mut bench.report, deliveries, BATCH, ceiling).await?;
     }
     if wanted('r') {
         replays::run(
@@ -464,7 +468,7 @@ impl Bench {
 }
 
 /// Batches of 1,000 events, each for at most 50 tenants.
-async fn emit_all(world: &World, batches: i32, tenants: i32) -> anyhow::Result<()> {
+pub(super) async fn emit_all(world: &World, batches: i32, tenants: i32) -> anyhow::Result<()> {
     let next = std::sync::atomic::AtomicI32::new(0);
     let width = tenants.min(50);
     let emitter = || async {
@@ -482,7 +486,7 @@ async fn emit_all(world: &World, batches: i32, tenants: i32) -> anyhow::Result<(
     a.and(b)
 }
 
-fn unix_us() -> u64 {
+pub(super) fn unix_us() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |now| now.as_micros() as u64)

@@ -128,6 +128,10 @@ pub(super) async fn find(client: &Client, tenant: &str, named: &str) -> anyhow::
     match (found.next(), found.next()) {
         (Some(one), None) => Ok(one),
         (Some(_), Some(_)) => bail!("{tenant} has several endpoints with that URL: name one by its id"),
+        (None, _) if url::Url::parse(named).is_err() => bail!(
+            "{tenant} has no endpoint {named}: an endpoint is named by its id or its URL. `postrider endpoints list --tenant \
+             {tenant}` shows them"
+        ),
         (None, _) => bail!(
             "{tenant} has no endpoint {named}. Only registered endpoints are sent to: \
              `postrider endpoints create {named} --tenant {tenant}` registers it"

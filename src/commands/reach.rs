@@ -1,5 +1,7 @@
 //! How a tool reaches the API, and in which tenant it works.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use postrider_client::{Client, PageOf};
@@ -42,8 +44,12 @@ impl Reach {
         let url = self.url.as_deref().map(str::trim).filter(|url| !url.is_empty());
         let key = match environment.secret(KEY)? {
             Some(key) => key,
-            None => key_of_this_machine(environment, url)
-                .with_context(|| format!("{KEY} or {KEY}_FILE is not set: it has the API key to use"))?,
+            None => key_of_this_machine(environment, url).with_context(|| {
+                format!(
+                    "{KEY} or {KEY}_FILE is not set: it has the API key to use{}",
+                    hint(environment)
+                )
+            })?,
         };
         Ok(Client::new(url.unwrap_or(DEFAULT_URL), &key)?)
     }
@@ -56,13 +62,26 @@ impl Reach {
     }
 }
 
+/// At another address it may be another's: its key is not sent there unasked.
+fn hint(environment: &Environment) -> String {
+    let file = key_file(environment);
+    match file.exists() {
+        true => format!(". That of the installation here: {KEY}_FILE={}", file.display()),
+        false => String::new(),
+    }
+}
+
+fn key_file(environment: &Environment) -> PathBuf {
+    let folder = environment.get("POSTRIDER_DATA_DIR").unwrap_or(".postrider");
+    Path::new(folder).join("admin-api-key")
+}
+
 /// `postrider up` on its own database keeps its key in a file: beside it no key has to be set.
 fn key_of_this_machine(environment: &Environment, url: Option<&str>) -> Option<String> {
     if url.is_some_and(|url| url.trim_end_matches('/') != DEFAULT_URL) {
         return None;
     }
-    let folder = environment.get("POSTRIDER_DATA_DIR").unwrap_or(".postrider");
-    let key = std::fs::read_to_string(std::path::Path::new(folder).join("admin-api-key")).ok()?;
+    let key = std::fs::read_to_string(key_file(environment)).ok()?;
     Some(key.trim().to_owned()).filter(|key| !key.is_empty())
 }
 

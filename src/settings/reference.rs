@@ -50,7 +50,12 @@ const SECTIONS: [Section; 7] = [
             secret(
                 "POSTRIDER_DATABASE_URL_DIRECT",
                 "the one above",
-                "for `dispatcher` and `migrate`, when the one above leads through PgBouncer",
+                "for `dispatcher`, `migrate` and `rotate-master-key`, when the one above leads through PgBouncer",
+            ),
+            secret(
+                "POSTRIDER_DATABASE_URL_READ",
+                "none",
+                "a streaming replica that [pages and lists are read from](#read-replicas)",
             ),
             secret(
                 "POSTRIDER_SOURCES",

@@ -102,8 +102,8 @@ fn expected(rule: Rule, caller: &Caller, changes: bool) -> Verdict {
 pub(crate) fn all_routes() -> Vec<Route> {
     let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none").expect("a form");
     postrider_dashboard::routes(App {
-        emits: Emits::new(pool.clone(), Default::default()),
-        pool,
+        emits: Emits::new(pool.clone().into(), Default::default()).into(),
+        pool: pool.into(),
         wake: Default::default(),
         vault: Vault::parse(MASTER_KEY).expect("a key"),
         guard: Default::default(),
@@ -113,7 +113,7 @@ pub(crate) fn all_routes() -> Vec<Route> {
         metrics: String::new,
         tracer: Default::default(),
         trials: Trials::new(Default::default()).expect("a client"),
-        request_rates: RequestRates::new(NonZeroU32::MAX, NonZeroU32::MAX),
+        request_rates: RequestRates::new(NonZeroU32::MAX, NonZeroU32::MAX).into(),
         stop: Default::default(),
         streams: postrider_dashboard::streams(),
     })
@@ -131,7 +131,7 @@ pub(crate) struct Things {
 }
 
 impl Things {
-    async fn of(api: &Api, tenant: &'static str, url: &str) -> Self {
+    pub(crate) async fn of(api: &Api, tenant: &'static str, url: &str) -> Self {
         api.tenant(tenant).await;
         let made = api
             .endpoint(

@@ -239,8 +239,14 @@ async fn many_dead_letters_are_replayed_at_once_and_the_bar_is_seen_to_fill() {
     browser.read("running").await;
     // Lost when the page is loaded again.
     browser.script("window.here = true").await;
+    browser.see("form[action$='/cancel']").await;
     receiver.release();
     browser.read("100 %").await;
+    until("what is over can't be cancelled", || async {
+        let gone = "return document.querySelector(\"form[action$='/cancel']\") === null";
+        (browser.script(gone).await == json!(true)).then_some(())
+    })
+    .await;
     assert_eq!(
         browser.script("return window.here").await,
         json!(true),

@@ -47,6 +47,7 @@ mod rate;
 mod receivers;
 mod refusals;
 mod replays;
+mod replica;
 mod retention;
 mod retry_rules;
 mod roles;

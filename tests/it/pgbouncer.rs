@@ -1,5 +1,4 @@
-//! Through PgBouncer, of the version that the system has: producers in transaction mode, and the dashboard in the mode that
-//! this version allows.
+//! Through PgBouncer in transaction mode, of the version that the system has: producers and the dashboard.
 
 use std::{
     fs,
@@ -14,7 +13,10 @@ use serde_json::json;
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 use tempfile::TempDir;
 
-use crate::support::{Database, Postrider, Receiver, until};
+use crate::{
+    access::{Things, all_routes},
+    support::{Database, Person, Postrider, Receiver, until},
+};
 
 const PORT: u16 = 6432;
 const SERVERS: usize = 2;
@@ -45,28 +47,34 @@ fn version() -> (u32, u32) {
     (parts.next().expect("a major"), parts.next().expect("a minor"))
 }
 
-fn keeps_prepared_statements() -> bool {
+fn can_keep_prepared_statements() -> bool {
     version() >= (1, 21)
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Prepared {
+    Kept,
+    Forgotten,
+}
+
 impl PgBouncer {
-    async fn start(database: &Database, mode: &str) -> Self {
+    async fn start(database: &Database, prepared: Prepared) -> Self {
         let folder = TempDir::new().expect("a folder");
         let path = folder.path();
         // It runs as the account that runs the server: as root it refuses to.
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("open to it");
         fs::write(path.join("users.txt"), "\"postrider\" \"\"\n").expect("written");
         let server = database.socket();
-        let prepared = match keeps_prepared_statements() {
-            true => "max_prepared_statements = 200\n",
-            false => "",
+        // An older one does not know the setting.
+        let prepared = match (can_keep_prepared_statements(), prepared) {
+            (true, Prepared::Kept) => "max_prepared_statements = 200\n",
+            (true, Prepared::Forgotten) => "max_prepared_statements = 0\n",
+            (false, _) => "",
         };
-        // A session holds its server for as long as it lasts.
-        let servers = if mode == "session" { 40 } else { SERVERS };
         let settings = format!(
             "[databases]\n* = host={} port=5432\n[pgbouncer]\nlisten_addr =\nlisten_port = {PORT}\n\
-             unix_socket_dir = {}\nauth_type = trust\nauth_file = {}\npool_mode = {mode}\n\
-             default_pool_size = {servers}\nmax_client_conn = 200\nlogfile = {}\n\
+             unix_socket_dir = {}\nauth_type = trust\nauth_file = {}\npool_mode = transaction\n\
+             default_pool_size = {SERVERS}\nmax_client_conn = 200\nlogfile = {}\n\
              ignore_startup_parameters = extra_float_digits\n{prepared}",
             server.parent().expect("a folder").display(),
             path.display(),
@@ -127,7 +135,7 @@ impl Drop for PgBouncer {
 #[tokio::test]
 async fn producers_emit_through_transaction_mode() {
     let database = Database::fresh().await;
-    let bouncer = PgBouncer::start(&database, "transaction").await;
+    let bouncer = PgBouncer::start(&database, Prepared::Forgotten).await;
     let program = Postrider::start(&database).await;
     let receiver = Receiver::start().await;
     program.api().acme(&receiver.url("/hook"), json!({})).await;
@@ -156,38 +164,71 @@ async fn producers_emit_through_transaction_mode() {
     program.api().wait_for_state("acme", "delivered", events).await;
 }
 
+/// One that forgets prepared statements, as all before 1.21 do. The dashboard finds that out.
 #[tokio::test]
-async fn a_dashboard_works_through_it_or_says_why_not() {
+async fn a_dashboard_works_through_transaction_mode() {
     let database = Database::fresh().await;
-    let launch = |bouncer: &PgBouncer| {
-        Postrider::on_database("dashboard", &database)
-            .set("POSTRIDER_DATABASE_URL", bouncer.url(&database))
-            .set("POSTRIDER_DATABASE_URL_DIRECT", database.url())
-    };
-    let transactions = PgBouncer::start(&database, "transaction").await;
-    let sessions = PgBouncer::start(&database, "session").await;
-    let bouncer = match keeps_prepared_statements() {
-        true => &transactions,
-        false => {
-            let output = launch(&transactions).output();
-            let told = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert_eq!(output.status.code(), Some(1), "{told}");
-            assert!(told.contains("PgBouncer 1.21"), "{told}");
-            &sessions
-        }
-    };
-    let dashboard = launch(bouncer).start().await;
+    let bouncer = PgBouncer::start(&database, Prepared::Forgotten).await;
+    let dashboard = serve_through(&bouncer, &database).await;
+    let told = dashboard.log_lines().join("\n");
+    assert!(told.contains("each statement is a transaction"), "{told}");
     let _dispatcher = Postrider::on_database("dispatcher", &database).start().await;
     let receiver = Receiver::start().await;
+    crowd(&dashboard, &receiver).await;
+    look_at_everything(&dashboard, &receiver).await;
+}
+
+#[tokio::test]
+async fn a_newer_one_remembers_prepared_statements() {
+    if !can_keep_prepared_statements() {
+        return;
+    }
+    let database = Database::fresh().await;
+    let bouncer = PgBouncer::start(&database, Prepared::Kept).await;
+    let dashboard = serve_through(&bouncer, &database).await;
+    let told = dashboard.log_lines().join("\n");
+    assert!(!told.contains("each statement is a transaction"), "{told}");
+    let _dispatcher = Postrider::on_database("dispatcher", &database).start().await;
+    let receiver = Receiver::start().await;
+    crowd(&dashboard, &receiver).await;
+}
+
+async fn serve_through(bouncer: &PgBouncer, database: &Database) -> Postrider {
+    Postrider::on_database("dashboard", database)
+        .set("POSTRIDER_DATABASE_URL", bouncer.url(database))
+        .start()
+        .await
+}
+
+/// Many requests at once, over fewer servers. Each reads what it has just written.
+async fn crowd(dashboard: &Postrider, receiver: &Receiver) {
     let api = dashboard.api();
     api.acme(&receiver.url("/hook"), json!({})).await;
     let mut requests = Vec::new();
     for number in 0..CLIENTS * EVENTS {
         let api = dashboard.api();
         requests.push(tokio::spawn(async move {
-            let event = json!({ "type": "invoice.paid", "id": format!("e{number}"), "data": {} });
-            let (status, told) = api.emit("acme", event).await;
+            let id = format!("e{number}");
+            let event = json!({ "type": "invoice.paid", "id": id, "data": {} });
+            let (status, told) = match number % 3 {
+                0 => api.emit("acme", event).await,
+                1 => {
+                    api.call(
+                        Method::POST,
+                        "/tenants/acme/events/batch",
+                        Some(json!({ "events": [event] })),
+                    )
+                    .await
+                }
+                _ => {
+                    let key = format!("once {number}");
+                    let (status, _, told) = api.post_with_key("/tenants/acme/events", &key, event).await;
+                    (status, told)
+                }
+            };
             assert!(status.is_success(), "{told}");
+            let found = api.get(&format!("/tenants/acme/events/{id}")).await;
+            assert_eq!(found["id"], id.as_str());
             api.get("/tenants/acme/events?limit=5").await;
         }));
     }
@@ -205,4 +246,26 @@ async fn a_dashboard_works_through_it_or_says_why_not() {
         .await;
     assert!(status.is_success(), "{told}");
     receiver.wait_for(CLIENTS * EVENTS + 1).await;
+}
+
+/// Every read of the API, and every page.
+async fn look_at_everything(dashboard: &Postrider, receiver: &Receiver) {
+    let things = Things::of(&dashboard.api(), "other", &receiver.url("/other")).await;
+    let mut person = Person::signed_in(dashboard).await;
+    // What goes on for ever, and what needs a word of its own.
+    let apart = |path: &str| path.starts_with("/live/") || path.ends_with("/requests") || path == "/portal";
+    let reads = all_routes()
+        .into_iter()
+        .filter(|route| route.method == "GET" && !apart(route.path));
+    let mut seen = 0;
+    for route in reads {
+        let path = things.path(&route, things.tenant);
+        let status = match path.strip_prefix("/v1") {
+            Some(path) => dashboard.api().call(Method::GET, path, None).await.0,
+            None => person.visit(&path).await.0,
+        };
+        assert!(!status.is_server_error(), "{path}: {status}");
+        seen += usize::from(status.is_success());
+    }
+    assert!(seen > 40, "{seen}");
 }

@@ -289,6 +289,13 @@ async fn a_probe_ends_with_the_status_that_a_build_needs() {
 async fn shells_can_complete_every_tool() {
     let database = Database::fresh().await;
     let program = Postrider::start(&database).await;
+    let script = tool(&program, &["completions", "bash", "--json"]).await;
+    assert_eq!(script.json()["shell"], "bash");
+    assert!(
+        script.json()["script"]
+            .as_str()
+            .is_some_and(|text| text.contains("emit"))
+    );
     for shell in ["bash", "zsh", "fish"] {
         let said = tool(&program, &["completions", shell]).await;
         assert_eq!(said.status, 0);
@@ -304,4 +311,24 @@ async fn shells_can_complete_every_tool() {
             assert!(said.out.contains(name), "{name} in {shell}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_reader_that_stops_is_no_fault() {
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_postrider"))
+        .arg("openapi")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    // More is written than a pipe holds.
+    drop(child.stdout.take());
+    let ended = child.wait_with_output().expect("it ends");
+    assert_eq!(ended.status.code(), Some(141));
+    assert!(
+        ended.stderr.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&ended.stderr)
+    );
 }

@@ -12,6 +12,7 @@ use crate::support::{ADMIN_API_KEY, Answer, Database, Postrider, Receiver, until
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const SPAN: &str = "b7ad6b7169203331";
+const STATE: &str = "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE";
 
 /// A receiver that takes OTLP/JSON, and answers as a collector does.
 struct Collector(Receiver);
@@ -94,7 +95,9 @@ async fn emit(program: &Postrider, traceparent: Option<&str>, body: &Value) -> V
         .header("content-type", "application/json")
         .body(body.to_string());
     if let Some(traceparent) = traceparent {
-        request = request.header("traceparent", traceparent);
+        request = request
+            .header("traceparent", traceparent)
+            .header("tracestate", STATE);
     }
     let answer = request.send().await.expect("an answer");
     assert!(answer.status().is_success(), "{}", answer.status());
@@ -126,6 +129,9 @@ async fn emit_and_attempts_are_spans_of_the_producers_trace_and_the_receiver_is_
 
     let requests = receiver.wait_for(2).await;
     let told: Vec<&str> = requests.iter().map(|one| one.header("traceparent")).collect();
+    for one in &requests {
+        assert_eq!(one.header("tracestate"), STATE);
+    }
     let attempts = collector.wait_for(TRACE, "attempt", 2).await;
     let waits = collector.wait_for(TRACE, "wait", 1).await;
     let emits = collector.wait_for(TRACE, "emit", 1).await;
@@ -227,6 +233,21 @@ async fn sql_batches_and_grpc_have_their_traces_too() {
     assert_eq!(waits[0]["parentSpanId"], SPAN);
     collector.wait_for(TRACE, "attempt", 1).await;
 
+    let emit_in_trace = |state: &str| {
+        format!(
+            "select postrider.emit_in_trace('00-{TRACE}-{SPAN}-01', '{state}', 'acme', 'invoice.paid', '{{}}')"
+        )
+    };
+    database.execute(&emit_in_trace(STATE)).await;
+    assert_eq!(receiver.wait_for(3).await[2].header("tracestate"), STATE);
+    // What is not of the form is left out, and the trace goes on.
+    for (number, state) in ["nonsense", &"x".repeat(600), "a=1\u{e9}"].iter().enumerate() {
+        database.execute(&emit_in_trace(state)).await;
+        let received = &receiver.wait_for(4 + number).await[3 + number];
+        assert!(received.headers.get("tracestate").is_none());
+        assert!(received.header("traceparent").contains(TRACE));
+    }
+
     // A batch is one emit.
     let batch_trace = TRACE.replace("0af7", "1af7");
     let events: Vec<Value> = (0..3)
@@ -237,12 +258,22 @@ async fn sql_batches_and_grpc_have_their_traces_too() {
         .bearer_auth(ADMIN_API_KEY)
         .header("content-type", "application/json")
         .header("traceparent", format!("00-{batch_trace}-{SPAN}-01"))
+        .header("tracestate", "a=1")
+        .header("tracestate", "b=2")
         .body(json!({ "events": events }).to_string())
         .send()
         .await
         .expect("an answer");
     assert_eq!(answer.status().as_u16(), 202);
     collector.wait_for(&batch_trace, "attempt", 3).await;
+    let received = receiver.received();
+    let of_batch = received
+        .iter()
+        .filter(|one| one.header("traceparent").contains(&batch_trace));
+    assert!(of_batch.clone().count() >= 3);
+    for one in of_batch {
+        assert_eq!(one.header("tracestate"), "a=1,b=2");
+    }
     let emits = collector.wait_for(&batch_trace, "emit", 1).await;
     assert_eq!(emits.len(), 1);
     assert_eq!(attribute(&emits[0], "messaging.batch.message_count"), "3");
@@ -253,6 +284,12 @@ async fn sql_batches_and_grpc_have_their_traces_too() {
     let emits = collector.wait_for(&grpc_trace, "emit", 1).await;
     assert_eq!(attribute(&emits[0], "postrider.source"), "grpc");
     collector.wait_for(&grpc_trace, "attempt", 1).await;
+    let received = receiver.received();
+    let of_grpc = received
+        .iter()
+        .find(|one| one.header("traceparent").contains(&grpc_trace))
+        .expect("it arrived");
+    assert_eq!(of_grpc.header("tracestate"), STATE);
 }
 
 async fn emit_over_grpc(program: &Postrider, traceparent: &str) {
@@ -277,6 +314,7 @@ async fn emit_over_grpc(program: &Postrider, traceparent: &str) {
     for (name, value) in [
         ("authorization", format!("Bearer {ADMIN_API_KEY}")),
         ("traceparent", traceparent.to_owned()),
+        ("tracestate", STATE.to_owned()),
     ] {
         request
             .metadata_mut()
@@ -317,5 +355,6 @@ async fn without_a_collector_nothing_is_passed_on_or_stored() {
     emit(&program, Some(&format!("00-{TRACE}-{SPAN}-01")), &event).await;
     let received = receiver.wait_for(1).await;
     assert!(received[0].headers.get("traceparent").is_none());
+    assert!(received[0].headers.get("tracestate").is_none());
     assert_eq!(database.count("select count(*) from postrider.traces").await, 0);
 }

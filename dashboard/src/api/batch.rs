@@ -11,10 +11,7 @@ use axum::{
     response::Response,
 };
 use chrono::SecondsFormat;
-use postrider_proto::{
-    limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX},
-    trace::TraceContext,
-};
+use postrider_proto::limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX};
 use postrider_sender::{EmitError, Emitted, Patience};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -30,7 +27,7 @@ use crate::{
     meters::{METERS, Source},
     openapi::shapes,
     problem::{Fault, Kind, Problem},
-    traced::Traced,
+    traced::{Carried, Traced},
 };
 
 /// Told of one event, so that a thousand bad ones are told in an answer of some size.
@@ -89,7 +86,7 @@ async fn take(
 ) -> Result<(Response, Vec<String>), Problem> {
     let events = read(text, tenant)?;
     let mut work = Work::begin(app, claim).await?;
-    let emitted = emit_all(app, &mut work, events, traced.context()).await?;
+    let emitted = emit_all(app, &mut work, events, traced.carried()).await?;
     let events: Vec<Emitted> = emitted.iter().map(|(one, _)| one.clone()).collect();
     let data = emitted.into_iter().map(view).collect();
     let response = work.commit(StatusCode::ACCEPTED, &BatchView { data }).await?;
@@ -104,7 +101,7 @@ pub(crate) async fn emit_all(
     app: &App,
     connection: &mut PgConnection,
     read: Vec<Result<OwnedEvent, Problem>>,
-    trace: Option<TraceContext>,
+    trace: Option<Carried>,
 ) -> Result<Vec<(Emitted, OwnedEvent)>, Problem> {
     let mut refused = Refused::default();
     let mut events = Vec::with_capacity(read.len());
@@ -121,7 +118,13 @@ pub(crate) async fn emit_all(
             None => Ok(event),
         });
         match event {
-            Ok(event) => events.push((index, OwnedEvent { trace, ..event })),
+            Ok(event) => events.push((
+                index,
+                OwnedEvent {
+                    trace: trace.clone(),
+                    ..event
+                },
+            )),
             Err(problem) => refused.add(problem, index),
         }
     }

@@ -133,7 +133,7 @@ async fn take(
 ) -> Result<(Response, String), Problem> {
     let form: EmitForm<'_> = text.read()?;
     let event = OwnedEvent {
-        trace: traced.context(),
+        trace: traced.carried(),
         ..form.check(tenant)?
     };
     if claim.is_some() {

@@ -170,6 +170,7 @@ pub(crate) async fn requests(
         endpoint: listener.id,
     };
     let opened = open_in_force(&app.vault, &mut connection, owner).await?;
+    connection.done().await?;
     let session = Session {
         pool: app.pool.clone(),
         listener,

@@ -393,6 +393,7 @@ pub(crate) async fn stop(
     let replay = find(app, tenant, id).await?;
     let mut transaction = tables::begin(&app.pool).await?;
     let Some(shards) = replays::cancel(&mut transaction, replay.id).await? else {
+        drop(transaction);
         return find(app, tenant, id).await;
     };
     let owner = tables::tenants::find(&mut *transaction, &replay.tenant).await?;

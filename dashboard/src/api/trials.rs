@@ -2,8 +2,8 @@
 
 use axum::{
     Extension,
-    extract::{Path, State},
-    http::StatusCode,
+    extract::{FromRequestParts, Path, State},
+    http::{StatusCode, request::Parts},
     response::Response,
 };
 use serde::{Deserialize, Serialize};
@@ -159,39 +159,66 @@ pub(crate) async fn run_probe(
 
 pub(crate) async fn test(
     State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, id)): Path<(String, String)>,
+    asked: Asked,
     claim: Claim,
     OptionalBody(form): OptionalBody<TrialForm>,
 ) -> Result<Response, Problem> {
-    let running = Running::begin(&app, &claim).await?;
-    let answered = async {
-        let view = send_test(&app, &tenant, &id, &form).await?;
+    let trial = async {
+        let view = send_test(&app, &asked.tenant, &asked.endpoint, &form).await?;
         let detail = json!({"outcome": view.attempt.outcome, "type": view.r#type});
-        let done = (Action::EndpointTested, detail);
-        answer(&app, claim, &actor, &tenant, &id, done, &view).await
+        Ok(((Action::EndpointTested, detail), view))
     };
-    let answered = answered.await;
-    running.end().await;
-    answered
+    run(&app, claim, &asked, trial).await
 }
 
 pub(crate) async fn probe(
     State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, id)): Path<(String, String)>,
+    asked: Asked,
     claim: Claim,
     OptionalBody(form): OptionalBody<TrialForm>,
 ) -> Result<Response, Problem> {
-    let running = Running::begin(&app, &claim).await?;
-    let answered = async {
-        let report = run_probe(&app, &tenant, &id, &form).await?;
-        let done = (Action::EndpointProbed, json!({"score": report.score}));
-        answer(&app, claim, &actor, &tenant, &id, done, &report).await
+    let trial = async {
+        let report = run_probe(&app, &asked.tenant, &asked.endpoint, &form).await?;
+        let detail = json!({"score": report.score});
+        Ok(((Action::EndpointProbed, detail), report))
     };
-    let answered = answered.await;
+    run(&app, claim, &asked, trial).await
+}
+
+/// Who wants which endpoint tried.
+pub(crate) struct Asked {
+    pub(crate) actor: Actor,
+    pub(crate) tenant: Tenant,
+    pub(crate) endpoint: String,
+}
+
+impl FromRequestParts<Shared> for Asked {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, Response> {
+        type Given = (Extension<Actor>, Extension<Tenant>, Path<(String, String)>);
+        let given = Given::from_request_parts(parts, app).await;
+        let (Extension(actor), Extension(tenant), Path((_, endpoint))) = given?;
+        Ok(Self {
+            actor,
+            tenant,
+            endpoint,
+        })
+    }
+}
+
+/// Held by its `Idempotency-Key` while it is under way.
+async fn run<T: Serialize>(
+    app: &Shared,
+    claim: Claim,
+    asked: &Asked,
+    trial: impl Future<Output = Result<((Action, serde_json::Value), T), Problem>>,
+) -> Result<Response, Problem> {
+    let running = Running::begin(app, &claim).await?;
+    let answered = match trial.await {
+        Ok((done, view)) => answer(app, claim, asked, done, &view).await,
+        Err(problem) => Err(problem),
+    };
     running.end().await;
     answered
 }
@@ -200,18 +227,16 @@ pub(crate) async fn probe(
 async fn answer<T: Serialize>(
     app: &Shared,
     claim: Claim,
-    actor: &Actor,
-    tenant: &Tenant,
-    endpoint: &str,
+    asked: &Asked,
     (action, detail): (Action, serde_json::Value),
     view: &T,
 ) -> Result<Response, Problem> {
     let mut work = Work::begin(app, claim).await?;
     let entry = Entry {
-        actor,
+        actor: &asked.actor,
         action,
-        tenant: Some(tenant.id),
-        subject: endpoint,
+        tenant: Some(asked.tenant.id),
+        subject: &asked.endpoint,
         detail: Some(detail),
     };
     audit::write(&mut work, entry).await?;

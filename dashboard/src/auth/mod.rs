@@ -216,8 +216,8 @@ pub(crate) mod tests {
         let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none").expect("a form");
         let vault = postrider_dispatcher::vault::Vault::parse("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=");
         Arc::new(App {
-            emits: crate::Emits::new(pool.clone(), Default::default()),
-            pool,
+            emits: crate::Emits::new(pool.clone().into(), Default::default()).into(),
+            pool: pool.into(),
             wake: Default::default(),
             vault: vault.expect("a key"),
             guard: Default::default(),

@@ -1,7 +1,7 @@
 //! Passwords of people: argon2id, hashed away from the async threads and a few at a time.
 
 use argon2::{Argon2, PasswordHasher, PasswordVerifier, password_hash::phc::PasswordHash};
-use sqlx::PgPool;
+use sqlx::PgConnection;
 use tokio::sync::Semaphore;
 
 use crate::tables::people;
@@ -25,15 +25,15 @@ pub enum PasswordError {
 }
 
 /// Makes the person `admin`, or gives them this password.
-pub async fn set_admin_password(pool: &PgPool, password: &str) -> Result<(), PasswordError> {
+pub async fn set_admin_password(db: &mut PgConnection, password: &str) -> Result<(), PasswordError> {
     // The same password at every start must not end the sessions and write a row each time.
-    if let Some(person) = people::find(pool, ADMIN_LOGIN).await?
+    if let Some(person) = people::find(&mut *db, ADMIN_LOGIN).await?
         && verify(Some(&person.password_hash), password).await?
     {
         return Ok(());
     }
     let hash = hash(password).await?;
-    people::put_admin(pool, ADMIN_LOGIN, &hash).await?;
+    people::put_admin(db, ADMIN_LOGIN, &hash).await?;
     Ok(())
 }
 

@@ -10,11 +10,12 @@ use axum::{
 use data_encoding::BASE64URL_NOPAD;
 use postrider_proto::TenantId;
 use serde::{Deserialize, de::DeserializeOwned};
-use sqlx::{PgConnection, PgPool};
+use sqlx::PgConnection;
 use subtle::ConstantTimeEq;
 
 use super::{Actor, Role, Tenant, fingerprint};
 use crate::{
+    Pool,
     input::read_body,
     pages::PageProblem,
     problem::{Kind, Problem},
@@ -41,7 +42,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) async fn of(pool: &PgPool, headers: &HeaderMap) -> Result<Option<Self>, Problem> {
+    pub(crate) async fn of(pool: &Pool, headers: &HeaderMap) -> Result<Option<Self>, Problem> {
         let Some(token) = cookie(headers, SESSION_COOKIE) else {
             return Ok(None);
         };
@@ -114,7 +115,7 @@ impl Session {
         Ok(token)
     }
 
-    pub(crate) async fn end(&self, pool: &PgPool) -> Result<(), Problem> {
+    pub(crate) async fn end(&self, pool: &Pool) -> Result<(), Problem> {
         sessions::delete(pool, &self.token_hash).await?;
         Ok(())
     }
@@ -125,7 +126,7 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) async fn count_open(&self, pool: &PgPool) -> Result<i64, Problem> {
+    pub(crate) async fn count_open(&self, pool: &Pool) -> Result<i64, Problem> {
         Ok(sessions::count(pool, self.holder).await?)
     }
 }

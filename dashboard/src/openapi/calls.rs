@@ -17,7 +17,7 @@ use crate::{
         event_types::{TypeForm, TypeView},
         events::{EmitForm, EventView},
         listeners::{ListenerForm, ListenerView},
-        portal_links::{LinkForm, LinkView},
+        portal_links::LinkView,
         replays::{DryRun, ReplayForm, ReplayView},
         secrets::{RotateForm, Secrets},
         tenants::{TenantForm, TenantView},
@@ -72,7 +72,6 @@ fn tenants() -> Vec<Operation> {
             "Make a link to the tenant's own pages",
         )
         .tells("It works once, for a quarter of an hour.")
-        .may_take::<LinkForm>()
         .answers::<LinkView>(201, "Made. The link is in this answer only."),
         Operation::delete(Admin, TENANT, "deleteTenant", "Delete a tenant")
             .tells(
@@ -80,10 +79,6 @@ fn tenants() -> Vec<Operation> {
                  stored of it is removed by a job: `Location` leads to its progress.",
             )
             .answers_nothing("Deleted."),
-        Operation::get(Admin, "/v1/erasures", "listErasures", "List what became of deleted tenants' data")
-            .answers_page::<ErasureView>("The newest first."),
-        Operation::get(Admin, "/v1/erasures/{erasure}", "getErasure", "Read how far an erasure is")
-            .answers::<ErasureView>(200, "The erasure."),
     ]
 }
 

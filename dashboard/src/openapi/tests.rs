@@ -13,7 +13,12 @@ fn is_api(route: &Route) -> bool {
 
 #[tokio::test]
 async fn each_route_of_the_api_is_described_with_its_rule_and_nothing_else_is() {
-    let routes = routes::build(crate::auth::tests::app().await, crate::live::Live::default()).1;
+    let routes = routes::build(
+        crate::auth::tests::app().await,
+        None,
+        crate::live::Live::default(),
+    )
+    .1;
     let served: BTreeSet<_> = routes
         .iter()
         .filter(|route| is_api(route))

@@ -13,14 +13,17 @@ use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::EndpointState;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::json;
-use sqlx::PgPool;
 
 use super::{
     DoneQuery, Frame, Line, Markup, PageProblem,
     endpoint_trials::{Tried, read_answer},
 };
 use crate::{
-    Shared, api,
+    Pool, Shared,
+    api::{
+        self,
+        trials::{self, Asked},
+    },
     auth::{Actor, Confirmed, Session, Submitted, Tenant},
     chart::{self, Histogram, Svg},
     deliveries::{self, Filter},
@@ -171,7 +174,7 @@ impl Now {
 }
 
 async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
-    let pool: &PgPool = &app.pool;
+    let pool: &Pool = &app.pool;
     let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
         .fetch_one(pool)
         .await?;
@@ -316,22 +319,17 @@ impl TrialFields {
 pub(crate) async fn test(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
-    actor: Extension<Actor>,
+    Extension(actor): Extension<Actor>,
     Path(id): Path<String>,
     Submitted(form): Submitted<TrialFields>,
 ) -> Result<EndpointPage, PageProblem> {
     let subject = Subject::find(&app, &session, &id).await?;
-    let path = Path((subject.tenant.slug.clone(), id));
-    let tenant = Extension(subject.tenant.clone());
-    let answer = api::trials::test(
-        State(app.clone()),
+    let asked = Asked {
         actor,
-        tenant,
-        path,
-        Claim::default(),
-        form.body()?,
-    )
-    .await?;
+        tenant: subject.tenant.clone(),
+        endpoint: id,
+    };
+    let answer = trials::test(State(app.clone()), asked, Claim::default(), form.body()?).await?;
     let tried = Tried {
         test: Some(read_answer(answer).await?),
         ..Tried::default()
@@ -343,22 +341,17 @@ pub(crate) async fn test(
 pub(crate) async fn probe(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
-    actor: Extension<Actor>,
+    Extension(actor): Extension<Actor>,
     Path(id): Path<String>,
     Submitted(form): Submitted<TrialFields>,
 ) -> Result<EndpointPage, PageProblem> {
     let subject = Subject::find(&app, &session, &id).await?;
-    let path = Path((subject.tenant.slug.clone(), id));
-    let tenant = Extension(subject.tenant.clone());
-    let answer = api::trials::probe(
-        State(app.clone()),
+    let asked = Asked {
         actor,
-        tenant,
-        path,
-        Claim::default(),
-        form.body()?,
-    )
-    .await?;
+        tenant: subject.tenant.clone(),
+        endpoint: id,
+    };
+    let answer = trials::probe(State(app.clone()), asked, Claim::default(), form.body()?).await?;
     let tried = Tried {
         probe: Some(read_answer(answer).await?),
         ..Tried::default()

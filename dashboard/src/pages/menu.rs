@@ -69,7 +69,12 @@ mod tests {
 
     #[tokio::test]
     async fn the_menu_links_only_to_pages_that_are_there() {
-        let routes = crate::routes::build(crate::auth::tests::app().await, crate::live::Live::default()).1;
+        let routes = crate::routes::build(
+            crate::auth::tests::app().await,
+            None,
+            crate::live::Live::default(),
+        )
+        .1;
         for entry in MENU
             .iter()
             .chain(TEAM)

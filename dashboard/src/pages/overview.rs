@@ -10,11 +10,10 @@ use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::statistics::ALL_ENDPOINTS;
 use postrider_proto::{EndpointId, TenantId};
 use serde::Deserialize;
-use sqlx::PgPool;
 
 use super::{Frame, Markup, PageProblem, When};
 use crate::{
-    Shared,
+    Pool, Shared,
     auth::Session,
     chart::{self, Chart},
     figures::{Series, Totals, grouped, ms_words, percent_words, time_words},
@@ -174,7 +173,7 @@ pub(crate) async fn follow(
     })
 }
 
-async fn load(pool: &PgPool, scope: Option<TenantId>, range: Range) -> Result<Now, Problem> {
+async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Now, Problem> {
     let system = activity::system(pool, scope).await?;
     let counted: Vec<EndpointId> = match scope {
         None => vec![ALL_ENDPOINTS],

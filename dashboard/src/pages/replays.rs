@@ -24,7 +24,10 @@ use crate::{
     listing,
     live::{Content, Live, Stream},
     problem::Problem,
-    tables::{self, endpoints},
+    tables::{
+        self,
+        endpoints::{self, EndpointRow},
+    },
 };
 
 const LINES: i64 = 25;
@@ -197,6 +200,8 @@ pub(crate) async fn follow(
 /// One of what is looked at before it is begun.
 struct Preview {
     form: ReplayForm,
+    /// The endpoint's URL; the id that was asked for where there is none.
+    endpoint: String,
     found: Result<DryRun, String>,
 }
 
@@ -225,15 +230,26 @@ pub(crate) async fn preview(
         ))
         .into());
     }
-    let mut connection = app.pool.acquire().await?;
     let mut previews = Vec::new();
     for form in forms {
-        let found = match wanted(&app, session.scope(), &form).await {
-            Ok(wanted) => dry_run(&app, &mut connection, &wanted).await,
+        let mut endpoint = form.endpoint.clone().unwrap_or_default();
+        let found = match endpoint_of(&app, session.scope(), &form).await {
+            Ok(row) => {
+                let wanted = read(&app, row.tenant_id, &form).await;
+                endpoint = row.settings.url;
+                match wanted {
+                    Ok(wanted) => dry_run(&app, &mut *app.pool.acquire().await?, &wanted).await,
+                    Err(problem) => Err(problem),
+                }
+            }
             Err(problem) => Err(problem),
         };
         let found = found.map_err(|problem| problem.detail);
-        previews.push(Preview { form, found });
+        previews.push(Preview {
+            form,
+            endpoint,
+            found,
+        });
     }
     let good = previews.iter().filter(|preview| preview.found.is_ok());
     let asks: Vec<&ReplayForm> = good.map(|preview| &preview.form).collect();
@@ -302,20 +318,15 @@ fn in_utc(text: String) -> String {
 }
 
 /// The tenant is the endpoint's, and of a customer no other than their own.
-async fn wanted(
-    app: &App,
-    scope: Option<TenantId>,
-    form: &ReplayForm,
-) -> Result<crate::api::replays::Wanted, Problem> {
+async fn endpoint_of(app: &App, scope: Option<TenantId>, form: &ReplayForm) -> Result<EndpointRow, Problem> {
     let missing = || Problem::invalid("/endpoint", "there is no such endpoint");
     let public_id = form.endpoint.as_deref().unwrap_or_default();
     let number = endpoints::find_number(&app.pool, scope, public_id)
         .await?
         .ok_or_else(missing)?;
-    let endpoint = endpoints::find_by_id(&app.pool, number)
+    endpoints::find_by_id(&app.pool, number)
         .await?
-        .ok_or_else(missing)?;
-    read(app, endpoint.tenant_id, form).await
+        .ok_or_else(missing)
 }
 
 #[derive(Default, Deserialize)]
@@ -331,17 +342,22 @@ pub(crate) async fn start(
     Extension(actor): Extension<Actor>,
     Submitted(form): Submitted<StartForm>,
 ) -> Result<Redirect, PageProblem> {
-    let read = || serde_json::from_slice(&BASE64URL_NOPAD.decode(form.asks.as_bytes()).ok()?).ok();
+    let asked = || serde_json::from_slice(&BASE64URL_NOPAD.decode(form.asks.as_bytes()).ok()?).ok();
     let asks: Vec<ReplayForm> =
-        read().ok_or_else(|| Problem::bad_request("The form can't be read. Go back and try again."))?;
+        asked().ok_or_else(|| Problem::bad_request("The form can't be read. Go back and try again."))?;
     if asks.is_empty() || asks.len() > ASKS_MAX {
         return Err(Problem::bad_request("There is nothing to replay.").into());
     }
-    let mut transaction = tables::begin(&app.pool).await?;
-    let mut first = None;
+    // Before the transaction: whoever holds one connection must not wait for another.
+    let mut all = Vec::new();
     for mut ask in asks.iter().cloned() {
         ask.rate_per_second = form.rate_per_second;
-        let wanted = wanted(&app, session.scope(), &ask).await?;
+        let endpoint = endpoint_of(&app, session.scope(), &ask).await?;
+        all.push(read(&app, endpoint.tenant_id, &ask).await?);
+    }
+    let mut transaction = tables::begin(&app.pool).await?;
+    let mut first = None;
+    for wanted in all {
         let replay = begin(&app, &mut transaction, &actor, &wanted).await?;
         first.get_or_insert(replay.public_id);
     }

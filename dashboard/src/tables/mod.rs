@@ -26,12 +26,13 @@ pub(crate) mod tenants;
 pub(crate) mod trials;
 
 use data_encoding::BASE32HEX_NOPAD;
-use sqlx::{PgPool, Postgres, Transaction};
+use sqlx::{Postgres, Transaction};
+
+use crate::Pool;
 
 /// A transaction of a request: it waits for nobody long.
-pub(crate) async fn begin(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-    pool.begin_with("begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'")
-        .await
+pub(crate) async fn begin(pool: &Pool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+    pool.begin_request().await
 }
 
 /// A prefix and 24 random letters and digits: 120 bits, so that ids can't be guessed.

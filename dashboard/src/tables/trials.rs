@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use postrider_proto::EndpointId;
-use sqlx::{PgExecutor, PgPool};
+use sqlx::PgExecutor;
+
+use crate::Pool;
 
 /// So many in so long a time, of one kind.
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +17,7 @@ pub(crate) struct Allowance {
 
 /// Uses up one. When there is none left, answers how long it takes until there is.
 pub(crate) async fn take(
-    pool: &PgPool,
+    pool: &Pool,
     endpoint: EndpointId,
     allowance: Allowance,
 ) -> Result<Result<(), Duration>, sqlx::Error> {

@@ -60,6 +60,7 @@ const AT_ONCE_MAX: usize = 16;
 const TEST_HEADER: HeaderName = HeaderName::from_static("webhook-test");
 
 /// What sends trials in this process.
+#[derive(Clone)]
 pub struct Trials {
     pub(crate) sender: Sender,
     places: Arc<Semaphore>,

@@ -4,7 +4,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use metrics::{Counter, Gauge};
-use sqlx::PgPool;
+use sqlx::PgExecutor;
 use tokio_util::sync::CancellationToken;
 
 use super::{counter, labelled_gauge};
@@ -24,7 +24,10 @@ struct Figures {
 }
 
 /// Runs until told to stop.
-pub async fn watch(pool: PgPool, stop: CancellationToken) {
+pub async fn watch<P>(pool: P, stop: CancellationToken)
+where
+    for<'p> &'p P: PgExecutor<'p>,
+{
     // Told once there is something to tell.
     let mut figures = None;
     loop {
@@ -43,7 +46,7 @@ pub async fn watch(pool: PgPool, stop: CancellationToken) {
 type TableRow = (String, bool, i64, i64, i64);
 
 /// As many rows as there are days of events, and three.
-async fn look(pool: &PgPool) -> Result<Vec<TableRow>, sqlx::Error> {
+async fn look(db: impl PgExecutor<'_>) -> Result<Vec<TableRow>, sqlx::Error> {
     sqlx::query_as(
         "select s.relname::text, i.inhrelid is not null, s.n_tup_ins, s.n_live_tup, s.n_dead_tup
          from pg_stat_user_tables s
@@ -51,7 +54,7 @@ async fn look(pool: &PgPool) -> Result<Vec<TableRow>, sqlx::Error> {
          where s.schemaname = 'postrider' and (i.inhrelid is not null or s.relname = any($1))",
     )
     .bind(TABLES)
-    .fetch_all(pool)
+    .fetch_all(db)
     .await
 }
 

@@ -12,6 +12,7 @@ use std::{
 
 use postrider::embedded::{Account, Cluster, Home, Programs};
 use postrider_dispatcher::{partitions, schema};
+use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, postgres::PgConnectOptions};
 
 use super::until;
@@ -275,6 +276,30 @@ impl Replica {
 
     pub(crate) fn socket(&self) -> PathBuf {
         self.server.cluster.home().sockets().join(".s.PGSQL.5432")
+    }
+
+    /// The copy of this database.
+    pub(crate) fn url(&self, database: &Database) -> String {
+        let folder = self.server.cluster.home().sockets().display().to_string();
+        format!(
+            "postgresql://postrider@localhost/{}?host={folder}",
+            database.name()
+        )
+    }
+
+    /// It takes what it is sent, and shows nothing of it.
+    pub(crate) async fn hold_back(&self) {
+        run(&self.server.cluster, "select pg_wal_replay_pause()").await;
+    }
+
+    pub(crate) async fn go_on(&self) {
+        run(&self.server.cluster, "select pg_wal_replay_resume()").await;
+    }
+
+    pub(crate) fn kill(&self) {
+        let pid = self.server.cluster.pid().expect("it runs");
+        let pid = Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("a pid");
+        kill_process(pid, Signal::KILL).expect("killed");
     }
 }
 
