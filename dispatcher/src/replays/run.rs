@@ -274,14 +274,12 @@ impl Runner {
 }
 
 impl HeldPart {
-    /// How many may be put in line now: there is room for so many, and the pace allows so many since the last step.
     fn allowance(&self, last_step: Option<Instant>) -> i64 {
-        let since = last_step
-            .map_or(STEP_WAIT, |at| at.elapsed())
-            .min(Duration::from_secs(1));
-        let paced = (f64::from(self.rate_per_second) * since.as_secs_f64()).floor() as i64;
-        let first = i64::from(last_step.is_none());
-        paced.max(first).min(IN_LINE_MAX - self.in_line)
+        allowance(
+            self.rate_per_second,
+            self.in_line,
+            last_step.map(|at| at.elapsed()),
+        )
     }
 
     fn ask(&self, endpoint: EndpointId) -> Ask {
@@ -294,6 +292,41 @@ impl HeldPart {
             reason: self.reason,
             since: self.since,
             until: self.until,
+        }
+    }
+}
+
+/// How many may be put in line now: there is room for so many, and the pace allows so many since the last step.
+fn allowance(rate_per_second: i32, in_line: i64, since_last_step: Option<Duration>) -> i64 {
+    let since = since_last_step.unwrap_or(STEP_WAIT).min(Duration::from_secs(1));
+    let paced = (f64::from(rate_per_second) * since.as_secs_f64()).floor() as i64;
+    let first = i64::from(since_last_step.is_none());
+    paced.max(first).min(IN_LINE_MAX - in_line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replay_of_everything_has_few_deliveries_in_line_and_keeps_its_pace() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        for (rate, in_line, since, expected) in [
+            (100, 0, ms(50), 5),
+            (100, 0, ms(5), 0),
+            // The first step takes one at least, and a long pause earns no more than a second's worth.
+            (1, 0, None, 1),
+            (100, 0, ms(60_000), 100),
+            // However fast it may be, there is room for so many.
+            (100_000, 0, ms(1_000), IN_LINE_MAX),
+            (100_000, IN_LINE_MAX - 3, ms(1_000), 3),
+            (100_000, IN_LINE_MAX, ms(1_000), 0),
+        ] {
+            assert_eq!(
+                allowance(rate, in_line, since),
+                expected,
+                "{rate} {in_line} {since:?}"
+            );
         }
     }
 }
