@@ -23,7 +23,7 @@ begin
         values (
             done.event_id,
             decode(replace(substring(traceparent from 4), '-', ''), 'hex')
-            || case when tracestate ~ '^[ -~]{1,512}$' then convert_to(tracestate, 'UTF8') else '' end
+            || case when tracestate ~ '^[ -~]+$' and length(tracestate) <= 512 then convert_to(tracestate, 'UTF8') else '' end
         );
     end if;
     return done.id;

@@ -200,36 +200,38 @@ async fn serve_through(bouncer: &PgBouncer, database: &Database) -> Postrider {
         .await
 }
 
-/// Many requests at once, over fewer servers. Each reads what it has just written.
+/// Several clients at once, over fewer servers. Each reads what it has just written.
 async fn crowd(dashboard: &Postrider, receiver: &Receiver) {
     let api = dashboard.api();
     api.acme(&receiver.url("/hook"), json!({})).await;
     let mut requests = Vec::new();
-    for number in 0..CLIENTS * EVENTS {
+    for client in 0..CLIENTS {
         let api = dashboard.api();
         requests.push(tokio::spawn(async move {
-            let id = format!("e{number}");
-            let event = json!({ "type": "invoice.paid", "id": id, "data": {} });
-            let (status, told) = match number % 3 {
-                0 => api.emit("acme", event).await,
-                1 => {
-                    api.call(
-                        Method::POST,
-                        "/tenants/acme/events/batch",
-                        Some(json!({ "events": [event] })),
-                    )
-                    .await
-                }
-                _ => {
-                    let key = format!("once {number}");
-                    let (status, _, told) = api.post_with_key("/tenants/acme/events", &key, event).await;
-                    (status, told)
-                }
-            };
-            assert!(status.is_success(), "{told}");
-            let found = api.get(&format!("/tenants/acme/events/{id}")).await;
-            assert_eq!(found["id"], id.as_str());
-            api.get("/tenants/acme/events?limit=5").await;
+            for number in client * EVENTS..(client + 1) * EVENTS {
+                let id = format!("e{number}");
+                let event = json!({ "type": "invoice.paid", "id": id, "data": {} });
+                let (status, told) = match number % 3 {
+                    0 => api.emit("acme", event).await,
+                    1 => {
+                        api.call(
+                            Method::POST,
+                            "/tenants/acme/events/batch",
+                            Some(json!({ "events": [event] })),
+                        )
+                        .await
+                    }
+                    _ => {
+                        let key = format!("once {number}");
+                        let (status, _, told) = api.post_with_key("/tenants/acme/events", &key, event).await;
+                        (status, told)
+                    }
+                };
+                assert!(status.is_success(), "{told}");
+                let found = api.get(&format!("/tenants/acme/events/{id}")).await;
+                assert_eq!(found["id"], id.as_str());
+                api.get("/tenants/acme/events?limit=5").await;
+            }
         }));
     }
     for request in requests {
