@@ -8,8 +8,6 @@ use std::{
     process::Command,
 };
 
-use serde_json::Value;
-
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 const CRATES: [&str; 6] = ["", "proto", "sender", "dispatcher", "dashboard", "client"];
 
@@ -73,49 +71,26 @@ fn listed(text: &str, list: &str) -> Vec<String> {
         .collect()
 }
 
-/// What the programs are built of on this machine, tests aside: each crate's name, version and licence.
-fn built_of() -> Vec<(String, String, Option<String>)> {
+/// What the programs are built of on this machine, tests aside: each crate's name, version and licence. `cargo tree` and not
+/// `cargo metadata`, which also names crates that only a feature nobody asks for would bring.
+fn built_of() -> BTreeSet<(String, String, Option<String>)> {
     let output = Command::new(env!("CARGO"))
-        .args([
-            "metadata",
-            "--format-version",
-            "1",
-            "--locked",
-            "--offline",
-            "--filter-platform",
-        ])
-        .arg(format!("{}-unknown-linux-gnu", std::env::consts::ARCH))
+        .args(["tree", "--workspace", "--locked", "--offline"])
+        .args(["--edges", "no-dev", "--prefix", "none", "--format", "{p}\t{l}"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}");
-    let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let all = |value: &Value| value.as_array().expect("a list").clone();
-    let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
-    let nodes: BTreeMap<_, _> = all(&metadata["resolve"]["nodes"])
-        .into_iter()
-        .map(|node| (text(&node["id"]), all(&node["deps"])))
-        .collect();
-    let mut waiting: Vec<_> = all(&metadata["workspace_members"]).iter().map(text).collect();
-    let mut reached = BTreeSet::new();
-    while let Some(id) = waiting.pop() {
-        if reached.insert(id.clone()) {
-            let is_built = |dep: &&Value| all(&dep["dep_kinds"]).iter().any(|kind| kind["kind"] != "dev");
-            waiting.extend(nodes[&id].iter().filter(is_built).map(|dep| text(&dep["pkg"])));
-        }
-    }
-    let used = |package: &Value| reached.contains(&text(&package["id"])) && !package["source"].is_null();
-    let field = |package: &Value, name: &str| text(&package[name]).unwrap_or_default();
-    all(&metadata["packages"])
-        .into_iter()
-        .filter(used)
-        .map(|package| {
-            (
-                field(&package, "name"),
-                field(&package, "version"),
-                text(&package["license"]),
-            )
+    let tree = String::from_utf8(output.stdout).expect("text");
+    tree.lines()
+        .filter_map(|line| line.trim_end_matches(" (*)").split_once('\t'))
+        .filter(|(package, _)| !package.starts_with("postrider"))
+        .map(|(package, licence)| {
+            let mut words = package.split(' ');
+            let mut next = || words.next().unwrap_or_default().to_owned();
+            let licence = licence.trim();
+            (next(), next(), (!licence.is_empty()).then(|| licence.to_owned()))
         })
         .collect()
 }
