@@ -203,8 +203,8 @@ pub(crate) async fn load(
                         where h.endpoint_id = e.id
                           and h.failing_since < clock_timestamp() - interval '1 minute') as was_failing,
                 coalesce(s.secrets, '{}') as secrets, coalesce(s.retire, '{}') as retire,
-                (select min(r.due_at) from postrider.retries r where r.endpoint_id = e.id) as next_due,
-                exists (select from postrider.queue q where q.endpoint_id = e.id) as has_queue,
+                (select min(r.due_at) from postrider.retries r where r.endpoint_id = e.id and r.attempt >= 0) as next_due,
+                exists (select from postrider.queue q where q.endpoint_id = e.id offset 0) as has_queue,
                 array(select distinct q.replay_id from postrider.queue q
                       join postrider.replays r on r.public_id = q.replay_id
                       where q.endpoint_id = e.id and q.replay_id is not null and q.was_source is not null

@@ -389,7 +389,7 @@ impl Session {
                  select q.xid::text as xid, endpoint_id, event_id, tenant_id, type_id, key_id, attempt, replay_id
                  from postrider.queue q
                  where (q.xid, endpoint_id, event_id) > (r.xid, r.endpoint_id, r.event_id) and q.xid < r.high
-                   and shard = any($5)
+                   and shard = any($5) and shard >= 0
                  order by q.xid, endpoint_id, event_id limit $6
              ) q
              limit $6",
@@ -427,8 +427,8 @@ impl Session {
         let ids: Vec<EndpointId> = sqlx::query_scalar(
             "select e.id from postrider.endpoints e
              where e.shard = any($1)
-               and (exists (select from postrider.queue q where q.endpoint_id = e.id)
-                 or exists (select from postrider.retries r where r.endpoint_id = e.id))",
+               and (exists (select from postrider.queue q where q.endpoint_id = e.id offset 0)
+                 or exists (select from postrider.retries r where r.endpoint_id = e.id offset 0))",
         )
         .bind(taken)
         .fetch_all(&mut self.connection)
@@ -501,7 +501,8 @@ impl Session {
             "select q.endpoint_id, q.event_id, q.tenant_id, q.type_id, q.key_id, q.attempt, q.step, q.replay_id, q.due_at
              from unnest($1::int[], $2::int[]) as r(endpoint_id, n)
              cross join lateral (
-                 select * from postrider.retries q where q.endpoint_id = r.endpoint_id order by q.due_at limit r.n
+                 select * from postrider.retries q where q.endpoint_id = r.endpoint_id and q.attempt >= 0
+                 order by q.due_at limit r.n
              ) q",
         )
         .bind(&endpoints)
@@ -576,7 +577,7 @@ impl Session {
         let endpoints: Vec<EndpointId> = sqlx::query_scalar(
             "select e.id from postrider.endpoints e
              where e.shard = any($1) and e.state = 'active'
-               and exists (select from postrider.queue q where q.endpoint_id = e.id)",
+               and exists (select from postrider.queue q where q.endpoint_id = e.id offset 0)",
         )
         .bind(owned)
         .fetch_all(&mut self.connection)

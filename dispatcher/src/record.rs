@@ -292,6 +292,9 @@ fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
 }
 
 /// Deliveries that ended with their first attempt, by their positions in the batch.
+///
+/// `= any (array[…])` is an equality to find a row by and none to merge two lists by: for a merge the planner walked the
+/// whole index of a queue that it took for empty, once for each result.
 async fn write_delivered(
     connection: &mut PgConnection,
     owner: Uuid,
@@ -311,7 +314,7 @@ async fn write_delivered(
          ),
          taken as (
              delete from postrider.queue q using result r
-             where q.endpoint_id = r.endpoint_id and q.event_id = r.event_id and q.attempt = 0
+             where q.endpoint_id = any (array[r.endpoint_id]) and q.event_id = r.event_id and q.attempt = 0
              returning r.*, q.tenant_id, q.type_id, q.replay_id
          ),
          attempt as (
@@ -379,7 +382,7 @@ async fn write(
          ),
          from_queue as (
              delete from postrider.queue q using result r
-             where q.endpoint_id = r.endpoint_id and q.event_id = r.event_id and q.attempt + 1 = r.number
+             where q.endpoint_id = any (array[r.endpoint_id]) and q.event_id = r.event_id and q.attempt + 1 = r.number
              returning r.*, q.tenant_id, q.type_id, q.key_id, q.sequence, q.replay_id
          ),
          moved as (
@@ -390,14 +393,14 @@ async fn write(
          ),
          ended as (
              delete from postrider.retries w using result r
-             where w.endpoint_id = r.endpoint_id and w.event_id = r.event_id and w.attempt + 1 = r.number
+             where w.endpoint_id = any (array[r.endpoint_id]) and w.event_id = r.event_id and w.attempt + 1 = r.number
                and (r.final is not null or r.filtered)
              returning r.*, w.tenant_id, w.type_id, w.key_id, w.sequence, w.replay_id
          ),
          again as (
              update postrider.retries w set attempt = r.number, step = r.step, due_at = r.due_at
              from result r
-             where w.endpoint_id = r.endpoint_id and w.event_id = r.event_id and w.attempt + 1 = r.number
+             where w.endpoint_id = any (array[r.endpoint_id]) and w.event_id = r.event_id and w.attempt + 1 = r.number
                and r.final is null and not r.filtered
              returning r.*, w.tenant_id, w.type_id, w.key_id, w.sequence, w.replay_id
          ),

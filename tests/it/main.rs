@@ -39,6 +39,7 @@ mod pages;
 mod people;
 mod pgbouncer;
 mod planned_rotation;
+mod plans;
 mod portal;
 mod producers;
 mod properties;
