@@ -136,6 +136,8 @@ impl Shards {
         &self,
         leaving: bool,
     ) -> Result<(Vec<DispatcherRow>, Vec<ShardRow>), sqlx::Error> {
+        // One connection for all three: the pool asks each time it lends one whether it is alive.
+        let mut connection = self.pool.acquire().await?;
         sqlx::query(
             "insert into postrider.dispatchers (id, name, expires_at, leaving)
              values ($1, $2, clock_timestamp() + $3 * interval '1 millisecond', $4)
@@ -145,15 +147,15 @@ impl Shards {
         .bind(&self.name)
         .bind(LEASE.as_millis() as i64)
         .bind(leaving)
-        .execute(&self.pool)
+        .execute(&mut *connection)
         .await?;
         let dispatchers = sqlx::query_as(
             "select id, expires_at, expires_at <= clock_timestamp() as expired, leaving from postrider.dispatchers",
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *connection)
         .await?;
         let shards = sqlx::query_as("select shard, owner, epoch from postrider.shards")
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *connection)
             .await?;
         Ok((dispatchers, shards))
     }
