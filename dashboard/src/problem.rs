@@ -9,6 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use utoipa::ToSchema;
 
 /// The others are in `errors` only.
@@ -203,11 +204,17 @@ impl Problem {
 
 impl From<sqlx::Error> for Problem {
     fn from(error: sqlx::Error) -> Self {
-        let code = error.as_database_error().and_then(|e| e.code());
+        let told = error.as_database_error();
+        let code = told.and_then(|e| e.code());
+        // A session that the server ended or would not begin, whatever the reason: the next one may be well.
+        let ended = told
+            .and_then(|e| e.try_downcast_ref::<PgDatabaseError>())
+            .is_some_and(|e| matches!(e.severity(), PgSeverity::Fatal | PgSeverity::Panic));
         let passes = match &error {
             sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Io(_) => true,
             // What a connection says that was cut in the middle of a message.
             sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
+            _ if ended => true,
             // Locks and deadlocks, cancelled statements, a server that goes down, comes up or has no room or no disk.
             _ => code.is_some_and(|code| {
                 matches!(code.as_ref(), "55P03" | "40P01" | "40001" | "57014") || {

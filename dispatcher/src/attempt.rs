@@ -26,7 +26,7 @@ use crate::{
     hands::Hands,
     job::Job,
     lane::{Pace, Verdict},
-    lease::Lease,
+    lease::{Lease, Right},
     line::Line,
     meters::METERS,
     places::SLOW,
@@ -242,7 +242,8 @@ impl Attempts {
                 let t = started_at.timestamp();
                 let secrets = endpoint.secrets_in_force(started_at);
                 let value = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
-                let mut request = self.request(&endpoint, &job, content, t, &value);
+                let right = self.lease.under(term);
+                let mut request = self.request(&endpoint, &job, content, t, &value, right.clone());
                 if let Some(traced) = &traced
                     && let Ok(value) = HeaderValue::from_str(&traced.context.to_string())
                 {
@@ -256,16 +257,13 @@ impl Attempts {
                 sent_signature = Some(value);
                 // Checked last: when the lease ran out or the settings were replaced while the body was read, nothing
                 // is sent.
-                if term.is_cancelled() || !self.lease.is_valid() || !endpoint.may_start() {
+                if !right.is_valid() || !endpoint.may_start() {
                     return;
                 }
-                tokio::select! {
-                    sent = self.lease.only_while_valid(self.sender.send(request)) => match sent {
-                        Some(outcome) => outcome,
-                        None => return,
-                    },
+                match right.only_while_valid(self.sender.send(request)).await {
+                    Some(outcome) => outcome,
                     // Somebody else may own the shard by now. The attempt counts for nothing.
-                    () = term.cancelled() => return,
+                    None => return,
                 }
             }
         };
@@ -330,6 +328,7 @@ impl Attempts {
         content: &Content,
         t: i64,
         signature: &str,
+        right: Right,
     ) -> Request<'a> {
         let mut headers = webhook_headers(&content.public_id, t, signature);
         for (name, value) in &endpoint.headers {
@@ -348,7 +347,7 @@ impl Attempts {
             body: content.body.clone(),
             timeout: endpoint.timeout,
             tls: endpoint.tls.as_ref(),
-            lease: Some(self.lease.clone()),
+            right: Some(right),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, Clone)]
-pub struct Lease(Arc<Mutex<Term>>);
+pub(crate) struct Lease(Arc<Mutex<Term>>);
 
 #[derive(Debug)]
 struct Term {
@@ -43,18 +43,12 @@ impl Lease {
         now < term.until && !term.over.is_cancelled()
     }
 
-    /// Goes on with something only while the lease is valid, and looks before every step of it. A process that was frozen
-    /// while it connected would otherwise send the request when it wakes, before anybody has told it that it is late.
-    pub(crate) async fn only_while_valid<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let mut work = std::pin::pin!(work);
-        poll_fn(|cx| {
-            if self.is_valid() {
-                work.as_mut().poll(cx).map(Some)
-            } else {
-                Poll::Ready(None)
-            }
-        })
-        .await
+    /// The right to what begins under this term.
+    pub(crate) fn under(&self, term: CancellationToken) -> Right {
+        Right {
+            lease: self.clone(),
+            term,
+        }
     }
 
     /// Answers with a new term if one began, because the one before was over, said or not. What was begun under that one
@@ -96,6 +90,34 @@ impl Lease {
     }
 }
 
+/// The right to one attempt: it ends with the term it was begun under, also when a new one has begun since.
+#[derive(Debug, Clone)]
+pub struct Right {
+    lease: Lease,
+    term: CancellationToken,
+}
+
+impl Right {
+    pub(crate) fn is_valid(&self) -> bool {
+        // In this order: a new term may begin between the two, and ends this one first.
+        self.lease.is_valid() && !self.term.is_cancelled()
+    }
+
+    /// Goes on with something only while the right is valid, and looks before every step of it. A process that was frozen
+    /// while it connected would otherwise send the request when it wakes, before anybody has told it that it is late.
+    pub(crate) async fn only_while_valid<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = std::pin::pin!(work);
+        let going_on = poll_fn(|cx| match self.is_valid() {
+            true => work.as_mut().poll(cx).map(Some),
+            false => Poll::Ready(None),
+        });
+        tokio::select! {
+            done = going_on => done,
+            () = self.term.cancelled() => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,5 +140,21 @@ mod tests {
             "a new term, because the one before was over unsaid"
         );
         assert!(second.is_cancelled() && lease.is_valid());
+    }
+
+    #[test]
+    fn what_was_begun_under_a_term_is_over_with_it_also_when_the_next_has_begun() {
+        let (lease, start) = (Lease::new(), Instant::now());
+        let minute = Duration::from_secs(60);
+        let first = lease.extend_at(start, start + minute).expect("a term");
+        let right = lease.under(first);
+        assert!(right.is_valid());
+        assert!(lease.extend_at(start + minute / 2, start + minute).is_none());
+        assert!(right.is_valid(), "renewed in time");
+        let second = lease
+            .extend_at(start + minute, start + 2 * minute)
+            .expect("the next");
+        assert!(lease.is_valid() && lease.under(second).is_valid());
+        assert!(!right.is_valid(), "the process slept through its end");
     }
 }

@@ -35,7 +35,7 @@ use names::Names;
 
 use crate::{
     guard::Guard,
-    lease::Lease,
+    lease::Right,
     tls::{TlsFault, TlsSettings, Trust},
 };
 
@@ -81,7 +81,7 @@ pub struct Request<'a> {
     /// The endpoint's own certificates.
     pub tls: Option<&'a TlsSettings>,
     /// Nothing goes out once this is over. None: whenever.
-    pub lease: Option<Lease>,
+    pub right: Option<Right>,
 }
 
 impl Sender {
@@ -204,7 +204,7 @@ fn outgoing(request: Request<'_>) -> Result<http::Request<Body>, http::Error> {
     let mut outgoing = http::Request::builder()
         .method(Method::POST)
         .uri(request.url.as_str())
-        .body(Body::new(request.body, request.lease))?;
+        .body(Body::new(request.body, request.right))?;
     let headers = outgoing.headers_mut();
     *headers = request.headers;
     for (name, value) in [

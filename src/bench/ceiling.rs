@@ -57,7 +57,7 @@ pub(super) async fn run(url: &str, concurrency: usize, seconds: u64) -> anyhow::
                     body: body.clone(),
                     timeout: Duration::from_secs(10),
                     tls: None,
-                    lease: None,
+                    right: None,
                 };
                 if sender.send(request).await.is_success() {
                     sent.fetch_add(1, Ordering::Relaxed);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use reqwest::{Method, StatusCode};
 use serde_json::json;
 
 use crate::support::{Answer, Database, Postrider, Receiver, until};
@@ -75,4 +76,24 @@ async fn a_clean_stop_finishes_what_is_on_the_wire_and_the_next_start_sends_the_
     program.restart().await;
     program.api().wait_for_state("acme", "delivered", 500).await;
     assert_eq!(receiver.received().len(), 500, "none twice");
+}
+
+#[tokio::test]
+async fn a_database_that_lets_nobody_in_is_for_the_client_to_try_again_and_the_api_is_well_once_it_does() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let name = database.name();
+    let sessions = format!("select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'");
+    let allow = |allowed: bool| format!("alter database {name} allow_connections {allowed}");
+    database.execute_as_superuser(&allow(false)).await;
+    database.execute_as_superuser(&sessions).await;
+    let (status, body) = api.call(Method::GET, "/tenants", None).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{body}");
+    database.execute_as_superuser(&allow(true)).await;
+    until("the API answers again", || async {
+        let (status, _) = api.call(Method::GET, "/tenants", None).await;
+        status.is_success().then_some(())
+    })
+    .await;
 }

@@ -193,7 +193,7 @@ impl Target {
             body,
             timeout,
             tls: self.tls.as_ref(),
-            lease: None,
+            right: None,
         };
         let (outcome, certificate) = sender.send_and_see(request).await;
         Sent {

@@ -9,11 +9,11 @@ use std::{
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 
-use crate::lease::Lease;
+use crate::lease::Right;
 
 pub(super) struct Body {
     bytes: Bytes,
-    lease: Option<Lease>,
+    right: Option<Right>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -21,8 +21,8 @@ pub(super) struct Body {
 pub(super) struct LeaseOver;
 
 impl Body {
-    pub(super) fn new(bytes: Bytes, lease: Option<Lease>) -> Self {
-        Self { bytes, lease }
+    pub(super) fn new(bytes: Bytes, right: Option<Right>) -> Self {
+        Self { bytes, right }
     }
 }
 
@@ -38,7 +38,7 @@ impl hyper::body::Body for Body {
         if self.bytes.is_empty() {
             return Poll::Ready(None);
         }
-        if self.lease.as_ref().is_some_and(|lease| !lease.is_valid()) {
+        if self.right.as_ref().is_some_and(|right| !right.is_valid()) {
             return Poll::Ready(Some(Err(LeaseOver)));
         }
         Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.bytes)))))

@@ -13,6 +13,7 @@ use tokio::{
 };
 
 use super::*;
+use crate::lease::Lease;
 
 /// Each attempt's time in these tests.
 const LIMIT: Duration = Duration::from_millis(400);
@@ -80,7 +81,7 @@ async fn post(sender: &Sender, url: &str, tls: Option<&TlsSettings>) -> Outcome 
     post_under(None, sender, url, tls).await
 }
 
-async fn post_under(lease: Option<Lease>, sender: &Sender, url: &str, tls: Option<&TlsSettings>) -> Outcome {
+async fn post_under(right: Option<Right>, sender: &Sender, url: &str, tls: Option<&TlsSettings>) -> Outcome {
     let url = Url::parse(url).expect("a URL");
     let request = Request {
         url: &url,
@@ -88,7 +89,7 @@ async fn post_under(lease: Option<Lease>, sender: &Sender, url: &str, tls: Optio
         body: Bytes::from_static(b"{}"),
         timeout: LIMIT,
         tls,
-        lease,
+        right,
     };
     // The limit holds, whatever the receiver does; some room for a busy machine.
     tokio::time::timeout(LIMIT * 10, sender.send(request))
@@ -131,9 +132,11 @@ async fn nothing_goes_out_once_the_lease_is_over_and_the_next_request_does() {
     })
     .await;
     let (sender, url) = (sender(), format!("http://{address}/hook"));
-    let over = Lease::new();
-    let valid = Lease::new();
-    valid.extend(Instant::now() + Duration::from_secs(60));
+    // The process slept through the end of the term that the request was begun under, and has a new one.
+    let (lease, now) = (Lease::new(), Instant::now());
+    let over = lease.under(lease.extend_at(now, now).expect("a term"));
+    let next = lease.extend_at(now, now + Duration::from_secs(60));
+    let valid = lease.under(next.expect("the next"));
     let outcome = post_under(Some(over), &sender, &url, None).await;
     assert!(!outcome.is_success(), "{outcome:?}");
     assert_eq!(bytes.recv().await.expect("a connection"), b"", "not a byte");
