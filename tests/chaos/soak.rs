@@ -297,7 +297,7 @@ impl Report {
         std::fs::create_dir_all(folder).expect("a folder");
         let mut drifted = Vec::new();
         let mut text = format!(
-            "# Soak\n\n`make soak` held {:.0} deliveries a second, {:.0} % of the {:.0} that this machine emits and delivers as fast as it can, for \
+            "# Soak\n\n`make soak` held {:.0} deliveries a second, {:.0} % of the {:.0} that this machine reaches, emits among them, for \
              {:.0} minutes: one process, {ENDPOINTS} endpoints, bodies of half a kilobyte, a database with its durability on.\n\n\
              | | first tenth | last tenth | change | flat |\n|---|---|---|---|---|\n",
             self.held,
