@@ -52,7 +52,12 @@ impl Example {
             child,
             url: url.expect("a thread").expect("the example tells its address"),
             told,
-            client: Client::builder().no_proxy().build().expect("a client"),
+            // A connection for each request: one whose body was too large is closed by some while the next would use it.
+            client: Client::builder()
+                .no_proxy()
+                .pool_max_idle_per_host(0)
+                .build()
+                .expect("a client"),
             _folder: folder,
         }
     }
