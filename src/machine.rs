@@ -24,7 +24,9 @@ pub(crate) fn fit(settings: &mut Settings) {
         Err(_) => limit.current,
     };
     let Some(files) = files else { return };
-    let sends = usize::try_from(files.saturating_sub(FILES_KEPT_BACK).max(1)).unwrap_or(usize::MAX);
+    // A quarter more sockets than attempts: connections kept open, and addresses of a host tried beside each other.
+    let sockets = files.saturating_sub(FILES_KEPT_BACK);
+    let sends = usize::try_from((sockets / 5 * 4).max(1)).unwrap_or(usize::MAX);
     if sends < settings.max_in_flight {
         tracing::warn!(
             files,

@@ -2,25 +2,22 @@
 //! Picked by `engine.rs`, recorded by `record.rs`.
 
 use std::{
-    collections::{HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use postrider_proto::{
-    DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature,
-    trace::{TraceContext, TraceState},
-};
+use postrider_proto::{DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature};
 use postrider_sender::{read_data, read_data_of_body};
-use sqlx::{PgConnection, postgres::PgConnectOptions};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use sqlx::postgres::PgConnectOptions;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    answer::Answered,
+    bodies::{self, Content, LargeBodies, MemoryShare, SMALL_BYTES_MAX, Stored},
     clock::Clock,
+    division::Holder,
     endpoint::Endpoint,
     engine::Event,
     hands::Hands,
@@ -42,8 +39,10 @@ const BODIES_MAX: usize = 256;
 /// all at once, and what is fast would wait behind them for the processor.
 const CAREFUL_MAX: usize = 16;
 const CAREFUL_PAUSE: Duration = Duration::from_millis(2);
-/// Bodies in memory, of the lanes of one pace. What hangs and holds its bodies holds up only what may hang too.
-const BODY_BYTES_MAX: usize = 48 * 1024 * 1024;
+/// Before a delivery that could not be sent for a fault of our own is handed back.
+const AFTER_OWN_FAULT: Duration = Duration::from_secs(1);
+/// After bodies could not be read.
+const READ_AGAIN: Duration = Duration::from_millis(100);
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
@@ -96,81 +95,98 @@ pub(crate) struct Attempts {
     pub(crate) finished: mpsc::UnboundedSender<Finished>,
     pub(crate) tasks: TaskTracker,
     pub(crate) hands: Hands<Work>,
+    pub(crate) large_bodies: LargeBodies,
     pub(crate) tracer: Tracer,
 }
 
 /// What a task is given to do.
 pub(crate) struct Work {
     picked: Picked,
-    /// Unless its event is gone.
-    content: Option<Arc<Content>>,
+    content: Fetch,
 }
 
-/// An event as it is sent. One read serves all its endpoints.
-struct Content {
-    public_id: String,
-    body: Bytes,
-    /// The data as it was given, of a thin event.
-    full_data: Option<String>,
-    /// Where it belongs in its producer's trace; never when traces are off.
-    trace: Option<(TraceContext, Option<TraceState>)>,
-    /// It has outlived its partition.
-    held: bool,
-    /// Its share of the memory for bodies.
-    _budget: OwnedSemaphorePermit,
+/// How an attempt comes by its event.
+enum Fetch {
+    /// The event is past its retention.
+    Gone,
+    Read(Arc<Content>),
+    /// It is read by the attempt itself, once there is memory for so many bytes.
+    Large(usize),
 }
-
-/// Id, the producer's own id, body, full data, trace.
-type StoredRow = (EventId, Option<String>, Vec<u8>, Option<Vec<u8>>, Option<Vec<u8>>);
-
-// A walk for each id, not `= any`: under a generic plan that would scan every partition. The bounds leave out those of other
-// days before the first is opened.
-const STORED: &str = "select e.*, null::bytea from unnest($1::uuid[]) u(id)
-     cross join lateral (
-         select e.id, e.chosen_id, e.body, e.full_data from postrider.events e
-         where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
-     ) e";
-const STORED_WITH_TRACE: &str = "select e.*, t.context from unnest($1::uuid[]) u(id)
-     cross join lateral (
-         select e.id, e.chosen_id, e.body, e.full_data from postrider.events e
-         where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
-     ) e
-     left join postrider.traces t on t.event_id = u.id";
 
 impl Attempts {
     /// Takes what was picked of lanes of one pace, reads bodies in batches and starts an attempt for each. Ends with the
     /// engine.
     pub(crate) async fn run(self: Arc<Self>, pace: Pace, mut picked: mpsc::UnboundedReceiver<Picked>) {
         let mut line = Line::new(self.database.clone());
-        let budget = Arc::new(Semaphore::new(BODY_BYTES_MAX));
         let (most, pause) = match pace {
             Pace::Fast => (BODIES_MAX, None),
             Pace::Slow | Pace::Unknown => (CAREFUL_MAX, Some(CAREFUL_PAUSE)),
         };
         let mut batch = Vec::with_capacity(most);
         while picked.recv_many(&mut batch, most).await > 0 {
-            self.start(std::mem::take(&mut batch), &mut line, &budget).await;
+            self.start(std::mem::take(&mut batch), &mut line).await;
             if let Some(pause) = pause {
                 tokio::time::sleep(pause).await;
             }
         }
     }
 
-    async fn start(self: &Arc<Self>, batch: Vec<Picked>, line: &mut Line, budget: &Arc<Semaphore>) {
-        let contents = match contents(&batch, line, budget, self.tracer.is_on()).await {
-            Ok(contents) => contents,
+    async fn start(self: &Arc<Self>, batch: Vec<Picked>, line: &mut Line) {
+        let mut ids: Vec<EventId> = batch.iter().map(|picked| picked.job.event).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let read =
+            async { bodies::read(line.open().await?, &ids, SMALL_BYTES_MAX, self.tracer.is_on()).await };
+        let stored = match read.await {
+            Ok(stored) => stored,
             Err(error) => {
                 line.close();
                 // The places are dropped, and with that the deliveries handed back.
                 tracing::warn!(%error, "bodies could not be read; the deliveries wait");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                tokio::time::sleep(READ_AGAIN).await;
                 return;
             }
         };
         for picked in batch {
-            let content = contents.get(&picked.job.event).cloned();
+            let content = match stored.get(&picked.job.event) {
+                None => Fetch::Gone,
+                Some(Stored::Small(content)) => Fetch::Read(content.clone()),
+                Some(Stored::Large(bytes)) => Fetch::Large(*bytes),
+            };
             if let Err(work) = self.hands.offer(Work { picked, content }) {
                 self.tasks.spawn(self.clone().work(work));
+            }
+        }
+    }
+
+    /// The event's content and the memory it is held in. Nothing when the attempt can't be made now.
+    async fn content(
+        &self,
+        picked: &Picked,
+        fetch: Fetch,
+    ) -> Option<(Option<Arc<Content>>, Option<MemoryShare>)> {
+        let bytes = match fetch {
+            Fetch::Gone => return Some((None, None)),
+            Fetch::Read(content) => return Some((Some(content), None)),
+            Fetch::Large(bytes) => bytes,
+        };
+        let holder = Holder {
+            endpoint: picked.endpoint.id,
+            tenant: picked.job.tenant,
+        };
+        let share = tokio::select! {
+            share = self.large_bodies.share(holder, bytes) => share,
+            // Nothing may be sent any more: whoever owns the endpoint next reads it again.
+            () = picked.term.cancelled() => return None,
+        };
+        match self.large_bodies.read(picked.job.event).await {
+            Ok(content) => Some((content, Some(share))),
+            Err(error) => {
+                drop(share);
+                tracing::warn!(%error, "a body could not be read; the delivery waits");
+                tokio::time::sleep(READ_AGAIN).await;
+                None
             }
         }
     }
@@ -184,6 +200,9 @@ impl Attempts {
     }
 
     async fn make(&self, Work { picked, content }: Work) {
+        let Some((content, share)) = self.content(&picked, content).await else {
+            return;
+        };
         let Picked {
             endpoint,
             epoch,
@@ -196,6 +215,7 @@ impl Attempts {
         let began = Instant::now();
         let mut sent_signature = None;
         let held = content.as_ref().is_some_and(|content| content.held);
+        let public_id = content.as_ref().map(|content| content.public_id.clone());
         if let Some(content) = &content
             && !is_wanted(&endpoint, &job, content)
         {
@@ -234,7 +254,7 @@ impl Attempts {
                 .map(|trace| trace.0),
             job.replay.is_some(),
         );
-        let outcome = match &content {
+        let outcome = match content {
             None => Outcome::NotSent {
                 error: "the event is past its retention: its body is gone".to_owned(),
             },
@@ -243,7 +263,7 @@ impl Attempts {
                 let secrets = endpoint.secrets_in_force(started_at);
                 let value = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
                 let right = self.lease.under(term);
-                let mut request = self.request(&endpoint, &job, content, t, &value, right.clone());
+                let mut request = self.request(&endpoint, &job, &content, t, &value, right.clone());
                 if let Some(traced) = &traced
                     && let Ok(value) = HeaderValue::from_str(&traced.context.to_string())
                 {
@@ -255,13 +275,20 @@ impl Attempts {
                     }
                 }
                 sent_signature = Some(value);
+                request.body = bodies::lent(content, share);
                 // Checked last: when the lease ran out or the settings were replaced while the body was read, nothing
                 // is sent.
                 if !right.is_valid() || !endpoint.may_start() {
                     return;
                 }
                 match right.only_while_valid(self.sender.send(request)).await {
-                    Some(outcome) => outcome,
+                    Some(Ok(outcome)) => outcome,
+                    // Says nothing about the endpoint, and nothing was sent. The attempt counts for nothing.
+                    Some(Err(fault)) => {
+                        METERS.own_faults.increment(1);
+                        tracing::error!(error = %fault, "a request could not be sent for a fault on this side");
+                        return tokio::time::sleep(AFTER_OWN_FAULT).await;
+                    }
                     // Somebody else may own the shard by now. The attempt counts for nothing.
                     None => return,
                 }
@@ -284,7 +311,7 @@ impl Attempts {
         }
         if let Some(traced) = &traced {
             let made = Made {
-                public_id: content.as_ref().map_or("", |content| &content.public_id),
+                public_id: public_id.as_deref().unwrap_or_default(),
                 host: endpoint.url.host_str(),
                 number: job.number(),
                 began: started_at,
@@ -294,8 +321,7 @@ impl Attempts {
             self.tracer.attempt_ended(traced, &made);
         }
         if !outcome.is_success() {
-            let public_id = content.as_ref().map(|content| content.public_id.as_str());
-            log_failure(public_id, delivery, job.number(), &outcome, next);
+            log_failure(public_id.as_deref(), delivery, job.number(), &outcome, next);
         }
         let verdict = Verdict {
             success: outcome.is_success(),
@@ -344,83 +370,12 @@ impl Attempts {
         Request {
             url: &endpoint.url,
             headers,
-            body: content.body.clone(),
+            body: Bytes::new(),
             timeout: endpoint.timeout,
             tls: endpoint.tls.as_ref(),
             right: Some(right),
         }
     }
-}
-
-async fn contents(
-    batch: &[Picked],
-    line: &mut Line,
-    budget: &Arc<Semaphore>,
-    with_traces: bool,
-) -> Result<HashMap<EventId, Arc<Content>>, sqlx::Error> {
-    let mut ids: Vec<EventId> = batch.iter().map(|picked| picked.job.event).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    let (Some(first), Some(last)) = (ids.first(), ids.last()) else {
-        return Ok(HashMap::new());
-    };
-    let connection = line.open().await?;
-    let statement = match with_traces {
-        true => STORED_WITH_TRACE,
-        false => STORED,
-    };
-    let rows: Vec<StoredRow> = sqlx::query_as(statement)
-        .bind(&ids)
-        .bind(first)
-        .bind(last)
-        .fetch_all(&mut *connection)
-        .answered()
-        .await?;
-    let held = match rows.len() < ids.len() {
-        true => held(connection, &ids, &rows, with_traces).await?,
-        false => Vec::new(),
-    };
-    let mut contents = HashMap::with_capacity(rows.len() + held.len());
-    let first_held = rows.len();
-    for (index, (id, chosen_id, body, full_data, trace)) in rows.into_iter().chain(held).enumerate() {
-        let bytes = body.len() + full_data.as_ref().map_or(0, Vec::len);
-        let share = budget.clone().acquire_many_owned(bytes as u32).await;
-        let Ok(share) = share else { continue };
-        let public_id = chosen_id.unwrap_or_else(|| id.generated());
-        contents.insert(
-            id,
-            Arc::new(Content {
-                public_id,
-                body: body.into(),
-                full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
-                trace: trace.and_then(|bytes| TraceContext::from_bytes(&bytes)),
-                held: index >= first_held,
-                _budget: share,
-            }),
-        );
-    }
-    Ok(contents)
-}
-
-/// Events whose partition is gone while deliveries of them wait.
-async fn held(
-    connection: &mut PgConnection,
-    ids: &[EventId],
-    found: &[StoredRow],
-    with_traces: bool,
-) -> Result<Vec<StoredRow>, sqlx::Error> {
-    let found: HashSet<EventId> = found.iter().map(|row| row.0).collect();
-    let missing: Vec<EventId> = ids.iter().copied().filter(|id| !found.contains(id)).collect();
-    sqlx::query_as(
-        "select e.id, e.chosen_id, e.body, e.full_data,
-                case when $2 then (select t.context from postrider.traces t where t.event_id = e.id) end
-         from unnest($1::uuid[]) u(id) join postrider.events_held e on e.id = u.id",
-    )
-    .bind(missing)
-    .bind(with_traces)
-    .fetch_all(connection)
-    .answered()
-    .await
 }
 
 /// The one line of a failed attempt. Most are followed by another attempt and are told only to those who ask for them: an

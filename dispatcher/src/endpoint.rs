@@ -28,6 +28,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) id: EndpointId,
+    pub(crate) tenant: TenantId,
     pub(crate) shard: Shard,
     pub(crate) state: EndpointState,
     pub(crate) url: Url,
@@ -74,7 +75,7 @@ impl Endpoint {
     }
 }
 
-/// A row as it is read, with when its earliest retry is due.
+/// A row as it is read. Nothing of what waits for the endpoint is looked at: that could take long.
 #[derive(Debug, FromRow)]
 pub(crate) struct EndpointRow {
     id: EndpointId,
@@ -96,8 +97,6 @@ pub(crate) struct EndpointRow {
     secrets: Vec<Vec<u8>>,
     retire: Vec<Option<DateTime<Utc>>>,
     cancelled: Vec<String>,
-    pub(crate) next_due: Option<DateTime<Utc>>,
-    pub(crate) has_queue: bool,
 }
 
 /// Why an endpoint's settings can't be used. Its deliveries wait; the others go on.
@@ -112,6 +111,10 @@ pub(crate) enum Unusable {
 impl EndpointRow {
     pub(crate) fn id(&self) -> EndpointId {
         self.id
+    }
+
+    pub(crate) fn shard(&self) -> Shard {
+        self.shard
     }
 
     pub(crate) fn open(&self, vault: &Vault, defaults: &Settings) -> Result<Endpoint, Unusable> {
@@ -158,6 +161,7 @@ impl EndpointRow {
         };
         Ok(Endpoint {
             id: self.id,
+            tenant: self.tenant_id,
             shard: self.shard,
             state: self.state,
             url: Url::parse(&self.url).map_err(|e| stored(&e))?,
@@ -203,8 +207,6 @@ pub(crate) async fn load(
                         where h.endpoint_id = e.id
                           and h.failing_since < clock_timestamp() - interval '1 minute') as was_failing,
                 coalesce(s.secrets, '{}') as secrets, coalesce(s.retire, '{}') as retire,
-                (select min(r.due_at) from postrider.retries r where r.endpoint_id = e.id and r.attempt >= 0) as next_due,
-                exists (select from postrider.queue q where q.endpoint_id = e.id offset 0) as has_queue,
                 array(select distinct q.replay_id from postrider.queue q
                       join postrider.replays r on r.public_id = q.replay_id
                       where q.endpoint_id = e.id and q.replay_id is not null and q.was_source is not null
@@ -224,10 +226,39 @@ pub(crate) async fn load(
 }
 
 #[cfg(test)]
+impl EndpointRow {
+    /// With settings that can't be used, when broken.
+    pub(crate) fn for_simulation(id: EndpointId, shard: Shard, broken: bool) -> Self {
+        Self {
+            id,
+            tenant_id: TenantId(1),
+            shard,
+            state: EndpointState::Active,
+            url: if broken { "no URL" } else { "http://example.com/" }.to_owned(),
+            state_reason: None,
+            concurrency: None,
+            rate_per_second: None,
+            ordered: false,
+            was_failing: false,
+            retry_schedule: None,
+            timeout_ms: None,
+            signature: SignatureFormat::TV1,
+            headers: None,
+            tls: None,
+            filter: None,
+            secrets: Vec::new(),
+            retire: Vec::new(),
+            cancelled: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
 impl Endpoint {
     pub(crate) fn for_simulation(concurrency: usize, ordered: bool, state: EndpointState) -> Self {
         Self {
             id: EndpointId(1),
+            tenant: TenantId(1),
             shard: Shard(0),
             state,
             url: Url::parse("http://example.com/").expect("a URL"),

@@ -20,7 +20,9 @@ use crate::{
     attempt::{Picked, Place},
     breaker::Monotonic,
     clock::Clock,
+    division::Holder,
     endpoint::EndpointRow,
+    job::Job,
     lane::{Deed, Lane, Pace, ReadNumber, Verdict},
     meters::{Hand, METERS},
     places::Places,
@@ -28,6 +30,7 @@ use crate::{
     record::{Fate, Finished, Recorded},
     replays::withdraw::Withdrawal,
     statistics::Activity,
+    survey::{self, Found, Reason, Report},
     vault::Vault,
 };
 
@@ -36,6 +39,9 @@ const BUSY_WAIT: Duration = Duration::from_millis(3);
 /// The longest between two looks at what waits for time.
 const LOOK_WAIT: Duration = Duration::from_millis(500);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// A sweep that takes long, because Postgres passes over many rows that are gone, comes less often: it takes at most this part
+/// of the time.
+const SWEEP_PART: u32 = 20;
 const SHOW_EVERY: Duration = Duration::from_secs(1);
 /// Lanes that refill in one cycle, and lanes whose retries are read in one.
 const READS_MAX: usize = 256;
@@ -66,6 +72,7 @@ pub(crate) enum Event {
         endpoint: EndpointId,
         epoch: Epoch,
     },
+    Surveyed(Report),
 }
 
 pub(crate) struct Engine {
@@ -84,6 +91,8 @@ pub(crate) struct Engine {
     /// Endpoints that were deleted while rows of them waited.
     pub(crate) deleted: mpsc::UnboundedSender<EndpointId>,
     pub(crate) withdrawals: mpsc::UnboundedSender<Withdrawal>,
+    /// What is to be looked for beside the tail.
+    pub(crate) surveys: mpsc::UnboundedSender<survey::Request>,
     /// The snapshot of settings that has been applied.
     pub(crate) applied: watch::Sender<Option<String>>,
     /// What each endpoint has in hand, said about once a second.
@@ -95,8 +104,22 @@ pub(crate) struct Engine {
 #[derive(Default)]
 pub(crate) struct State {
     owned: HashMap<Shard, Epoch>,
-    /// Owned, but not yet loaded by the reader.
+    /// Owned, but not yet tailed.
     taken: Vec<Shard>,
+    /// Tailed from the end of the cycle under way: what they hold then is looked for.
+    begun: Vec<Shard>,
+    /// Endpoints with work and no lane, to be loaded, with what was found of them.
+    found: HashMap<EndpointId, Found>,
+    /// Of those, the ones that the cycle under way loads.
+    loading: Vec<EndpointId>,
+    /// Rows that a sweep has seen. By a read of this number the tail must have shown them.
+    suspects: VecDeque<(ReadNumber, Found)>,
+    /// Rows that the tail did not show, if they are still there when they are read.
+    missed: HashMap<EndpointId, EventId>,
+    /// Endpoints whose settings can't be used. They have no lane until those change.
+    unusable: HashMap<EndpointId, Shard>,
+    sweeping: bool,
+    sweep_at: Option<Instant>,
     /// To be given back. Nothing of them is sent any more, until they are lost or gained anew.
     draining: HashSet<Shard>,
     /// Draining, and reported to have nothing on the wire.
@@ -139,7 +162,7 @@ impl Engine {
     ) {
         let mut heard = Vec::new();
         let mut read_at = Instant::now();
-        let mut sweep_at = Instant::now() + SWEEP_EVERY;
+        self.state.sweep_at = Some(Instant::now() + SWEEP_EVERY);
         let mut show_at = Instant::now();
         let mut give_up_at = None;
         loop {
@@ -156,12 +179,11 @@ impl Engine {
                 show_at = now + SHOW_EVERY;
                 self.show();
             }
-            if !self.state.reading && now >= read_at {
-                let sweep = now >= sweep_at;
-                if sweep {
-                    sweep_at = now + SWEEP_EVERY;
-                }
-                self.read(sweep);
+            if !self.state.sweeping && self.state.sweep_at.is_some_and(|at| now >= at) {
+                self.sweep();
+            }
+            if now >= read_at {
+                self.read_if_idle();
             }
             let sleep_until = self.next_look(read_at, give_up_at);
             tokio::select! {
@@ -226,6 +248,9 @@ impl Engine {
         } else {
             read_at
         };
+        if self.places.has_more_to_call() {
+            at = at.min(now + Duration::from_millis(1));
+        }
         if let Some((timer, _)) = self.state.timers.first() {
             at = at.min(self.started + *timer);
         }
@@ -240,11 +265,12 @@ impl Engine {
         let state = &self.state;
         !state.taken.is_empty()
             || !state.hungry.is_empty()
+            || state.found.len() > state.loading.len()
             || state.due.first().is_some_and(|(at, _)| *at <= self.clock.now())
     }
 
     /// Deals with what may be dealt with, one delivery a lane in turn.
-    fn pump(&mut self) {
+    pub(crate) fn pump(&mut self) {
         let Some(term) = self.state.term.clone().filter(|term| !term.is_cancelled()) else {
             return;
         };
@@ -266,19 +292,20 @@ impl Engine {
             if self.state.draining.contains(&lane.endpoint().shard) {
                 continue;
             }
-            let pace = lane.pace();
-            let permits = match self.places.take(pace, lane.on_wire()) {
-                Ok(Some(permits)) => permits,
-                Ok(None) => return,
-                Err(full) => {
-                    self.places.wait_for(full, id);
-                    continue;
-                }
+            let (pace, on_wire) = (lane.pace(), lane.on_wire());
+            let holder = Holder {
+                endpoint: id,
+                tenant: lane.endpoint().tenant,
             };
+            if let Err(full) = self.places.check(holder, pace, on_wire) {
+                self.places.wait_for(full, holder);
+                continue;
+            }
             match lane.pick(now) {
                 Some((job, Deed::Send)) => {
                     let number = job.number();
-                    self.places.begin(now, (id, job.event, number), permits);
+                    let attempt = (id, job.event, number);
+                    self.places.begin(now, attempt, holder, pace, on_wire);
                     let _ = self.picked[pace as usize].send(Picked {
                         endpoint: lane.endpoint().clone(),
                         epoch: lane.epoch(),
@@ -347,11 +374,14 @@ impl Engine {
         keep_in_order(&mut state.timers, &mut state.timer_of, id, timer);
     }
 
-    /// Asks the reader for the tail, and for what the lanes want beside it.
-    fn read(&mut self, sweep: bool) {
+    /// Asks the reader for the tail, and for what the lanes want beside it. One cycle at a time.
+    pub(crate) fn read_if_idle(&mut self) {
+        if self.state.reading {
+            return;
+        }
         let now = self.clock.now();
         let state = &mut self.state;
-        let wanted = sweep || !state.taken.is_empty() || !state.hungry.is_empty();
+        let wanted = !state.taken.is_empty() || !state.hungry.is_empty() || !state.found.is_empty();
         let wanted = wanted || state.due.first().is_some_and(|(at, _)| *at <= now);
         let mut cycle = Cycle {
             patient: state.patient && !wanted,
@@ -363,8 +393,8 @@ impl Engine {
                 .filter(|shard| !state.taken.contains(shard))
                 .collect(),
             taken: std::mem::take(&mut state.taken),
+            load: state.found.keys().copied().take(READS_MAX).collect(),
             forget: std::mem::take(&mut state.forget),
-            sweep,
             ..Cycle::default()
         };
         while cycle.refills.len() < READS_MAX
@@ -393,10 +423,13 @@ impl Engine {
                 cycle.due.push((*id, asked));
             }
         }
+        let (taken, load) = (cycle.taken.clone(), cycle.load.clone());
         match self.cycles.try_send(cycle) {
             Ok(()) => {
                 state.reads += 1;
                 state.reading = true;
+                state.begun = taken;
+                state.loading = load;
             }
             Err(mpsc::error::TrySendError::Full(cycle) | mpsc::error::TrySendError::Closed(cycle)) => {
                 state.taken = cycle.taken;
@@ -414,7 +447,7 @@ impl Engine {
         }
     }
 
-    fn hear(&mut self, event: Event) {
+    pub(crate) fn hear(&mut self, event: Event) {
         match event {
             Event::Gained(shards) => {
                 for (shard, epoch) in shards {
@@ -472,6 +505,95 @@ impl Engine {
                     self.recorded(result);
                 }
             }
+            Event::Surveyed(report) => self.surveyed(report),
+        }
+    }
+
+    /// Looks for rows that the tail did not show. There should be none.
+    fn sweep(&mut self) {
+        if self.state.owned.is_empty() {
+            self.state.sweep_at = Some(Instant::now() + SWEEP_EVERY);
+            return;
+        }
+        self.state.sweeping = true;
+        self.survey(self.state.owned.keys().copied().collect(), Reason::Sweep);
+    }
+
+    fn survey(&self, shards: Vec<Shard>, reason: Reason) {
+        let owned = |shard: Shard| self.state.owned.get(&shard).map(|epoch| (shard, *epoch));
+        let shards = shards.into_iter().filter_map(owned).collect();
+        let _ = self.surveys.send(survey::Request { shards, reason });
+    }
+
+    fn surveyed(&mut self, report: Report) {
+        match report {
+            Report::Found {
+                reason,
+                epochs,
+                endpoints,
+            } => {
+                let epochs: HashMap<Shard, Epoch> = epochs.into_iter().collect();
+                for found in endpoints {
+                    // The shard may have been lost, or lost and gained, since it was asked for.
+                    if self.state.owned.get(&found.shard) != epochs.get(&found.shard) {
+                        continue;
+                    }
+                    match reason {
+                        Reason::Taken => self.found(found),
+                        Reason::Sweep => self.state.suspects.push_back((self.state.reads + 1, found)),
+                    }
+                }
+            }
+            Report::Swept(took) => {
+                self.state.sweeping = false;
+                self.state.sweep_at = Some(Instant::now() + SWEEP_EVERY.max(took * SWEEP_PART));
+            }
+        }
+    }
+
+    /// There are rows that no tail will show.
+    fn found(&mut self, found: Found) {
+        match self.state.lanes.get_mut(&found.endpoint) {
+            Some(lane) => {
+                lane.found(found.first, found.next_due);
+                self.settle(found.endpoint);
+            }
+            None if self.state.unusable.contains_key(&found.endpoint) => {}
+            None => {
+                let known = self.state.found.entry(found.endpoint).or_insert(found);
+                known.first = known.first.into_iter().chain(found.first).min();
+                known.next_due = known.next_due.into_iter().chain(found.next_due).min();
+            }
+        }
+    }
+
+    /// Rows that a sweep saw before a read whose tail should have shown them began. Where the lane has nothing to do they were
+    /// sent meanwhile, or missed: reading them says which.
+    fn check_suspects(&mut self, number: ReadNumber) {
+        while let Some((after, found)) = self.state.suspects.front().copied() {
+            if after > number {
+                break;
+            }
+            self.state.suspects.pop_front();
+            let lane = self.state.lanes.get(&found.endpoint);
+            let is_owned = self.state.owned.contains_key(&found.shard);
+            if !is_owned || lane.is_some_and(|lane| !lane.is_idle()) {
+                continue;
+            }
+            if let Some(first) = found.first {
+                self.state.missed.insert(found.endpoint, first);
+            }
+            self.found(found);
+        }
+    }
+
+    /// Rows that a lane without work was given to read again.
+    fn note_missed(&mut self, endpoint: EndpointId, rows: &[Job]) {
+        if let Some(missed) = self.state.missed.remove(&endpoint)
+            && rows.iter().any(|row| row.event == missed)
+        {
+            tracing::error!(%endpoint, "the sweep found rows that the tail had missed");
+            METERS.tail_missed.increment(1);
         }
     }
 
@@ -501,6 +623,7 @@ impl Engine {
             // Perhaps it was recorded without our hearing of it: look at the retries again.
             Fate::Void => {
                 METERS.results_void.increment(1);
+                lane.search_retries();
                 Some(now)
             }
         };
@@ -513,21 +636,32 @@ impl Engine {
     }
 
     /// Answers the number of rows when the message ends a cycle.
-    fn apply(&mut self, message: Message) -> Option<usize> {
+    pub(crate) fn apply(&mut self, message: Message) -> Option<usize> {
         match message {
-            Message::Endpoints { rows, taken } => {
+            Message::Endpoints(rows) => {
                 for row in rows {
-                    self.introduce(&row, taken);
+                    self.introduce(&row);
                 }
             }
             Message::Page { rows, cut } => {
                 let mut touched = HashSet::new();
                 for row in rows {
-                    if let Some(lane) = self.state.lanes.get_mut(&row.endpoint) {
-                        lane.offer(row.job);
-                        if touched.insert(row.endpoint) && lane.endpoint().state == EndpointState::Deleted {
-                            let _ = self.deleted.send(row.endpoint);
+                    let Some(lane) = self.state.lanes.get_mut(&row.endpoint) else {
+                        if !self.state.owned.contains_key(&row.shard) {
+                            continue;
                         }
+                        // Whatever the reason, it is found again: the reader is asked for the endpoint's settings.
+                        self.found(Found {
+                            endpoint: row.endpoint,
+                            shard: row.shard,
+                            first: Some(row.job.event),
+                            next_due: None,
+                        });
+                        continue;
+                    };
+                    lane.offer(row.job);
+                    if touched.insert(row.endpoint) && lane.endpoint().state == EndpointState::Deleted {
+                        let _ = self.deleted.send(row.endpoint);
                     }
                 }
                 if let Some((endpoint, last)) = cut
@@ -544,18 +678,15 @@ impl Engine {
                 asked,
                 rows,
             } => {
+                self.note_missed(endpoint, &rows);
                 if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
                     lane.refilled(asked, rows);
                 }
                 self.settle(endpoint);
             }
-            Message::Due {
-                endpoint,
-                rows,
-                later,
-            } => {
+            Message::Due { endpoint, due } => {
                 if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
-                    lane.due_read(rows, later);
+                    lane.due_read(due);
                 }
                 self.settle(endpoint);
             }
@@ -565,18 +696,6 @@ impl Engine {
                 }
                 self.settle(endpoint);
             }
-            Message::Swept { endpoints } => {
-                for endpoint in endpoints {
-                    if let Some(lane) = self.state.lanes.get_mut(&endpoint)
-                        && lane.is_idle()
-                    {
-                        tracing::error!(%endpoint, "the sweep found rows that the tail had missed");
-                        METERS.tail_missed.increment(1);
-                        lane.missed();
-                        self.settle(endpoint);
-                    }
-                }
-            }
             Message::Done {
                 number,
                 rows,
@@ -585,6 +704,8 @@ impl Engine {
                 self.state.reading = false;
                 self.forget_recorded(number);
                 self.go_on_after_withdrawals(number);
+                self.after_loading();
+                self.check_suspects(number);
                 if let Some(snapshot) = settings {
                     self.applied.send_replace(Some(snapshot));
                 }
@@ -600,8 +721,14 @@ impl Engine {
     }
 
     /// A lane for an endpoint that has none, or new settings for one that has.
-    fn introduce(&mut self, row: &EndpointRow, taken: bool) {
+    fn introduce(&mut self, row: &EndpointRow) {
         let id = row.id();
+        if !self.state.owned.contains_key(&row.shard()) {
+            // Lost while it was read. Should the shard come back, the endpoint is told of again before its first row.
+            self.state.found.remove(&id);
+            self.state.forget.push(id);
+            return;
+        }
         let now = self.clock.now();
         let endpoint = match row.open(&self.vault, &self.settings) {
             Ok(endpoint) => Arc::new(endpoint),
@@ -610,34 +737,49 @@ impl Engine {
                 // Not with the settings before these either: they may have been replaced because a secret leaked.
                 if let Some(lane) = self.state.lanes.remove(&id) {
                     lane.endpoint().stop();
-                    self.state.forget.push(id);
                     self.settle(id);
                 }
+                // It stays known, so that better settings are told of.
+                self.state.found.remove(&id);
+                self.state.unusable.insert(id, row.shard());
                 return;
             }
         };
+        let was_unusable = self.state.unusable.remove(&id).is_some();
         let deleted = endpoint.state == EndpointState::Deleted;
         match self.state.lanes.get_mut(&id) {
-            Some(lane) => {
-                lane.change(endpoint, now);
-                // A read that was under way as the shard was lost and gained again has made it: it knows only the tail.
-                if taken {
-                    lane.reload(now);
-                }
-            }
+            Some(lane) => lane.change(endpoint, now),
             None => {
                 let Some(epoch) = self.state.owned.get(&endpoint.shard) else {
                     return;
                 };
-                let lane = Lane::new(endpoint, *epoch, taken && row.has_queue, row.next_due);
-                self.state.lanes.insert(id, lane);
+                self.state.lanes.insert(id, Lane::new(endpoint, *epoch));
             }
+        }
+        if let Some(found) = self.state.found.remove(&id) {
+            self.found(found);
+        }
+        // What came for it meanwhile was not kept.
+        if was_unusable {
+            self.survey(vec![row.shard()], Reason::Taken);
         }
         if deleted {
             let _ = self.deleted.send(id);
         }
         self.withdraw(id);
         self.settle(id);
+    }
+
+    /// The shards that this cycle began to tail are searched for what was there before; endpoints that it looked for and did
+    /// not find are gone.
+    fn after_loading(&mut self) {
+        for id in std::mem::take(&mut self.state.loading) {
+            self.state.found.remove(&id);
+        }
+        let begun = std::mem::take(&mut self.state.begun);
+        if !begun.is_empty() {
+            self.survey(begun, Reason::Taken);
+        }
     }
 
     fn forget_recorded(&mut self, number: ReadNumber) {
@@ -673,6 +815,13 @@ impl Engine {
     fn reload(&mut self) {
         let now = self.clock.now();
         self.state.taken = self.state.owned.keys().copied().collect();
+        self.state.begun.clear();
+        self.state.loading.clear();
+        // The next connection knows no endpoint: these are looked for with all others.
+        self.state.found.clear();
+        self.state.unusable.clear();
+        self.state.suspects.clear();
+        self.state.missed.clear();
         let ids: Vec<EndpointId> = self.state.lanes.keys().copied().collect();
         for id in ids {
             if let Some(lane) = self.state.lanes.get_mut(&id) {
@@ -697,9 +846,18 @@ impl Engine {
             self.state.forget.push(id);
             self.settle(id);
         }
+        self.state.found.retain(|_, found| found.shard != shard);
+        self.state.suspects.retain(|(_, found)| found.shard != shard);
+        let forget = &mut self.state.forget;
+        self.state.unusable.retain(|id, of| {
+            if *of == shard {
+                forget.push(*id);
+            }
+            *of != shard
+        });
     }
 
-    fn report_drained(&mut self) {
+    pub(crate) fn report_drained(&mut self) {
         if self.state.draining.len() == self.state.drained.len() {
             return;
         }

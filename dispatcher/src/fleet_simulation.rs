@@ -23,7 +23,7 @@ use uuid::Uuid;
 use crate::{
     endpoint::Endpoint,
     job::Job,
-    lane::{Deed, Lane, Verdict},
+    lane::{Deed, DueRows, Lane, Verdict},
     lease::Lease,
     ownership::{DispatcherRow, LEASE, MARGIN, RENEW_EVERY, ShardRow, View},
     retry::{self, Jitter, Next, Schedule},
@@ -459,7 +459,12 @@ impl World {
             };
             let range = (endpoint, EventId::LOWEST)..(endpoint + 1, EventId::LOWEST);
             let lane = one.lanes.entry(endpoint).or_insert_with(|| {
-                let waiting = self.db.queue.range(range.clone()).next().is_some();
+                let first = self
+                    .db
+                    .queue
+                    .range(range.clone())
+                    .next()
+                    .map(|((_, event), _)| *event);
                 let next_due = self
                     .db
                     .retries
@@ -467,7 +472,9 @@ impl World {
                     .filter_map(|(_, row)| row.due)
                     .min();
                 let settings = Endpoint::for_simulation(customer.concurrency, false, EndpointState::Active);
-                Lane::new(Arc::new(settings), *epoch, waiting, next_due)
+                let mut lane = Lane::new(Arc::new(settings), *epoch);
+                lane.found(first, next_due);
+                lane
             });
             for (_, row) in self.db.queue.range(range.clone()) {
                 if row.xid >= one.seen {
@@ -485,12 +492,15 @@ impl World {
             if let Some(asked) = lane.wants_due(clock) {
                 lane.due_read_begins();
                 let rows = self.db.retries.range(range.clone()).map(|(_, row)| row);
-                let mut rows: Vec<&Row> = rows.collect();
+                let mut rows: Vec<&Row> = rows.filter(|row| row.due >= Some(asked.from)).collect();
                 rows.sort_by_key(|row| row.due);
                 rows.truncate(asked.limit);
-                let later = rows.iter().filter_map(|row| row.due).find(|due| *due > clock);
                 let due = rows.iter().filter(|row| row.due.is_some_and(|due| due <= clock));
-                lane.due_read(due.map(|row| row.job.clone()).collect(), later);
+                lane.due_read(DueRows {
+                    rows: due.map(|row| row.job.clone()).collect(),
+                    first: rows.first().and_then(|row| row.due),
+                    later: rows.iter().filter_map(|row| row.due).find(|due| *due > clock),
+                });
             }
         }
         one.seen = self.db.xid;
@@ -629,8 +639,8 @@ impl World {
             // The number of an attempt is taken once: a second try of the same batch is found out by it.
             let new = !self.db.attempts.contains(&(delivery, number));
             let waits = self.db.queue.contains_key(&delivery) || self.db.retries.contains_key(&delivery);
-            let mut due = Some(clock);
-            if ours && new && waits {
+            let (mut due, void) = (Some(clock), !(ours && new && waits));
+            if !void {
                 due = self.write(delivery, &result, clock);
                 result.committed = true;
             }
@@ -644,6 +654,9 @@ impl World {
             if let Some(lane) = self.nodes[node].lanes.get_mut(&result.endpoint)
                 && lane.epoch() == result.epoch
             {
+                if void {
+                    lane.search_retries();
+                }
                 lane.recorded(result.job.event, number, due);
                 // Reads are applied at once here: the next one begins after this.
                 lane.forget(result.job.event, number);

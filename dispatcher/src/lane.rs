@@ -58,6 +58,8 @@ struct Busy {
     key: Option<i64>,
     /// Picked as a replay. The retry of one is a retry like any other.
     replay: bool,
+    /// Its row is in `queue`, as far as is known, and not in `retries`.
+    queued: bool,
     stage: Stage,
 }
 
@@ -73,7 +75,25 @@ pub(crate) struct Refill {
 pub(crate) struct DueRead {
     pub(crate) limit: usize,
     pub(crate) even_later: bool,
+    /// None is due before this.
+    pub(crate) from: DateTime<Utc>,
 }
+
+/// What a read of `retries` brought.
+#[derive(Debug, Default)]
+pub(crate) struct DueRows {
+    pub(crate) rows: Vec<Job>,
+    /// When the first of all was due, and when the first of those that are not due yet is.
+    pub(crate) first: Option<DateTime<Utc>>,
+    pub(crate) later: Option<DateTime<Utc>>,
+}
+
+/// Before any retry, and after all of them.
+const EARLIEST: DateTime<Utc> = DateTime::UNIX_EPOCH;
+const LATEST: DateTime<Utc> = match DateTime::from_timestamp(253_402_300_799, 0) {
+    Some(end_of_9999) => end_of_9999,
+    None => DateTime::UNIX_EPOCH,
+};
 
 /// What is to be done with a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,6 +144,9 @@ pub(crate) struct Lane {
     live_in_a_row: u8,
     /// Rows of the queue with an id above this are on disk only.
     floor: Option<EventId>,
+    /// The lowest row at or below the floor that was seen and not kept: of a key that is looked up when its turn comes, or of
+    /// a replay that is being taken back.
+    passed_over: Option<EventId>,
     busy: HashMap<EventId, Busy>,
     on_wire: HashSet<EventId>,
     /// How many of them are replays.
@@ -131,6 +154,8 @@ pub(crate) struct Lane {
     next_due: Option<DateTime<Utc>>,
     /// The earliest due time recorded since the latest read of `retries` began: that read may not know of it.
     due_since_read: Option<DateTime<Utc>>,
+    /// No row of `retries` is due before this. What came and went before it is not read over again.
+    due_from: DateTime<Utc>,
     pace: Pace,
     /// It has answered, or failed, since this lane was made.
     heard: bool,
@@ -145,19 +170,14 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// `spilled` when the queue holds rows of it that no tail will show.
-    pub(crate) fn new(
-        endpoint: Arc<Endpoint>,
-        epoch: Epoch,
-        spilled: bool,
-        next_due: Option<DateTime<Utc>>,
-    ) -> Self {
+    /// Of an endpoint with nothing that waits, as far as is known.
+    pub(crate) fn new(endpoint: Arc<Endpoint>, epoch: Epoch) -> Self {
         let (breaker, pace) = if endpoint.was_failing {
             (Breaker::opened(), Pace::Slow)
         } else {
             (Breaker::default(), Pace::Unknown)
         };
-        let mut lane = Self {
+        Self {
             rate: endpoint.rate_per_second.map(Rate::new),
             endpoint,
             epoch,
@@ -169,23 +189,36 @@ impl Lane {
             active: HashSet::new(),
             turn: 0,
             live_in_a_row: 0,
-            floor: spilled.then_some(EventId::LOWEST),
+            floor: None,
+            passed_over: None,
             busy: HashMap::new(),
             on_wire: HashSet::new(),
             replays_on_wire: 0,
-            next_due,
+            next_due: None,
             due_since_read: None,
+            due_from: LATEST,
             heard: pace != Pace::Unknown,
             pace,
             breaker,
             rate_at: None,
             withdrawing: Vec::new(),
             withdraw_again: false,
-        };
-        if lane.is_held() {
-            lane.floor = Some(EventId::LOWEST);
         }
-        lane
+    }
+
+    /// Rows that no tail will show were found: the lowest in the queue, and the earliest retry.
+    pub(crate) fn found(&mut self, first: Option<EventId>, next_due: Option<DateTime<Utc>>) {
+        if let Some(first) = first {
+            self.lower_floor(first.pred());
+        }
+        if let Some(due) = next_due {
+            self.expect_due(due);
+        }
+    }
+
+    fn expect_due(&mut self, due: DateTime<Utc>) {
+        self.next_due = Some(self.next_due.map_or(due, |at| at.min(due)));
+        self.due_from = self.due_from.min(due);
     }
 
     pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
@@ -280,25 +313,53 @@ impl Lane {
 
     /// A row that the tail saw.
     pub(crate) fn offer(&mut self, job: Job) {
-        if self.floor.is_some_and(|floor| job.event > floor) || self.is_stale(&job) {
+        if let Some(busy) = self
+            .busy
+            .get_mut(&job.event)
+            .filter(|busy| job.attempt < busy.number)
+        {
+            // A person may have moved it here from `retries` while it was attempted.
+            busy.queued = true;
+            return;
+        }
+        if self.endpoint.state == EndpointState::Deleted {
+            return;
+        }
+        if self.floor.is_some_and(|floor| job.event > floor) {
             return;
         }
         if self.is_withdrawn(&job) {
-            return;
+            return self.pass_over(job.event);
         }
         // A person asked for a waiting retry to be sent now: the copy that was read from `retries` gives way.
         if job.attempt > 0 {
             self.due.retain(|waiting| waiting.event != job.event);
         }
         match self.line_of(&job) {
-            Some(key) if self.active.contains(&key) || self.look.contains(&key) => {}
+            Some(key) if self.active.contains(&key) || self.look.contains(&key) => self.pass_over(job.event),
             None if job.replay.is_some() && self.replays.len() < REPLAYS_MAX => self.replays.push_back(job),
             _ if self.room() == 0 => self.lower_floor(job.event.pred()),
             Some(key) => {
                 self.look.insert(key);
+                self.pass_over(job.event);
             }
             None => self.fresh.push_back(job),
         }
+    }
+
+    fn pass_over(&mut self, event: EventId) {
+        self.passed_over = Some(self.passed_over.map_or(event, |lowest| lowest.min(event)));
+    }
+
+    /// Below every row of the queue that is known, when there is one.
+    fn below_all(&self) -> Option<EventId> {
+        let waiting = self.fresh.iter().chain(&self.replays).chain(&self.heads);
+        let waiting = waiting.map(|job| job.event);
+        let busy = self.busy.iter().filter(|(_, busy)| busy.queued);
+        let rows = waiting
+            .chain(busy.map(|(event, _)| *event))
+            .chain(self.passed_over);
+        rows.map(EventId::pred).chain(self.floor).min()
     }
 
     /// The tail left out this endpoint's rows above an id.
@@ -355,6 +416,8 @@ impl Lane {
     /// They are where they were, and no read that is still to be applied can show them in line.
     pub(crate) fn withdrawn(&mut self, now: DateTime<Utc>) -> Option<Withdrawal> {
         self.withdrawing.clear();
+        // A retry that goes back is due when it was.
+        self.search_retries();
         if std::mem::take(&mut self.withdraw_again) {
             return self.withdraw(now);
         }
@@ -424,7 +487,12 @@ impl Lane {
         let due = self.next_due.is_some_and(|at| at <= now || even_later);
         let room = self.capacity().saturating_sub(self.due.len());
         let limit = room + self.due.len() + self.busy.len();
-        (due && !self.is_held() && room * 2 > self.capacity()).then_some(DueRead { limit, even_later })
+        let asked = DueRead {
+            limit,
+            even_later,
+            from: self.due_from,
+        };
+        (due && !self.is_held() && room * 2 > self.capacity()).then_some(asked)
     }
 
     /// When `retries` are to be read again; not while there is no room for what is due.
@@ -438,12 +506,12 @@ impl Lane {
         self.due_since_read = None;
     }
 
-    /// The rows of `retries` that were asked for; `later` is when the first of the others is due.
-    pub(crate) fn due_read(&mut self, rows: Vec<Job>, later: Option<DateTime<Utc>>) {
-        self.next_due = match (later, self.due_since_read) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+    /// The rows of `retries` that were asked for. Those that are being attempted are among them, so that nothing waits before
+    /// the first but what was recorded meanwhile.
+    pub(crate) fn due_read(&mut self, DueRows { rows, first, later }: DueRows) {
+        let earliest = |a: Option<DateTime<Utc>>, b: Option<DateTime<Utc>>| a.into_iter().chain(b).min();
+        self.next_due = earliest(later, self.due_since_read);
+        self.due_from = earliest(first, self.due_since_read).unwrap_or(LATEST);
         if self.is_held() {
             return;
         }
@@ -539,6 +607,7 @@ impl Lane {
                     number: job.number(),
                     key,
                     replay,
+                    queued: job.step == 0,
                     stage,
                 },
             );
@@ -620,7 +689,9 @@ impl Lane {
             }
             self.busy.remove(&event);
             self.leave_line(busy.key);
-            self.lower_floor(event.pred());
+            if busy.queued {
+                self.lower_floor(event.pred());
+            }
             self.next_due = Some(now);
         }
     }
@@ -635,7 +706,7 @@ impl Lane {
             self.leave_line(key);
         }
         if let Some(due) = due {
-            self.next_due = Some(self.next_due.map_or(due, |at| at.min(due)));
+            self.expect_due(due);
             self.due_since_read = Some(self.due_since_read.map_or(due, |at| at.min(due)));
         }
     }
@@ -662,6 +733,7 @@ impl Lane {
             .is_some_and(|busy| busy.number == number && busy.stage == Stage::Recorded)
         {
             self.busy.remove(&event);
+            self.forget_passed_over();
         }
     }
 
@@ -679,14 +751,24 @@ impl Lane {
             && self.busy.is_empty()
     }
 
-    /// Rows were found that neither the tail nor a refill brought.
-    pub(crate) fn missed(&mut self) {
-        self.lower_floor(EventId::LOWEST);
+    /// Nothing waits and nothing is under way: what was passed over has gone with the keys it belonged to.
+    fn forget_passed_over(&mut self) {
+        if self.is_idle() {
+            self.passed_over = None;
+        }
     }
 
-    /// Everything is read again; what is on the wire or being recorded stays known.
+    /// Nobody knows what became of a result: its row may be among the retries, due whenever.
+    pub(crate) fn search_retries(&mut self) {
+        self.due_from = EARLIEST;
+    }
+
+    /// Everything is read again, from the lowest row that is known; what is on the wire or being recorded stays known.
     pub(crate) fn reload(&mut self, now: DateTime<Utc>) {
-        self.lower_floor(EventId::LOWEST);
+        if let Some(floor) = self.below_all() {
+            self.lower_floor(floor);
+        }
+        self.passed_over = None;
         self.due.clear();
         self.heads.clear();
         self.look.clear();

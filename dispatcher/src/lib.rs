@@ -8,9 +8,11 @@
 
 pub mod answer;
 mod attempt;
+mod bodies;
 mod breaker;
 mod clock;
 mod disable;
+mod division;
 mod endpoint;
 mod engine;
 pub mod erasure;
@@ -34,6 +36,8 @@ pub mod planned_rotation;
 pub mod proxy;
 mod rate;
 mod read;
+#[cfg(test)]
+mod reader_simulation;
 mod record;
 pub mod relay;
 pub mod replays;
@@ -49,6 +53,7 @@ mod shards;
 mod simulation;
 mod snapshot;
 pub mod statistics;
+mod survey;
 pub mod tls;
 pub mod traces;
 pub mod vault;
@@ -143,6 +148,7 @@ impl Dispatcher {
         let (drained, drained_out) = mpsc::unbounded_channel();
         let (deleted, deleted_out) = mpsc::unbounded_channel();
         let (withdrawals, withdrawals_out) = mpsc::unbounded_channel();
+        let (surveys, surveys_out) = mpsc::unbounded_channel();
         let (applied, applied_out) = watch::channel(None);
         let (activity, activity_out) = watch::channel(Vec::new());
         let statistics = statistics::Statistics::default();
@@ -164,13 +170,14 @@ impl Dispatcher {
         };
         let attempts = Arc::new(attempt::Attempts {
             database: direct.clone(),
-            sender: send::Sender::new(self.guard)?,
+            sender: send::Sender::new(self.guard, self.settings.max_in_flight)?,
             clock: clock.clone(),
             lease: lease.clone(),
             jitter: self.settings.jitter,
             finished: finished.clone(),
             tasks: tasks.clone(),
             hands: hands::Hands::new(),
+            large_bodies: bodies::LargeBodies::new(&direct, self.tracer.is_on()),
             tracer: self.tracer,
         });
         let loaders = TaskTracker::new();
@@ -181,6 +188,7 @@ impl Dispatcher {
         });
         loaders.close();
         let hurry = Wake::default();
+        let surveyor = survey::Surveyor::new(direct.clone(), surveys_out, events.clone());
         let reader = read::Reader {
             wake: self.wake.clone(),
             hurry: hurry.clone(),
@@ -228,6 +236,7 @@ impl Dispatcher {
             drained,
             deleted,
             withdrawals,
+            surveys,
             applied,
             activity,
             state: engine::State::default(),
@@ -235,6 +244,7 @@ impl Dispatcher {
 
         let recorder = tokio::spawn(recorder.run(abandon.clone()));
         let reader = tokio::spawn(reader.run(leave.clone()));
+        tokio::spawn(surveyor.run(leave.clone()));
         let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
         tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out, leave.clone()));

@@ -86,6 +86,7 @@ pub(crate) struct Meters {
     pub(crate) record_rows: Histogram,
     pub(crate) refill_seconds: Histogram,
     pub(crate) results_void: Counter,
+    pub(crate) own_faults: Counter,
     pub(crate) tail_missed: Counter,
     pub(crate) filtered: Counter,
     pub(crate) dropped: Counter,
@@ -165,6 +166,10 @@ impl Meters {
             results_void: counter(
                 "postrider_results_void_total",
                 "Results that did not count, because the lease was lost: those events are sent again",
+            ),
+            own_faults: counter(
+                "postrider_own_faults_total",
+                "Requests that were not sent for a fault on this side, such as no more files to open; they are sent later",
             ),
             tail_missed: counter(
                 "postrider_tail_missed_total",

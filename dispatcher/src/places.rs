@@ -1,7 +1,10 @@
 //! Places on the wire of this process: who holds one, and who waits for one.
 //!
 //! Invariants: each place is held by one attempt and is free when that attempt has left; what hangs never holds so many
-//! that nothing else can begin. Kept by `engine.rs`, which alone takes places.
+//! that nothing else can begin; nobody holds part of what it needs while it waits for the rest. Kept by `engine.rs`, which
+//! alone takes places.
+//!
+//! Every share is divided by dynamic thresholds (`division.rs`), so that no number of endpoints that hang uses it up.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -12,7 +15,11 @@ use std::{
 use postrider_proto::{EndpointId, EventId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{breaker::Monotonic, lane::Pace};
+use crate::{
+    breaker::Monotonic,
+    division::{Division, Holder},
+    lane::Pace,
+};
 
 /// Results that wait for the database, before nothing new is sent.
 const UNRECORDED_MAX: usize = 16 * 1024;
@@ -20,10 +27,16 @@ const UNRECORDED_MAX: usize = 16 * 1024;
 const FIRST_PLACES: usize = 2;
 /// An attempt that takes longer than this shares its places with the other slow ones, and so does its endpoint.
 pub(crate) const SLOW: Duration = Duration::from_secs(1);
+/// A tenant may hold this many times what is free of the wire as a whole: three quarters when it is alone.
+const TENANT_TIMES_FREE: usize = 3;
+/// Waiting lanes looked at in one go, so that many that may not go yet cost little.
+const CALLS_MAX: usize = 256;
 
 /// Parts of the wire that some attempts share, each bounded.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Share {
+    /// Every attempt's, divided between tenants only.
+    Wire,
     /// Of lanes that failed or were slow lately, half of the wire: a thousand that hang starve nobody.
     Slow,
     /// Of lanes that have not answered yet, a quarter.
@@ -34,64 +47,117 @@ pub(crate) enum Share {
 }
 
 impl Share {
-    const ALL: [Self; 3] = [Self::Slow, Self::Unknown, Self::More];
+    const COUNT: usize = 4;
+    const ALL: [Self; Self::COUNT] = [Self::Wire, Self::Slow, Self::Unknown, Self::More];
+
+    fn size(self, wire: usize) -> usize {
+        match self {
+            Self::Wire => wire,
+            Self::Slow => (wire / 2).max(1),
+            Self::Unknown => (wire / 4).max(1),
+            Self::More => wire - wire / 4,
+        }
+    }
 }
 
 /// One attempt: its endpoint, event and number.
 pub(crate) type Attempt = (EndpointId, EventId, u16);
 
 /// What an attempt holds while it is on the wire.
-pub(crate) struct Permits {
-    _wire: OwnedSemaphorePermit,
-    shares: [Option<OwnedSemaphorePermit>; 3],
+struct Held {
+    holder: Holder,
+    shares: [bool; Share::COUNT],
 }
 
-/// Lanes that wait for a place of one share, each once.
-#[derive(Default)]
-struct Waiting {
-    queue: VecDeque<EndpointId>,
+/// One share: how much of it is taken, by whom, and who waits for more.
+struct Part {
+    share: Share,
+    held: Division,
+    /// Lanes that could send if there were more for them, each once.
+    waiting: VecDeque<Holder>,
     members: HashSet<EndpointId>,
+    /// How many of them have not been looked at since a place became free.
+    unchecked: usize,
+}
+
+impl Part {
+    fn new(share: Share, wire: usize) -> Self {
+        Self {
+            share,
+            held: Division::new(share.size(wire)),
+            waiting: VecDeque::new(),
+            members: HashSet::new(),
+            unchecked: 0,
+        }
+    }
+
+    fn admits(&self, holder: Holder) -> bool {
+        match self.share {
+            Share::Wire => self.held.of_tenant(holder) < self.held.free() * TENANT_TIMES_FREE,
+            Share::Slow | Share::Unknown | Share::More => self.held.admits(holder, 1),
+        }
+    }
+
+    fn give_back(&mut self, holder: Holder) {
+        self.held.give_back(holder, 1);
+        self.unchecked = self.waiting.len();
+    }
+
+    fn wait(&mut self, holder: Holder) {
+        if self.members.insert(holder.endpoint) {
+            self.waiting.push_back(holder);
+        }
+    }
+
+    /// Lanes that may go on now, not more than there are places.
+    fn call(&mut self, called: &mut Vec<EndpointId>) {
+        let (mut free, mut looks) = (self.held.free(), CALLS_MAX);
+        while self.unchecked > 0 && free > 0 && looks > 0 {
+            let Some(holder) = self.waiting.pop_front() else {
+                self.unchecked = 0;
+                return;
+            };
+            self.unchecked -= 1;
+            looks -= 1;
+            if self.admits(holder) {
+                free -= 1;
+                self.members.remove(&holder.endpoint);
+                called.push(holder.endpoint);
+            } else {
+                self.waiting.push_back(holder);
+            }
+        }
+    }
 }
 
 pub(crate) struct Places {
-    wire: Arc<Semaphore>,
-    shares: [Arc<Semaphore>; 3],
+    parts: [Part; Share::COUNT],
     room: Arc<Semaphore>,
-    count: usize,
-    /// Lanes that could send if a share were not full. What changes a lane sets it going again by itself, so that one
-    /// which no longer needs that share does not wait for it.
-    waiting: [Waiting; 3],
-    held: HashMap<Attempt, Permits>,
+    held: HashMap<Attempt, Held>,
     /// Attempts in the order they began, until they are found to have left or to be slow.
     begun: VecDeque<(Monotonic, Attempt)>,
 }
 
 impl Places {
     pub(crate) fn new(count: usize) -> Self {
-        let semaphore = |n| Arc::new(Semaphore::new(n));
         Self {
-            wire: semaphore(count),
-            shares: Share::ALL.map(|share| {
-                semaphore(match share {
-                    Share::Slow => (count / 2).max(1),
-                    Share::Unknown => (count / 4).max(1),
-                    Share::More => count - count / 4,
-                })
-            }),
-            room: semaphore(UNRECORDED_MAX.max(count)),
-            count,
-            waiting: Default::default(),
+            parts: Share::ALL.map(|share| Part::new(share, count)),
+            room: Arc::new(Semaphore::new(UNRECORDED_MAX.max(count))),
             held: HashMap::new(),
             begun: VecDeque::new(),
         }
     }
 
+    fn part(&self, share: Share) -> &Part {
+        &self.parts[share as usize]
+    }
+
     pub(crate) fn count(&self) -> usize {
-        self.count
+        self.part(Share::Wire).held.size()
     }
 
     pub(crate) fn in_flight(&self) -> usize {
-        self.count.saturating_sub(self.wire.available_permits())
+        self.part(Share::Wire).held.taken()
     }
 
     pub(crate) fn in_use(&self) -> bool {
@@ -101,7 +167,7 @@ impl Places {
     /// Attempts under way and results that wait for the database.
     pub(crate) fn unrecorded(&self) -> usize {
         UNRECORDED_MAX
-            .max(self.count)
+            .max(self.count())
             .saturating_sub(self.room.available_permits())
     }
 
@@ -111,83 +177,107 @@ impl Places {
     }
 
     pub(crate) fn any_free(&self) -> bool {
-        self.wire.available_permits() > 0
+        self.part(Share::Wire).held.free() > 0
     }
 
-    /// A place for a lane of this pace with so many on the wire, or the share of it that is full.
-    pub(crate) fn take(&self, pace: Pace, on_wire: usize) -> Result<Option<Permits>, Share> {
-        let Ok(wire) = self.wire.clone().try_acquire_owned() else {
-            return Ok(None);
-        };
-        let mut permits = Permits {
-            _wire: wire,
-            shares: Default::default(),
-        };
-        let of_pace = match pace {
-            Pace::Fast => None,
-            Pace::Slow => Some(Share::Slow),
-            Pace::Unknown => Some(Share::Unknown),
-        };
-        let more = (on_wire >= FIRST_PLACES).then_some(Share::More);
-        for share in of_pace.into_iter().chain(more) {
-            let permit = self.shares[share as usize].clone().try_acquire_owned();
-            permits.shares[share as usize] = Some(permit.map_err(|_| share)?);
+    /// Which shares an attempt needs of a lane of this pace with so many on the wire.
+    fn needed(pace: Pace, on_wire: usize) -> [bool; Share::COUNT] {
+        let mut needed = [false; Share::COUNT];
+        needed[Share::Wire as usize] = true;
+        needed[Share::Slow as usize] = pace == Pace::Slow;
+        needed[Share::Unknown as usize] = pace == Pace::Unknown;
+        needed[Share::More as usize] = on_wire >= FIRST_PLACES;
+        needed
+    }
+
+    /// Whether there is a place for a lane of this pace with so many on the wire, or else the share it must wait for.
+    pub(crate) fn check(&self, holder: Holder, pace: Pace, on_wire: usize) -> Result<(), Share> {
+        let needed = Self::needed(pace, on_wire);
+        match Share::ALL
+            .into_iter()
+            .find(|share| needed[*share as usize] && !self.part(*share).admits(holder))
+        {
+            Some(full) => Err(full),
+            None => Ok(()),
         }
-        Ok(Some(permits))
     }
 
-    pub(crate) fn begin(&mut self, now: Monotonic, attempt: Attempt, permits: Permits) {
-        self.held.insert(attempt, permits);
+    /// Takes the places that [`check`](Self::check) found.
+    pub(crate) fn begin(
+        &mut self,
+        now: Monotonic,
+        attempt: Attempt,
+        holder: Holder,
+        pace: Pace,
+        on_wire: usize,
+    ) {
+        let shares = Self::needed(pace, on_wire);
+        for share in Share::ALL.into_iter().filter(|share| shares[*share as usize]) {
+            self.parts[share as usize].held.take(holder, 1);
+        }
+        self.held.insert(attempt, Held { holder, shares });
         self.begun.push_back((now, attempt));
     }
 
-    /// The attempt is over: its place is free.
+    /// The attempt is over: its places are free.
     pub(crate) fn leave(&mut self, attempt: &Attempt) {
-        self.held.remove(attempt);
-    }
-
-    pub(crate) fn wait_for(&mut self, share: Share, lane: EndpointId) {
-        let waiting = &mut self.waiting[share as usize];
-        if waiting.members.insert(lane) {
-            waiting.queue.push_back(lane);
+        if let Some(held) = self.held.remove(attempt) {
+            for share in Share::ALL {
+                if held.shares[share as usize] {
+                    self.parts[share as usize].give_back(held.holder);
+                }
+            }
         }
     }
 
-    /// Lanes for which there is a place now, as many as there are places.
+    pub(crate) fn wait_for(&mut self, share: Share, holder: Holder) {
+        self.parts[share as usize].wait(holder);
+    }
+
+    /// Lanes that waited and for which there may be a place now.
     pub(crate) fn called(&mut self) -> Vec<EndpointId> {
         let mut called = Vec::new();
-        for share in Share::ALL {
-            let waiting = &mut self.waiting[share as usize];
-            for _ in 0..self.shares[share as usize].available_permits() {
-                let Some(lane) = waiting.queue.pop_front() else {
-                    break;
-                };
-                waiting.members.remove(&lane);
-                called.push(lane);
-            }
+        for part in &mut self.parts {
+            part.call(&mut called);
         }
         called
     }
 
+    /// More lanes are to be called than were looked at in one go.
+    pub(crate) fn has_more_to_call(&self) -> bool {
+        self.parts
+            .iter()
+            .any(|part| part.unchecked > 0 && part.held.free() > 0)
+    }
+
     /// Endpoints with an attempt that has turned out slow just now. It moves to the places of slow ones, so that those for
-    /// unknown lanes are free for others long before its time limit; while there is none it stays and is asked again.
+    /// unknown lanes are free for others long before its time limit; while there is none for it, it stays and is asked
+    /// again.
     pub(crate) fn slowed(&mut self, now: Monotonic) -> Vec<EndpointId> {
         let mut slowed = Vec::new();
         while let Some((began, attempt)) = self.begun.front().copied()
             && began + SLOW <= now
         {
             self.begun.pop_front();
-            let Some(permits) = self.held.get_mut(&attempt) else {
+            let Some(held) = self.held.get_mut(&attempt) else {
                 continue;
             };
             slowed.push(attempt.0);
-            if permits.shares[Share::Slow as usize].is_some() {
+            if held.shares[Share::Slow as usize] {
                 continue;
             }
-            match self.shares[Share::Slow as usize].clone().try_acquire_owned() {
-                Ok(permit) => permits.shares = [Some(permit), None, None],
-                Err(_) => self.begun.push_back((now, attempt)),
+            let holder = held.holder;
+            if !self.parts[Share::Slow as usize].admits(holder) {
+                self.begun.push_back((now, attempt));
+                continue;
             }
+            for share in [Share::Unknown, Share::More] {
+                if std::mem::take(&mut held.shares[share as usize]) {
+                    self.parts[share as usize].give_back(holder);
+                }
+            }
+            held.shares[Share::Slow as usize] = true;
+            self.parts[Share::Slow as usize].held.take(holder, 1);
         }
         slowed
     }
@@ -196,45 +286,142 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::division::holder;
 
-    fn attempt(endpoint: i32) -> Attempt {
-        (EndpointId(endpoint), EventId::LOWEST, 1)
+    /// Attempts of one lane, each with an event of its own.
+    struct World {
+        places: Places,
+        events: u128,
+    }
+
+    impl World {
+        fn new(count: usize) -> Self {
+            let places = Places::new(count);
+            Self { places, events: 0 }
+        }
+
+        fn begin(
+            &mut self,
+            at: Monotonic,
+            holder: Holder,
+            pace: Pace,
+            on_wire: usize,
+        ) -> Result<Attempt, Share> {
+            self.places.check(holder, pace, on_wire)?;
+            self.events += 1;
+            let attempt = (holder.endpoint, EventId(uuid::Uuid::from_u128(self.events)), 1);
+            self.places.begin(at, attempt, holder, pace, on_wire);
+            Ok(attempt)
+        }
+
+        /// As many as there are places for.
+        fn fill(&mut self, holder: Holder, pace: Pace) -> Vec<Attempt> {
+            let mut begun = Vec::new();
+            while let Ok(attempt) = self.begin(Duration::ZERO, holder, pace, begun.len()) {
+                begun.push(attempt);
+            }
+            begun
+        }
     }
 
     #[test]
     fn what_hangs_at_first_contact_makes_room_for_other_unknown_lanes_after_a_second() {
-        let mut places = Places::new(16);
-        for endpoint in 0..4 {
-            let permits = places.take(Pace::Unknown, 0).ok().flatten().expect("a place");
-            places.begin(Duration::ZERO, attempt(endpoint), permits);
+        let mut world = World::new(16);
+        for lane in 0..4 {
+            let began = world.begin(Duration::ZERO, holder(lane, lane), Pace::Unknown, 0);
+            assert!(began.is_ok());
         }
-        assert!(matches!(places.take(Pace::Unknown, 0), Err(Share::Unknown)));
-        places.wait_for(Share::Unknown, EndpointId(9));
-        assert_eq!(places.called(), []);
-        assert_eq!(places.slowed(SLOW / 2), []);
-        assert_eq!(places.slowed(SLOW), [0, 1, 2, 3].map(EndpointId));
-        assert_eq!(places.called(), [EndpointId(9)]);
-        assert!(matches!(places.take(Pace::Unknown, 0), Ok(Some(_))));
+        assert_eq!(
+            world.places.check(holder(9, 9), Pace::Unknown, 0),
+            Err(Share::Unknown)
+        );
+        world.places.wait_for(Share::Unknown, holder(9, 9));
+        assert_eq!(world.places.called(), []);
+        assert_eq!(world.places.slowed(SLOW / 2), []);
+        assert_eq!(world.places.slowed(SLOW), [0, 1, 2, 3].map(EndpointId));
+        assert_eq!(world.places.called(), [EndpointId(9)]);
+        assert_eq!(world.places.check(holder(9, 9), Pace::Unknown, 0), Ok(()));
     }
 
     #[test]
-    fn slow_ones_hold_at_most_half_of_the_wire() {
-        let mut places = Places::new(8);
-        for endpoint in 0..4 {
-            let permits = places.take(Pace::Slow, 0).ok().flatten().expect("a place");
-            places.begin(Duration::ZERO, attempt(endpoint), permits);
-        }
-        assert!(matches!(places.take(Pace::Slow, 0), Err(Share::Slow)));
+    fn slow_ones_hold_at_most_half_of_the_wire_and_every_place_comes_back() {
+        let mut world = World::new(8);
+        let slow: Vec<Attempt> = (0..4)
+            .filter_map(|lane| {
+                world
+                    .begin(Duration::ZERO, holder(lane, lane), Pace::Slow, 0)
+                    .ok()
+            })
+            .collect();
+        assert_eq!(slow.len(), 4);
+        assert_eq!(world.places.check(holder(5, 5), Pace::Slow, 0), Err(Share::Slow));
         // A fast one that begins to hang finds no slow place, keeps its own, and is asked again.
-        let permits = places.take(Pace::Fast, 5).ok().flatten().expect("a place");
-        places.begin(Duration::ZERO, attempt(7), permits);
-        assert_eq!(places.slowed(SLOW).last(), Some(&EndpointId(7)));
-        places.leave(&attempt(0));
-        assert_eq!(places.slowed(SLOW * 2), [EndpointId(7)]);
-        assert!(matches!(places.take(Pace::Slow, 0), Err(Share::Slow)));
-        for endpoint in [1, 2, 3, 7] {
-            places.leave(&attempt(endpoint));
+        let fast = world
+            .begin(Duration::ZERO, holder(7, 7), Pace::Fast, 1)
+            .expect("a place");
+        assert_eq!(world.places.slowed(SLOW).last(), Some(&EndpointId(7)));
+        world.places.leave(&slow[0]);
+        assert_eq!(world.places.slowed(SLOW * 2), [EndpointId(7)]);
+        assert_eq!(world.places.check(holder(5, 5), Pace::Slow, 0), Err(Share::Slow));
+        for attempt in slow.iter().skip(1).chain([&fast]) {
+            world.places.leave(attempt);
         }
-        assert!(!places.in_use());
+        assert!(!world.places.in_use());
+        assert!(world.places.parts.iter().all(|part| part.held.is_empty()));
+    }
+
+    #[test]
+    fn however_many_hang_a_lane_that_holds_nothing_finds_a_place() {
+        for hogs in [1, 2, 5, 20, 100] {
+            let mut world = World::new(4096);
+            for lane in 0..hogs {
+                // Two lanes for each tenant.
+                world.fill(holder(lane, lane / 2), Pace::Slow);
+            }
+            let healthy = holder(-1, -1);
+            assert_eq!(
+                world.places.check(healthy, Pace::Slow, 0),
+                Ok(()),
+                "beside {hogs} that hang"
+            );
+            assert_eq!(world.places.check(healthy, Pace::Fast, 5), Ok(()));
+            let neighbour = world.places.check(holder(-2, 0), Pace::Slow, 0);
+            assert!(
+                hogs > 5 || neighbour == Ok(()),
+                "of the same tenant as two that hang"
+            );
+        }
+    }
+
+    #[test]
+    fn a_lane_alone_gets_over_a_fifth_of_the_wire_and_a_tenant_leaves_a_quarter_of_the_wire() {
+        let mut world = World::new(4096);
+        assert_eq!(world.fill(holder(1, 1), Pace::Fast).len(), FIRST_PLACES + 896);
+        let mut world = World::new(4096);
+        for lane in 0..3_000 {
+            // Never more than the first two of a lane, which need no share but the wire.
+            let _ = world.begin(Duration::ZERO, holder(lane, 1), Pace::Fast, 0);
+            let _ = world.begin(Duration::ZERO, holder(lane, 1), Pace::Fast, 1);
+        }
+        assert_eq!(world.places.in_flight(), 3072);
+        assert_eq!(world.places.check(holder(1, 1), Pace::Fast, 0), Err(Share::Wire));
+        assert_eq!(world.places.check(holder(9_999, 2), Pace::Fast, 0), Ok(()));
+    }
+
+    #[test]
+    fn a_lane_that_waits_is_called_although_many_before_it_may_not_go() {
+        let mut world = World::new(4096);
+        let held = world.fill(holder(0, 0), Pace::Slow);
+        for lane in 1..1_000 {
+            world.places.wait_for(Share::Slow, holder(0, 0));
+            world.places.wait_for(Share::Slow, holder(-lane, 0));
+        }
+        world.places.wait_for(Share::Slow, holder(1, 1));
+        world.places.leave(&held[0]);
+        let mut called = Vec::new();
+        while world.places.has_more_to_call() {
+            called.extend(world.places.called());
+        }
+        assert!(called.contains(&EndpointId(1)));
     }
 }

@@ -26,7 +26,7 @@ use crate::{
     clock::Clock,
     endpoint::{self, EndpointRow},
     job::Job,
-    lane::{DueRead, ReadNumber, Refill},
+    lane::{DueRead, DueRows, ReadNumber, Refill},
     lookout::Lookout,
     meters::METERS,
     snapshot::Snapshot,
@@ -46,16 +46,17 @@ pub(crate) struct Cycle {
     pub(crate) number: ReadNumber,
     /// Shards that are tailed.
     pub(crate) owned: Vec<Shard>,
-    /// Shards taken since the cycle before: their endpoints with work are loaded.
+    /// Shards taken since the cycle before. What they hold by the end of this one is looked for by `survey.rs`; from then on
+    /// the tail shows everything.
     pub(crate) taken: Vec<Shard>,
+    /// Endpoints that have work and no lane.
+    pub(crate) load: Vec<EndpointId>,
     pub(crate) refills: Vec<(EndpointId, Refill)>,
     pub(crate) due: Vec<(EndpointId, DueRead)>,
     /// Ordering keys whose first delivery is wanted.
     pub(crate) keys: Vec<(EndpointId, Vec<i64>)>,
     /// Endpoints whose lanes are gone.
     pub(crate) forget: Vec<EndpointId>,
-    /// Look for rows that the tail missed.
-    pub(crate) sweep: bool,
     /// Nothing is wanted: wait here until something is committed, or until told to hurry.
     pub(crate) patient: bool,
 }
@@ -64,10 +65,7 @@ pub(crate) struct Cycle {
 #[derive(Debug)]
 pub(crate) enum Message {
     /// Settings of endpoints that were not known, or that changed.
-    Endpoints {
-        rows: Vec<EndpointRow>,
-        taken: bool,
-    },
+    Endpoints(Vec<EndpointRow>),
     Page {
         rows: Vec<QueueRow>,
         cut: Option<(EndpointId, EventId)>,
@@ -79,16 +77,11 @@ pub(crate) enum Message {
     },
     Due {
         endpoint: EndpointId,
-        rows: Vec<Job>,
-        later: Option<DateTime<Utc>>,
+        due: DueRows,
     },
     Keys {
         endpoint: EndpointId,
         heads: Vec<Job>,
-    },
-    /// Endpoints that have queue rows, found by the sweep.
-    Swept {
-        endpoints: Vec<EndpointId>,
     },
     /// The cycle is over. `settings` is its snapshot when it brought changed settings.
     Done {
@@ -103,6 +96,7 @@ pub(crate) enum Message {
 #[derive(Debug)]
 pub(crate) struct QueueRow {
     pub(crate) endpoint: EndpointId,
+    pub(crate) shard: Shard,
     pub(crate) job: Job,
 }
 
@@ -121,7 +115,32 @@ struct Session {
     connection: PgConnection,
     lookout: Lookout,
     previous: Option<Snapshot>,
-    known: HashSet<EndpointId>,
+    known: Known,
+}
+
+/// Endpoints whose settings the engine was told of on this connection. The settings of others are told before their first
+/// row is; changes are told of these only.
+///
+/// Invariant, kept with `engine.rs`: one that is known and owned has a lane, or its settings can't be used. The engine has
+/// every other one forgotten.
+#[derive(Debug, Default)]
+pub(crate) struct Known(HashSet<EndpointId>);
+
+impl Known {
+    pub(crate) fn forget(&mut self, ids: &[EndpointId]) {
+        for id in ids {
+            self.0.remove(id);
+        }
+    }
+
+    /// Of these, those not known so far, each once. They are from now on.
+    pub(crate) fn introduce(&mut self, ids: impl Iterator<Item = EndpointId>) -> Vec<EndpointId> {
+        ids.filter(|id| self.0.insert(*id)).collect()
+    }
+
+    pub(crate) fn contains(&self, id: &EndpointId) -> bool {
+        self.0.contains(id)
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -182,7 +201,7 @@ impl Session {
             connection,
             lookout: Lookout::start(options.clone()),
             previous: None,
-            known: HashSet::new(),
+            known: Known::default(),
         })
     }
 
@@ -194,9 +213,7 @@ impl Session {
             out,
             ..
         } = reader;
-        for id in &cycle.forget {
-            self.known.remove(id);
-        }
+        self.known.forget(&cycle.forget);
         if cycle.patient && self.previous.is_some() && !self.wait_for_change(clock, wake, hurry).await? {
             let nothing = Message::Done {
                 number: cycle.number,
@@ -221,9 +238,7 @@ impl Session {
             settings = self.changed_settings(&new, out).await?;
             rows = self.tail(&new, &cycle.owned, out).await?;
         }
-        if !cycle.taken.is_empty() {
-            self.load_taken(&cycle.taken, out).await?;
-        }
+        self.load(&cycle.load, out).await?;
         if !cycle.refills.is_empty() {
             let began = Instant::now();
             self.refill(&cycle.refills, out).await?;
@@ -231,9 +246,6 @@ impl Session {
         }
         self.read_due(&cycle.due, now, out).await?;
         self.read_keys(&cycle.keys, out).await?;
-        if cycle.sweep {
-            self.sweep(&cycle.owned, out).await?;
-        }
         sqlx::raw_sql("commit")
             .execute(&mut self.connection)
             .answered()
@@ -312,7 +324,7 @@ impl Session {
             .collect();
         if !known.is_empty() {
             let rows = endpoint::load(&mut self.connection, &known).answered().await?;
-            say(out, Message::Endpoints { rows, taken: false }).await?;
+            say(out, Message::Endpoints(rows)).await?;
         }
         Ok(!changed.is_empty())
     }
@@ -353,6 +365,7 @@ impl Session {
                 .into_iter()
                 .map(|row| QueueRow {
                     endpoint: row.key.endpoint,
+                    shard: row.shard,
                     job: row.job,
                 })
                 .collect();
@@ -386,7 +399,7 @@ impl Session {
         sqlx::query_as(
             "select q.* from unnest($1::xid8[], $2::int[], $3::uuid[], $4::xid8[]) as r(xid, endpoint_id, event_id, high)
              cross join lateral (
-                 select q.xid::text as xid, endpoint_id, event_id, tenant_id, type_id, key_id, attempt, replay_id
+                 select q.xid::text as xid, endpoint_id, event_id, shard, tenant_id, type_id, key_id, attempt, replay_id
                  from postrider.queue q
                  where (q.xid, endpoint_id, event_id) > (r.xid, r.endpoint_id, r.event_id) and q.xid < r.high
                    and shard = any($5) and shard >= 0
@@ -411,35 +424,22 @@ impl Session {
         endpoints: impl Iterator<Item = EndpointId>,
         out: &mpsc::Sender<Message>,
     ) -> Result<(), ReadError> {
-        let mut unknown: Vec<EndpointId> = endpoints.filter(|id| !self.known.contains(id)).collect();
-        unknown.dedup();
+        let unknown = self.known.introduce(endpoints);
         if unknown.is_empty() {
             return Ok(());
         }
         let rows = endpoint::load(&mut self.connection, &unknown).answered().await?;
-        self.known.extend(unknown);
-        say(out, Message::Endpoints { rows, taken: false }).await
+        say(out, Message::Endpoints(rows)).await
     }
 
-    /// A probe for each endpoint of the shards just taken. Those with rows start spilled: the tail of this cycle was of
-    /// the old shards only, and the snapshot is younger than the takeover.
-    async fn load_taken(&mut self, taken: &[Shard], out: &mpsc::Sender<Message>) -> Result<(), ReadError> {
-        let ids: Vec<EndpointId> = sqlx::query_scalar(
-            "select e.id from postrider.endpoints e
-             where e.shard = any($1)
-               and (exists (select from postrider.queue q where q.endpoint_id = e.id offset 0)
-                 or exists (select from postrider.retries r where r.endpoint_id = e.id offset 0))",
-        )
-        .bind(taken)
-        .fetch_all(&mut self.connection)
-        .answered()
-        .await?;
-        for ids in ids.chunks(PAGE_ROWS as usize) {
-            let rows = endpoint::load(&mut self.connection, ids).answered().await?;
-            self.known.extend(ids);
-            say(out, Message::Endpoints { rows, taken: true }).await?;
+    /// Settings of endpoints that the engine has no lane for, known or not.
+    async fn load(&mut self, ids: &[EndpointId], out: &mpsc::Sender<Message>) -> Result<(), ReadError> {
+        if ids.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.known.introduce(ids.iter().copied());
+        let rows = endpoint::load(&mut self.connection, ids).answered().await?;
+        say(out, Message::Endpoints(rows)).await
     }
 
     async fn refill(
@@ -499,37 +499,39 @@ impl Session {
         let limits: Vec<i32> = due.iter().map(|(_, asked)| asked.limit as i32).collect();
         let rows: Vec<WaitingRow> = sqlx::query_as(
             "select q.endpoint_id, q.event_id, q.tenant_id, q.type_id, q.key_id, q.attempt, q.step, q.replay_id, q.due_at
-             from unnest($1::int[], $2::int[]) as r(endpoint_id, n)
+             from unnest($1::int[], $2::int[], $3::timestamptz[]) as r(endpoint_id, n, from_at)
              cross join lateral (
-                 select * from postrider.retries q where q.endpoint_id = r.endpoint_id and q.attempt >= 0
+                 select * from postrider.retries q
+                 where q.endpoint_id = r.endpoint_id and q.attempt >= 0 and q.due_at >= r.from_at
                  order by q.due_at limit r.n
              ) q",
         )
         .bind(&endpoints)
         .bind(&limits)
+        .bind(due.iter().map(|(_, asked)| asked.from).collect::<Vec<_>>())
         .fetch_all(&mut self.connection)
         .answered()
         .await?;
         let mut rows = rows.into_iter().peekable();
         for (endpoint, asked) in due {
-            let (mut jobs, mut later, mut read) = (Vec::new(), None, 0);
+            let (mut due, mut read) = (DueRows::default(), 0);
             while let Some(row) = rows.next_if(|row| row.endpoint_id == *endpoint) {
                 read += 1;
+                due.first = due.first.or(row.due_at);
                 match row.due_at {
-                    Some(at) if at > now && !asked.even_later => later = later.or(Some(at)),
-                    _ => jobs.push(row.job()),
+                    Some(at) if at > now && !asked.even_later => due.later = due.later.or(Some(at)),
+                    _ => due.rows.push(row.job()),
                 }
             }
             // As many as were asked for, and all of them due: there may be more.
-            if read == asked.limit && later.is_none() {
-                later = Some(now);
+            if read == asked.limit && due.later.is_none() {
+                due.later = Some(now);
             }
             say(
                 out,
                 Message::Due {
                     endpoint: *endpoint,
-                    rows: jobs,
-                    later,
+                    due,
                 },
             )
             .await?;
@@ -572,20 +574,6 @@ impl Session {
         }
         Ok(())
     }
-
-    async fn sweep(&mut self, owned: &[Shard], out: &mpsc::Sender<Message>) -> Result<(), ReadError> {
-        let endpoints: Vec<EndpointId> = sqlx::query_scalar(
-            "select e.id from postrider.endpoints e
-             where e.shard = any($1) and e.state = 'active'
-               and exists (select from postrider.queue q where q.endpoint_id = e.id offset 0)",
-        )
-        .bind(owned)
-        .fetch_all(&mut self.connection)
-        .answered()
-        .await?;
-        self.introduce(endpoints.iter().copied(), out).await?;
-        say(out, Message::Swept { endpoints }).await
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -608,6 +596,7 @@ impl TailKey {
 
 struct TailRow {
     key: TailKey,
+    shard: Shard,
     job: Job,
 }
 
@@ -632,6 +621,7 @@ impl FromRow<'_, sqlx::postgres::PgRow> for TailRow {
         };
         Ok(Self {
             key,
+            shard: row.try_get("shard")?,
             job: waiting.job(),
         })
     }

@@ -7,6 +7,7 @@
 mod answer;
 mod body;
 mod connect;
+mod kept;
 mod names;
 #[cfg(test)]
 mod tests;
@@ -19,18 +20,19 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
-use hyper_util::{
-    client::legacy::{Client, connect::capture_connection},
-    rt::{TokioExecutor, TokioTimer},
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Uri, header,
+    uri::{PathAndQuery, Scheme},
 };
 use postrider_proto::{Outcome, OutcomeKind};
+use rustls::ClientConfig;
 use url::Url;
 
 use answer::Progress;
 pub use answer::retry_after;
 use body::Body;
 use connect::{Connector, PeerCertificate};
+use kept::{Connections, Receiver};
 use names::Names;
 
 use crate::{
@@ -40,29 +42,29 @@ use crate::{
 };
 
 const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
-const ANSWER_HEADERS_MAX: usize = 100;
-/// All headers of an answer together.
-const ANSWER_HEAD_BYTES_MAX: usize = 64 * 1024;
-const IDLE_CONNECTION_LIFE: Duration = Duration::from_secs(30);
-/// Clients for endpoints with TLS settings of their own. The one that was not used for longest goes.
-const OWN_CLIENTS_MAX: usize = 256;
+/// TLS settings of endpoints that have their own. Those that were not used for longest go.
+const OWN_TLS_MAX: usize = 256;
 
-type HttpClient = Client<Connector, Body>;
-
-/// One client for all endpoints but those with TLS settings of their own; those share one for each distinct settings.
+/// Connections are shared by all endpoints of a host, but for those with TLS settings of their own.
 #[derive(Clone)]
 pub struct Sender {
-    client: HttpClient,
+    connections: Connections,
     guard: Arc<Guard>,
     names: Names,
     trust: Trust,
-    own_clients: Arc<Mutex<HashMap<[u8; 32], OwnClient>>>,
+    tls: Arc<ClientConfig>,
+    own_tls: Arc<Mutex<HashMap<[u8; 32], OwnTls>>>,
 }
 
-struct OwnClient {
-    client: HttpClient,
+struct OwnTls {
+    config: Arc<ClientConfig>,
     used: Instant,
 }
+
+/// A fault on this side: nothing was sent, and it says nothing about the receiver.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct OwnFault(String);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SenderError {
@@ -85,125 +87,137 @@ pub struct Request<'a> {
 }
 
 impl Sender {
-    pub fn new(guard: Guard) -> Result<Self, SenderError> {
+    /// For so many requests at a time.
+    pub fn new(guard: Guard, requests: usize) -> Result<Self, SenderError> {
         let trust = Trust::of_machine();
-        let guard = Arc::new(guard);
         let names = Names::new().map_err(|error| SenderError::Names(error.to_string()))?;
-        let connector = Connector {
-            guard: guard.clone(),
-            names: names.clone(),
-            tls: trust.config(&TlsSettings::default())?,
-        };
         Ok(Self {
-            client: client(connector),
-            guard,
+            connections: Connections::new(requests),
+            guard: Arc::new(guard),
             names,
+            tls: trust.config(&TlsSettings::default())?,
             trust,
-            own_clients: Arc::default(),
+            own_tls: Arc::default(),
         })
     }
 
-    pub async fn send(&self, request: Request<'_>) -> Outcome {
-        self.send_and_see(request).await.0
+    pub async fn send(&self, request: Request<'_>) -> Result<Outcome, OwnFault> {
+        self.exchange(request, &mut None).await
     }
 
     /// The outcome, and the certificate of a server that answered over TLS.
     pub async fn send_and_see(&self, request: Request<'_>) -> (Outcome, Option<Vec<u8>>) {
         let mut certificate = None;
-        let outcome = self.exchange(request, &mut certificate).await;
+        let outcome = match self.exchange(request, &mut certificate).await {
+            Ok(outcome) => outcome,
+            Err(OwnFault(error)) => Outcome::NotSent { error },
+        };
         (outcome, certificate.map(|PeerCertificate(bytes)| bytes.to_vec()))
     }
 
-    async fn exchange(&self, request: Request<'_>, certificate: &mut Option<PeerCertificate>) -> Outcome {
+    async fn exchange(
+        &self,
+        request: Request<'_>,
+        certificate: &mut Option<PeerCertificate>,
+    ) -> Result<Outcome, OwnFault> {
         let limit = request.timeout;
         // Settings may have changed since the URL was saved.
         if let Err(refusal) = self.guard.check_target(request.url) {
-            return Outcome::Forbidden {
+            return Ok(Outcome::Forbidden {
                 error: refusal.to_string(),
-            };
+            });
         }
-        let client = match self.client_for(request.tls) {
-            Ok(client) => client,
+        let own_tls = request.tls.filter(|own| !own.is_empty());
+        let connector = match self.connector(own_tls) {
+            Ok(connector) => connector,
             Err(fault) => {
-                return Outcome::Unreachable {
+                return Ok(Outcome::Unreachable {
                     kind: OutcomeKind::TlsFailed,
                     error: format!("the endpoint's own certificates can't be used: {fault}"),
-                };
+                });
             }
         };
-        let mut outgoing = match outgoing(request) {
+        let (outgoing, receiver) = match outgoing(request, own_tls.map(TlsSettings::digest)) {
             Ok(outgoing) => outgoing,
             Err(error) => {
-                return Outcome::Forbidden {
+                return Ok(Outcome::Forbidden {
                     error: error.to_string(),
-                };
+                });
             }
         };
-        let connection = capture_connection(&mut outgoing);
         let mut progress = Progress::default();
+        let mut connected = false;
         let exchange = async {
-            let response = client.request(outgoing).await;
-            let response = response.map_err(|error| words::unreachable(&error))?;
-            *certificate = response.extensions().get::<PeerCertificate>().cloned();
-            progress.read(response).await;
+            let mut connection = match self.connections.take(&receiver) {
+                Some(kept) => kept,
+                None => connector.connect(&receiver).await.map_err(words::not_connected)?,
+            };
+            connected = true;
+            let response = connection.send(outgoing).await;
+            let response = response.map_err(|error| Ok(words::broken(&error)))?;
+            certificate.clone_from(&connection.certificate);
+            if progress.read(response).await {
+                self.connections.keep(receiver, connection).await;
+            }
             Ok(())
         };
         match tokio::time::timeout(limit, exchange).await {
-            Ok(Ok(())) => progress.outcome(),
+            Ok(Ok(())) => Ok(progress.outcome()),
             Ok(Err(failure)) => failure,
-            Err(_) => {
-                let connected = connection.connection_metadata().is_some();
-                progress.cut_off(limit, connected)
-            }
+            Err(_) => Ok(progress.cut_off(limit, connected)),
         }
     }
 
-    fn client_for(&self, own: Option<&TlsSettings>) -> Result<HttpClient, TlsFault> {
-        let Some(own) = own.filter(|own| !own.is_empty()) else {
-            return Ok(self.client.clone());
-        };
+    fn connector(&self, own_tls: Option<&TlsSettings>) -> Result<Connector<'_>, TlsFault> {
+        Ok(Connector {
+            guard: &self.guard,
+            names: &self.names,
+            connections: &self.connections,
+            tls: match own_tls {
+                None => self.tls.clone(),
+                Some(own) => self.own_tls(own)?,
+            },
+        })
+    }
+
+    fn own_tls(&self, own: &TlsSettings) -> Result<Arc<ClientConfig>, TlsFault> {
         let digest = own.digest();
-        let mut clients = self.own_clients.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if let Some(known) = clients.get_mut(&digest) {
-            known.used = now;
-            return Ok(known.client.clone());
+        let mut known = self.own_tls.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = Instant::now();
+        if let Some(known) = known.get_mut(&digest) {
+            known.used = used;
+            return Ok(known.config.clone());
         }
-        let client = client(Connector {
-            guard: self.guard.clone(),
-            names: self.names.clone(),
-            tls: self.trust.config(own)?,
-        });
-        if clients.len() >= OWN_CLIENTS_MAX {
-            let oldest = clients
-                .iter()
-                .min_by_key(|(_, one)| one.used)
-                .map(|(digest, _)| *digest);
-            oldest.and_then(|digest| clients.remove(&digest));
+        let config = self.trust.config(own)?;
+        if known.len() >= OWN_TLS_MAX {
+            let oldest = known.iter().min_by_key(|(_, one)| one.used);
+            let oldest = oldest.map(|(digest, _)| *digest);
+            oldest.and_then(|digest| known.remove(&digest));
         }
-        let made = OwnClient {
-            client: client.clone(),
-            used: now,
-        };
-        clients.insert(digest, made);
-        Ok(client)
+        known.insert(
+            digest,
+            OwnTls {
+                config: config.clone(),
+                used,
+            },
+        );
+        Ok(config)
     }
 }
 
-fn client(connector: Connector) -> HttpClient {
-    Client::builder(TokioExecutor::new())
-        .pool_idle_timeout(IDLE_CONNECTION_LIFE)
-        .pool_timer(TokioTimer::new())
-        .retry_canceled_requests(false)
-        .http1_max_headers(ANSWER_HEADERS_MAX)
-        .http1_max_buf_size(ANSWER_HEAD_BYTES_MAX)
-        .build(connector)
-}
-
-fn outgoing(request: Request<'_>) -> Result<http::Request<Body>, http::Error> {
+fn outgoing(
+    request: Request<'_>,
+    tls: Option<[u8; 32]>,
+) -> Result<(http::Request<Body>, Receiver), http::Error> {
+    let target = Uri::try_from(request.url.as_str())?;
+    let https = target.scheme() == Some(&Scheme::HTTPS);
+    let host = target.host().unwrap_or_default().to_owned();
+    let default_port = if https { 443 } else { 80 };
+    let port = target.port_u16().unwrap_or(default_port);
+    let path = target.path_and_query().map_or("/", PathAndQuery::as_str);
     let mut outgoing = http::Request::builder()
         .method(Method::POST)
-        .uri(request.url.as_str())
+        .uri(path)
         .body(Body::new(request.body, request.right))?;
     let headers = outgoing.headers_mut();
     *headers = request.headers;
@@ -216,7 +230,18 @@ fn outgoing(request: Request<'_>) -> Result<http::Request<Body>, http::Error> {
     headers
         .entry(header::ACCEPT)
         .or_insert(HeaderValue::from_static("*/*"));
-    Ok(outgoing)
+    let named = match port == default_port {
+        true => HeaderValue::from_str(&host)?,
+        false => HeaderValue::from_str(&format!("{host}:{port}"))?,
+    };
+    headers.insert(header::HOST, named);
+    let receiver = Receiver {
+        https,
+        host,
+        port,
+        tls,
+    };
+    Ok((outgoing, receiver))
 }
 
 /// The headers of an attempt that every receiver can rely on.

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::{
     endpoint::Endpoint,
     job::Job,
-    lane::{DueRead, LIVE_IN_A_ROW_MAX, Lane, REPLAY_SHARE, ReadNumber, Refill, Verdict},
+    lane::{DueRead, DueRows, LIVE_IN_A_ROW_MAX, Lane, REPLAY_SHARE, ReadNumber, Refill, Verdict},
     replays::withdraw::Withdrawal,
 };
 
@@ -39,7 +39,7 @@ struct Read {
     number: ReadNumber,
     tail: Vec<Job>,
     refill: Option<(Refill, Vec<Job>)>,
-    due: Option<(Vec<Job>, Option<DateTime<Utc>>)>,
+    due: Option<DueRows>,
     keys: Option<Vec<Job>>,
 }
 
@@ -84,7 +84,7 @@ impl World {
         let ordered = rng.random_bool(0.4);
         let endpoint = Endpoint::for_simulation(concurrency, ordered, EndpointState::Active);
         Self {
-            lane: Lane::new(Arc::new(endpoint), Epoch(1), false, None),
+            lane: Lane::new(Arc::new(endpoint), Epoch(1)),
             rng,
             concurrency,
             ordered,
@@ -204,22 +204,25 @@ impl World {
         });
     }
 
-    fn read_due(&mut self, asked: DueRead, now: DateTime<Utc>) -> (Vec<Job>, Option<DateTime<Utc>>) {
+    fn read_due(&mut self, asked: DueRead, now: DateTime<Utc>) -> DueRows {
         self.lane.due_read_begins();
-        let mut rows: Vec<&Row> = self.retries.values().collect();
+        let rows = self.retries.values().filter(|row| row.due >= asked.from);
+        let mut rows: Vec<&Row> = rows.collect();
         rows.sort_by_key(|row| row.due);
         rows.truncate(asked.limit);
         let mut later = rows.iter().map(|row| row.due).find(|due| *due > now);
         if rows.len() == asked.limit && later.is_none() {
             later = Some(now);
         }
-        (
-            rows.into_iter()
+        DueRows {
+            first: rows.first().map(|row| row.due),
+            rows: rows
+                .into_iter()
                 .filter(|row| row.due <= now)
                 .map(|row| row.job.clone())
                 .collect(),
             later,
-        )
+        }
     }
 
     fn head_of(&self, key: i64) -> Option<Job> {
@@ -242,8 +245,8 @@ impl World {
         if let Some((asked, rows)) = read.refill {
             self.lane.refilled(asked, rows);
         }
-        if let Some((rows, later)) = read.due {
-            self.lane.due_read(rows, later);
+        if let Some(due) = read.due {
+            self.lane.due_read(due);
         }
         if let Some(heads) = read.keys {
             self.lane.keys_read(heads);

@@ -181,7 +181,7 @@ async fn an_endpoint_that_begins_to_hang_with_a_large_bulkhead_does_not_starve_t
     healthy.wait_for(1).await;
     fleet.database().drained().await;
     fleet.emit("much.waits", "e", 1_000).await;
-    hanging.wait_in_flight(32).await;
+    hanging.wait_in_flight(16).await;
     for number in 1..30 {
         let emitted = Instant::now();
         fleet.emit("little.waits", &format!("h{number}"), 1).await;

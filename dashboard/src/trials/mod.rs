@@ -70,7 +70,7 @@ impl Trials {
     /// The guard is the dispatchers' own.
     pub fn new(guard: Guard) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         Ok(Self {
-            sender: Sender::new(guard)?,
+            sender: Sender::new(guard, AT_ONCE_MAX)?,
             places: Arc::new(Semaphore::new(AT_ONCE_MAX)),
         })
     }

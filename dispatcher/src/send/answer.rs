@@ -46,19 +46,21 @@ impl Head {
 
 impl Progress {
     /// The status has decided already; the body is only for people to look at. It ends at the cap, at the time limit,
-    /// or where the connection breaks.
-    pub(super) async fn read(&mut self, mut response: Response<Incoming>) {
+    /// or where the connection breaks. Returns whether it was read to its end.
+    pub(super) async fn read(&mut self, mut response: Response<Incoming>) -> bool {
         self.head = Some(Head::of(&response));
         let mut read = 0;
-        while let Some(Ok(frame)) = response.frame().await {
+        while let Some(frame) = response.frame().await {
+            let Ok(frame) = frame else { return false };
             let Some(chunk) = frame.data_ref() else { continue };
             let room = ANSWER_KEPT_BYTES_MAX - self.body.len();
             self.body.extend_from_slice(&chunk[..chunk.len().min(room)]);
             read += chunk.len();
             if read >= ANSWER_READ_BYTES_MAX {
-                break;
+                return false;
             }
         }
+        true
     }
 
     pub(super) fn outcome(self) -> Outcome {

@@ -11,22 +11,20 @@ use std::{
     time::Duration,
 };
 
-use http::Uri;
-use hyper_util::{
-    client::legacy::connect::{Connected, Connection},
-    rt::TokioIo,
-};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    sync::OwnedSemaphorePermit,
     task::JoinSet,
 };
 use tokio_rustls::TlsConnector;
-use tower_service::Service;
 use url::Host;
 
-use super::names::{NameError, Names};
+use super::{
+    kept::{Connection, Connections, Receiver},
+    names::{NameError, Names},
+};
 use crate::{
     guard::{Guard, Refusal},
     proxy::TunnelError,
@@ -36,8 +34,8 @@ use crate::{
 const ADDRESSES_TRIED_MAX: usize = 6;
 /// Before the next address is tried beside one that does not answer.
 const STAGGER: Duration = Duration::from_millis(250);
-/// Longer than any attempt may take: a connection that its attempt no longer waits for ends too.
-const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
+/// How many of these an address has to itself while there is no socket for a second one.
+const STAGGERS_MAX: u32 = 4;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -52,52 +50,45 @@ pub(super) enum ConnectError {
     Tunnel(#[from] TunnelError),
     #[error("{0}")]
     Tls(io::Error),
-    #[error("no connection in time")]
-    TooLong,
+    #[error("{0}")]
+    Http(hyper::Error),
+    /// Our own fault, and no fault of the receiver's.
+    #[error("no more files can be opened: {0}")]
+    OutOfFiles(io::Error),
 }
 
-#[derive(Clone)]
-pub(super) struct Connector {
-    pub(super) guard: Arc<Guard>,
-    pub(super) names: Names,
+/// What a connection is made with.
+pub(super) struct Connector<'s> {
+    pub(super) guard: &'s Guard,
+    pub(super) names: &'s Names,
+    pub(super) connections: &'s Connections,
     pub(super) tls: Arc<ClientConfig>,
 }
 
-impl Service<Uri> for Connector {
-    type Response = TokioIo<Wire>;
-    type Error = ConnectError;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectError>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, target: Uri) -> Self::Future {
-        let connector = self.clone();
-        Box::pin(async move {
-            match tokio::time::timeout(CONNECT_TIME_MAX, connector.connect(&target)).await {
-                Ok(connected) => connected.map(TokioIo::new),
-                Err(_) => Err(ConnectError::TooLong),
-            }
-        })
-    }
+/// A socket with its permit, which outlives it.
+pub(super) struct Socket {
+    stream: TcpStream,
+    permit: OwnedSemaphorePermit,
 }
 
-impl Connector {
-    async fn connect(&self, target: &Uri) -> Result<Wire, ConnectError> {
-        let is_tls = target.scheme_str() == Some("https");
-        let port = target.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-        let host = target.host().unwrap_or_default();
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let addresses = self.checked_addresses(host, port).await?;
-        let stream = match &self.guard.egress_proxy {
-            None => first_to_answer(addresses).await.map_err(ConnectError::Tcp)?,
+impl Connector<'_> {
+    pub(super) async fn connect(&self, receiver: &Receiver) -> Result<Connection, ConnectError> {
+        let wire = self.open(receiver).await?;
+        Connection::over(wire).await.map_err(ConnectError::Http)
+    }
+
+    async fn open(&self, receiver: &Receiver) -> Result<Wire, ConnectError> {
+        let host = receiver.host.trim_start_matches('[').trim_end_matches(']');
+        let addresses = self.checked_addresses(host, receiver.port).await?;
+        let Socket { stream, permit } = match &self.guard.egress_proxy {
+            None => self.first_to_answer(addresses).await.map_err(tcp_error)?,
             Some(_) => self.through_proxy(&addresses).await?,
         };
-        if !is_tls {
+        if !receiver.https {
             return Ok(Wire {
                 stream: Box::new(stream),
                 certificate: None,
+                _permit: permit,
             });
         }
         let not_a_name = |_| ConnectError::Refused(Refusal::HostName(host.to_owned()));
@@ -112,6 +103,7 @@ impl Connector {
         Ok(Wire {
             stream: Box::new(stream),
             certificate,
+            _permit: permit,
         })
     }
 
@@ -132,7 +124,7 @@ impl Connector {
         Ok(addresses.map(|ip| SocketAddr::new(ip, port)).collect())
     }
 
-    async fn through_proxy(&self, addresses: &[SocketAddr]) -> Result<TcpStream, ConnectError> {
+    async fn through_proxy(&self, addresses: &[SocketAddr]) -> Result<Socket, ConnectError> {
         let mut failed = None;
         let Some(proxy) = &self.guard.egress_proxy else {
             return Err(TunnelError::Proxy("is not set".to_owned()).into());
@@ -152,11 +144,13 @@ impl Connector {
             .map(|ip| SocketAddr::new(ip, proxy.port))
             .collect();
         for address in addresses {
-            let mut stream = first_to_answer(places.clone())
-                .await
-                .map_err(|error| unreachable(super::words::of_io(&error)))?;
-            match proxy.tunnel(&mut stream, *address).await {
-                Ok(()) => return Ok(stream),
+            let mut socket = match self.first_to_answer(places.clone()).await {
+                Ok(socket) => socket,
+                Err(error) if is_out_of_files(&error) => return Err(ConnectError::OutOfFiles(error)),
+                Err(error) => return Err(unreachable(super::words::of_io(&error)).into()),
+            };
+            match proxy.tunnel(&mut socket.stream, *address).await {
+                Ok(()) => return Ok(socket),
                 Err(error @ TunnelError::Proxy(_)) => return Err(error.into()),
                 Err(error @ TunnelError::Endpoint(_)) => failed = Some(error),
             }
@@ -165,6 +159,77 @@ impl Connector {
             .unwrap_or(TunnelError::Proxy("was not asked".to_owned()))
             .into())
     }
+
+    /// Connects to the first address that takes it; the next is tried when one fails, or is silent for a moment. Beside the
+    /// first only while there are sockets to spare, else in place of it.
+    pub(super) async fn first_to_answer(&self, addresses: Vec<SocketAddr>) -> io::Result<Socket> {
+        let mut waiting = addresses.into_iter();
+        let mut tries = JoinSet::new();
+        let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        let mut permit = self.connections.permit().await;
+        let mut without_permit = 0;
+        loop {
+            if waiting.len() > 0 {
+                permit = permit.or_else(|| self.connections.extra_permit());
+            }
+            if permit.is_some()
+                && let Some(address) = waiting.next()
+                && let Some(permit) = permit.take()
+            {
+                without_permit = 0;
+                tries.spawn(connect(address, permit));
+            } else if waiting.len() > 0 {
+                without_permit += 1;
+            }
+            if without_permit > STAGGERS_MAX {
+                tries.shutdown().await;
+                permit = self.connections.permit().await;
+                without_permit = 0;
+                continue;
+            }
+            if tries.is_empty() && waiting.len() == 0 {
+                return Err(failed);
+            }
+            tokio::select! {
+                Some(ended) = tries.join_next() => match ended {
+                    Ok(Ok(socket)) => return Ok(socket),
+                    Ok(Err((error, own))) => {
+                        failed = error;
+                        permit = Some(own);
+                    }
+                    Err(_) => permit = self.connections.permit().await,
+                },
+                () = tokio::time::sleep(STAGGER), if waiting.len() > 0 => {}
+            }
+        }
+    }
+}
+
+async fn connect(
+    address: SocketAddr,
+    permit: OwnedSemaphorePermit,
+) -> Result<Socket, (io::Error, OwnedSemaphorePermit)> {
+    let connected = async {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    };
+    match connected.await {
+        Ok(stream) => Ok(Socket { stream, permit }),
+        Err(error) => Err((error, permit)),
+    }
+}
+
+fn tcp_error(error: io::Error) -> ConnectError {
+    match is_out_of_files(&error) {
+        true => ConnectError::OutOfFiles(error),
+        false => ConnectError::Tcp(error),
+    }
+}
+
+/// Of this process (EMFILE) or of the machine (ENFILE).
+fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(23 | 24))
 }
 
 /// One of each family by turns, so that one that leads nowhere costs one try.
@@ -175,34 +240,6 @@ fn interleaved(found: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '_ {
         0 => sixes.next(),
         _ => fours.next(),
     })
-}
-
-/// Connects to the first address that takes it; the next is tried when one fails, or is silent for a moment.
-async fn first_to_answer(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
-    let mut waiting = addresses.into_iter();
-    let mut tries = JoinSet::new();
-    let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    loop {
-        let more = waiting.len() > 0;
-        if tries.is_empty() && !more {
-            return Err(failed);
-        }
-        if let Some(address) = waiting.next() {
-            tries.spawn(async move {
-                let stream = TcpStream::connect(address).await?;
-                stream.set_nodelay(true)?;
-                Ok(stream)
-            });
-        }
-        tokio::select! {
-            Some(ended) = tries.join_next() => match ended {
-                Ok(Ok(stream)) => return Ok(stream),
-                Ok(Err(error)) => failed = error,
-                Err(_) => {}
-            },
-            () = tokio::time::sleep(STAGGER), if waiting.len() > 0 => {}
-        }
-    }
 }
 
 /// Whether an address is one of this machine's own. Connecting a datagram socket sends nothing: the system only chooses
@@ -234,14 +271,13 @@ pub(super) struct PeerCertificate(pub(super) Arc<[u8]>);
 pub(super) struct Wire {
     stream: Box<dyn Stream>,
     certificate: Option<PeerCertificate>,
+    /// Given back once the stream above is closed.
+    _permit: OwnedSemaphorePermit,
 }
 
-impl Connection for Wire {
-    fn connected(&self) -> Connected {
-        match &self.certificate {
-            Some(certificate) => Connected::new().extra(certificate.clone()),
-            None => Connected::new(),
-        }
+impl Wire {
+    pub(super) fn certificate(&self) -> Option<PeerCertificate> {
+        self.certificate.clone()
     }
 }
 

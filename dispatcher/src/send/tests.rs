@@ -2,6 +2,7 @@
 
 mod hostile;
 mod proxied;
+mod sockets;
 mod tls;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -18,6 +19,9 @@ use crate::lease::Lease;
 /// Each attempt's time in these tests.
 const LIMIT: Duration = Duration::from_millis(400);
 
+/// Requests at a time.
+const AT_ONCE: usize = 64;
+
 /// The real guard with loopback opened.
 fn guard() -> Guard {
     Guard {
@@ -28,7 +32,7 @@ fn guard() -> Guard {
 }
 
 fn sender() -> Sender {
-    Sender::new(guard()).expect("a sender")
+    Sender::new(guard(), AT_ONCE).expect("a sender")
 }
 
 /// A listener that hands each connection to the script. What the script returns is kept: connections it holds stay open.
@@ -95,6 +99,7 @@ async fn post_under(right: Option<Right>, sender: &Sender, url: &str, tls: Optio
     tokio::time::timeout(LIMIT * 10, sender.send(request))
         .await
         .expect("every attempt ends by its time limit")
+        .expect("no fault of our own")
 }
 
 async fn post_to(address: SocketAddr) -> Outcome {

@@ -6,26 +6,11 @@ use chrono::DateTime;
 use postrider_proto::{Outcome, OutcomeKind};
 use rustls::{AlertDescription, CertificateError, pki_types::UnixTime};
 
-use super::{answer::kept_text, connect::ConnectError, names::NameError};
+use super::{OwnFault, answer::kept_text, connect::ConnectError, names::NameError};
 use crate::{proxy::TunnelError, tls::SelfSigned};
 
 /// Names of a certificate that are told.
 const NAMES_MAX: usize = 5;
-
-/// An attempt that came to no answer.
-pub(super) fn unreachable(error: &hyper_util::client::legacy::Error) -> Outcome {
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        if let Some(error) = inner.downcast_ref::<ConnectError>() {
-            return not_connected(error);
-        }
-        if let Some(error) = inner.downcast_ref::<hyper::Error>() {
-            return broken(error);
-        }
-        cause = inner.source();
-    }
-    told(OutcomeKind::BrokenAnswer, error.to_string())
-}
 
 fn told(kind: OutcomeKind, words: String) -> Outcome {
     Outcome::Unreachable {
@@ -34,8 +19,11 @@ fn told(kind: OutcomeKind, words: String) -> Outcome {
     }
 }
 
-fn not_connected(error: &ConnectError) -> Outcome {
-    match error {
+/// An attempt that came to no connection.
+pub(super) fn not_connected(error: ConnectError) -> Result<Outcome, OwnFault> {
+    Ok(match &error {
+        ConnectError::OutOfFiles(_) => return Err(OwnFault(error.to_string())),
+        ConnectError::Http(error) => broken(error),
         ConnectError::Refused(refusal) => Outcome::Forbidden {
             error: refusal.to_string(),
         },
@@ -47,12 +35,11 @@ fn not_connected(error: &ConnectError) -> Outcome {
             told(OutcomeKind::ConnectionFailed, error.to_string())
         }
         ConnectError::Tls(error) => told(OutcomeKind::TlsFailed, of_handshake(error)),
-        ConnectError::TooLong => told(OutcomeKind::TimedOut, error.to_string()),
-    }
+    })
 }
 
 /// Connected, but no answer that can be read.
-fn broken(error: &hyper::Error) -> Outcome {
+pub(super) fn broken(error: &hyper::Error) -> Outcome {
     let kind = OutcomeKind::BrokenAnswer;
     if error.is_parse_too_large() {
         return told(kind, "the headers of the answer are too large".to_owned());

@@ -274,14 +274,15 @@ async fn b13_a_request_on_a_connection_that_is_closed_is_not_sent_again() {
 /// The gate at the socket does not rest on the one before it.
 #[tokio::test]
 async fn an_address_in_the_url_is_checked_where_the_socket_is_made_too() {
-    use tower_service::Service;
     let reached = listen(|stream| async move { panic!("it was called: {stream:?}") }).await;
-    let mut connector = Connector {
-        guard: Arc::new(Guard {
-            allow_http: true,
-            ..Guard::default()
-        }),
-        names: Names::new().expect("name servers"),
+    let guard = Guard {
+        allow_http: true,
+        ..Guard::default()
+    };
+    let connector = Connector {
+        guard: &guard,
+        names: &Names::new().expect("name servers"),
+        connections: &Connections::new(AT_ONCE),
         tls: Trust::of_machine()
             .config(&TlsSettings::default())
             .expect("a configuration"),
@@ -293,8 +294,13 @@ async fn an_address_in_the_url_is_checked_where_the_socket_is_made_too() {
         "[::ffff:7f00:1]",
         "[64:ff9b::7f00:1]",
     ] {
-        let target = format!("http://{host}:{port}/").parse().expect("a target");
-        match connector.call(target).await {
+        let receiver = Receiver {
+            https: false,
+            host: host.to_owned(),
+            port,
+            tls: None,
+        };
+        match connector.connect(&receiver).await {
             Err(error) => assert!(
                 error.to_string().ends_with("is not on the public internet"),
                 "{error}"
@@ -355,7 +361,7 @@ async fn settings_that_changed_since_the_url_was_saved_are_heeded() {
     let closed = |change: fn(&mut Guard)| {
         let mut guard = guard();
         change(&mut guard);
-        Sender::new(guard).expect("a sender")
+        Sender::new(guard, AT_ONCE).expect("a sender")
     };
     for (sender, url, words) in [
         (
@@ -393,7 +399,7 @@ async fn a39_our_own_listeners_are_not_called_under_any_of_their_addresses() {
     for own in [reached, everywhere] {
         let mut guard = guard();
         guard.own_addresses = vec![own];
-        let sender = Sender::new(guard).expect("a sender");
+        let sender = Sender::new(guard, AT_ONCE).expect("a sender");
         for host in ["127.0.0.1", "[::ffff:127.0.0.1]"] {
             let outcome = post(&sender, &format!("http://{host}:{}/", reached.port()), None).await;
             assert!(

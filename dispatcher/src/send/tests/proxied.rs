@@ -32,7 +32,7 @@ async fn proxy(answer: &'static str) -> (SocketAddr, Asked) {
 fn sender_by(proxy: &str) -> Sender {
     let mut guard = guard();
     guard.egress_proxy = Some(proxy.parse().expect("a proxy"));
-    Sender::new(guard).expect("a sender")
+    Sender::new(guard, AT_ONCE).expect("a sender")
 }
 
 #[tokio::test]

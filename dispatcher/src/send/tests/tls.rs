@@ -250,7 +250,7 @@ async fn certificates_are_checked_when_they_are_saved() {
 }
 
 #[tokio::test]
-async fn clients_of_endpoints_with_certificates_of_their_own_are_shared_and_bounded() {
+async fn tls_settings_of_endpoints_with_certificates_of_their_own_are_shared_and_bounded() {
     let ours = Authority::new("Ours");
     let sender = sender();
     // What stands before a block is no part of it: each is another text of the same certificate.
@@ -258,12 +258,13 @@ async fn clients_of_endpoints_with_certificates_of_their_own_are_shared_and_boun
         ca_certificates: Some(format!("number {n}\n{}", ours.pem)),
         ..TlsSettings::default()
     };
-    for n in 0..OWN_CLIENTS_MAX + 50 {
-        sender.client_for(Some(&settings(n))).expect("a client");
-        sender.client_for(Some(&settings(n))).expect("the same client");
+    for n in 0..OWN_TLS_MAX + 50 {
+        let made = sender.own_tls(&settings(n)).expect("settings");
+        let again = sender.own_tls(&settings(n)).expect("the same");
+        assert!(Arc::ptr_eq(&made, &again));
     }
-    let clients = sender.own_clients.lock().expect("not poisoned");
-    assert_eq!(clients.len(), OWN_CLIENTS_MAX);
+    let clients = sender.own_tls.lock().expect("not poisoned");
+    assert_eq!(clients.len(), OWN_TLS_MAX);
     assert!(!clients.contains_key(&settings(0).digest()), "the oldest went");
-    assert!(clients.contains_key(&settings(OWN_CLIENTS_MAX + 49).digest()));
+    assert!(clients.contains_key(&settings(OWN_TLS_MAX + 49).digest()));
 }

@@ -1,0 +1,254 @@
+//! Connections to receivers: how many there may be, and those kept open for the next request.
+//!
+//! Invariants: every socket has a permit from before it is opened until it is closed; a connection belongs to one attempt or is
+//! kept, and one whose attempt goes away is closed at once. Nothing connects in the background. When there is no permit left
+//! the connection that was kept longest gives way, so that no receiver's idle connections keep another from connecting.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    future::poll_fn,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::AbortHandle,
+};
+
+use super::{
+    body::Body,
+    connect::{PeerCertificate, Wire},
+};
+
+const ANSWER_HEADERS_MAX: usize = 100;
+/// All headers of an answer together.
+const ANSWER_HEAD_BYTES_MAX: usize = 64 * 1024;
+const KEPT_LIFE: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Kept for one receiver.
+const KEPT_PER_RECEIVER_MAX: usize = 256;
+/// For a connection to finish its exchange after the answer was read.
+const FINISH_MAX: Duration = Duration::from_secs(1);
+
+/// Connections of one receiver, with the same TLS settings, are interchangeable.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Receiver {
+    pub(super) https: bool,
+    pub(super) host: String,
+    pub(super) port: u16,
+    /// The digest of an endpoint's own certificates.
+    pub(super) tls: Option<[u8; 32]>,
+}
+
+/// A connection that one request at a time may use.
+pub(super) struct Connection {
+    sender: SendRequest<Body>,
+    pub(super) certificate: Option<PeerCertificate>,
+    task: Task,
+}
+
+/// What drives a connection's socket. Ends with it: a receiver that answers early and then takes no more would otherwise hold
+/// the socket, and the rest of the body, for as long as it likes.
+struct Task(Option<AbortHandle>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.take() {
+            task.abort();
+        }
+    }
+}
+
+impl Connection {
+    pub(super) async fn over(wire: Wire) -> Result<Self, hyper::Error> {
+        let certificate = wire.certificate();
+        let (sender, driver) = http1::Builder::new()
+            .max_headers(ANSWER_HEADERS_MAX)
+            .max_buf_size(ANSWER_HEAD_BYTES_MAX)
+            .handshake(TokioIo::new(wire))
+            .await?;
+        let task = tokio::spawn(async move {
+            // An error is told to the request that meets it.
+            let _ = driver.await;
+        });
+        Ok(Self {
+            sender,
+            certificate,
+            task: Task(Some(task.abort_handle())),
+        })
+    }
+
+    pub(super) async fn send(
+        &mut self,
+        request: http::Request<Body>,
+    ) -> Result<http::Response<hyper::body::Incoming>, hyper::Error> {
+        self.sender.send_request(request).await
+    }
+
+    /// With nothing under way: says goodbye by itself.
+    fn close(mut self) {
+        self.task.0 = None;
+    }
+
+    async fn is_ready_now(&mut self) -> bool {
+        poll_fn(|cx| Poll::Ready(matches!(self.sender.poll_ready(cx), Poll::Ready(Ok(()))))).await
+    }
+}
+
+struct Kept {
+    connection: Connection,
+    since: Instant,
+    number: u64,
+}
+
+#[derive(Default)]
+struct Shelf {
+    /// The latest at the back: it is the most likely to be alive.
+    by_receiver: HashMap<Receiver, VecDeque<Kept>>,
+    /// All of them, in the order they were kept.
+    by_age: BTreeMap<u64, Receiver>,
+    numbers: u64,
+}
+
+impl Shelf {
+    fn put(&mut self, receiver: &Receiver, connection: Connection) {
+        let of_receiver = self.by_receiver.entry(receiver.clone()).or_default();
+        if of_receiver.len() >= KEPT_PER_RECEIVER_MAX {
+            return connection.close();
+        }
+        self.numbers += 1;
+        of_receiver.push_back(Kept {
+            connection,
+            since: Instant::now(),
+            number: self.numbers,
+        });
+        self.by_age.insert(self.numbers, receiver.clone());
+    }
+
+    fn take(&mut self, receiver: &Receiver) -> Option<Connection> {
+        let of_receiver = self.by_receiver.get_mut(receiver)?;
+        let mut found = None;
+        while let Some(kept) = of_receiver.pop_back() {
+            self.by_age.remove(&kept.number);
+            if kept.connection.sender.is_ready() {
+                found = Some(kept.connection);
+                break;
+            }
+        }
+        if of_receiver.is_empty() {
+            self.by_receiver.remove(receiver);
+        }
+        found
+    }
+
+    /// The one kept longest, if it was kept since before that.
+    fn take_oldest(&mut self, before: Option<Instant>) -> Option<Connection> {
+        let receiver = self.by_age.first_key_value()?.1.clone();
+        let of_receiver = self.by_receiver.get_mut(&receiver)?;
+        let oldest = of_receiver.front()?;
+        if before.is_some_and(|before| oldest.since >= before) {
+            return None;
+        }
+        self.by_age.remove(&oldest.number);
+        let oldest = of_receiver.pop_front()?;
+        if of_receiver.is_empty() {
+            self.by_receiver.remove(&receiver);
+        }
+        Some(oldest.connection)
+    }
+}
+
+/// All connections of one sender.
+#[derive(Clone)]
+pub(super) struct Connections {
+    shelf: Arc<Mutex<Shelf>>,
+    permits: Arc<Semaphore>,
+    /// For further addresses of a name that are tried beside the first.
+    extra: Arc<Semaphore>,
+}
+
+impl Connections {
+    /// For so many attempts at a time. There are up to a quarter more sockets: kept ones, and addresses tried beside others.
+    pub(super) fn new(attempts: usize) -> Self {
+        let eighth = (attempts / 8).max(1);
+        let shelf = Arc::default();
+        tokio::spawn(close_old(Arc::downgrade(&shelf)));
+        Self {
+            shelf,
+            permits: Arc::new(Semaphore::new(attempts.max(1) + eighth)),
+            extra: Arc::new(Semaphore::new(eighth)),
+        }
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        lock(&self.shelf)
+    }
+
+    /// One that was kept for this receiver.
+    pub(super) fn take(&self, receiver: &Receiver) -> Option<Connection> {
+        self.shelf().take(receiver)
+    }
+
+    /// Keeps a connection whose answer has been read to its end, once it has finished its exchange.
+    pub(super) async fn keep(&self, receiver: Receiver, mut connection: Connection) {
+        if !connection.is_ready_now().await {
+            tokio::task::yield_now().await;
+        }
+        if connection.is_ready_now().await {
+            return self.shelf().put(&receiver, connection);
+        }
+        let shelf = self.shelf.clone();
+        tokio::spawn(async move {
+            let finished = tokio::time::timeout(FINISH_MAX, connection.sender.ready()).await;
+            if let Ok(Ok(())) = finished {
+                lock(&shelf).put(&receiver, connection);
+            }
+        });
+    }
+
+    /// A permit for an attempt's socket. There are more than attempts: it waits only for one that is being closed.
+    pub(super) async fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+            return Some(permit);
+        }
+        let oldest = self.shelf().take_oldest(None);
+        if let Some(oldest) = oldest {
+            oldest.close();
+        }
+        self.permits.clone().acquire_owned().await.ok()
+    }
+
+    pub(super) fn extra_permit(&self) -> Option<OwnedSemaphorePermit> {
+        self.extra.clone().try_acquire_owned().ok()
+    }
+
+    #[cfg(test)]
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.shelf().by_age.len(), self.permits.available_permits())
+    }
+}
+
+fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends with the sender.
+async fn close_old(shelf: Weak<Mutex<Shelf>>) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let Some(shelf) = shelf.upgrade() else { return };
+        let before = Instant::now().checked_sub(KEPT_LIFE);
+        let Some(before) = before else { continue };
+        loop {
+            let old = lock(&shelf).take_oldest(Some(before));
+            match old {
+                Some(old) => old.close(),
+                None => break,
+            }
+        }
+    }
+}
