@@ -15,11 +15,12 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    bodies::{self, Content, LargeBodies, MemoryShare, SMALL_BYTES_MAX, Stored},
+    bodies::{self, Content, LargeBodies, SMALL_BYTES_MAX, Stored},
     clock::Clock,
     division::Holder,
     endpoint::Endpoint,
     engine::Event,
+    fair::FairShare,
     hands::Hands,
     job::Job,
     lane::{Pace, Verdict},
@@ -165,7 +166,7 @@ impl Attempts {
         &self,
         picked: &Picked,
         fetch: Fetch,
-    ) -> Option<(Option<Arc<Content>>, Option<MemoryShare>)> {
+    ) -> Option<(Option<Arc<Content>>, Option<FairShare>)> {
         let bytes = match fetch {
             Fetch::Gone => return Some((None, None)),
             Fetch::Read(content) => return Some((Some(content), None)),
@@ -180,7 +181,7 @@ impl Attempts {
             // Nothing may be sent any more: whoever owns the endpoint next reads it again.
             () = picked.term.cancelled() => return None,
         };
-        match self.large_bodies.read(picked.job.event).await {
+        match self.large_bodies.read(holder, picked.job.event).await {
             Ok(content) => Some((content, Some(share))),
             Err(error) => {
                 drop(share);

@@ -9,21 +9,22 @@
 //! no other endpoint from its own.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use bytes::Bytes;
 use postrider_proto::{
-    EndpointId, EventId,
+    EventId,
     trace::{TraceContext, TraceState},
 };
 use sqlx::{PgConnection, postgres::PgConnectOptions};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::OnceCell;
 
 use crate::{
     answer::Answered,
-    division::{Division, Holder},
+    division::Holder,
+    fair::{Fair, FairShare},
     line::Line,
 };
 
@@ -33,8 +34,8 @@ pub(crate) const SMALL_BYTES_MAX: usize = 16 * 1024;
 const LARGE_BYTES_MAX: usize = 128 * 1024 * 1024;
 /// Connections that large bodies are read on.
 const READERS: usize = 4;
-/// Bodies that may be shared by the deliveries of one event.
-const SHARED_MAX: usize = 4096;
+/// Events remembered as being read, before those that are not any more are let go.
+const BEING_READ_MAX: usize = 4096;
 
 /// An event as it is sent. One read serves all its endpoints.
 pub(crate) struct Content {
@@ -163,50 +164,60 @@ fn stored((id, chosen_id, body, full_data, trace, size): StoredRow, held: bool) 
     }))
 }
 
+/// Filled by the first that reads it.
+type Slot = OnceCell<Option<Arc<Content>>>;
+
 /// Large bodies: who may have one in memory, and the connections they are read on.
 pub(crate) struct LargeBodies {
-    memory: Memory,
-    readers: Semaphore,
+    memory: Fair,
+    readers: Fair,
     lines: Mutex<Vec<Line>>,
-    /// Those in memory now, for the other deliveries of the same event.
-    shared: Mutex<HashMap<EventId, Weak<Content>>>,
+    /// Those being read now, for the other deliveries of the same event.
+    being_read: Mutex<HashMap<EventId, Weak<Slot>>>,
     with_traces: bool,
 }
 
 impl LargeBodies {
     pub(crate) fn new(options: &PgConnectOptions, with_traces: bool) -> Self {
         Self {
-            memory: Memory::new(LARGE_BYTES_MAX),
-            readers: Semaphore::new(READERS),
+            memory: Fair::new(LARGE_BYTES_MAX),
+            readers: Fair::new(READERS),
             lines: Mutex::new((0..READERS).map(|_| Line::new(options.clone())).collect()),
-            shared: Mutex::default(),
+            being_read: Mutex::default(),
             with_traces,
         }
     }
 
     /// Waits until the endpoint may have this much in memory.
-    pub(crate) async fn share(&self, holder: Holder, bytes: usize) -> MemoryShare {
+    pub(crate) async fn share(&self, holder: Holder, bytes: usize) -> FairShare {
         self.memory.acquire(holder, bytes).await
     }
 
-    /// The event, or nothing when it is gone.
-    pub(crate) async fn read(&self, event: EventId) -> Result<Option<Arc<Content>>, sqlx::Error> {
-        if let Some(content) = lock(&self.shared).get(&event).and_then(Weak::upgrade) {
-            return Ok(Some(content));
-        }
-        let content = self.fetch(event).await?;
-        if let Some(content) = &content {
-            let mut shared = lock(&self.shared);
-            if shared.len() >= SHARED_MAX {
-                shared.retain(|_, content| content.strong_count() > 0);
-            }
-            shared.insert(event, Arc::downgrade(content));
-        }
-        Ok(content)
+    /// The event, or nothing when it is gone. Deliveries that want the same one at the same time read it once.
+    pub(crate) async fn read(
+        &self,
+        holder: Holder,
+        event: EventId,
+    ) -> Result<Option<Arc<Content>>, sqlx::Error> {
+        let slot = self.slot(event);
+        slot.get_or_try_init(|| self.fetch(holder, event)).await.cloned()
     }
 
-    async fn fetch(&self, event: EventId) -> Result<Option<Arc<Content>>, sqlx::Error> {
-        let _turn = self.readers.acquire().await;
+    fn slot(&self, event: EventId) -> Arc<Slot> {
+        let mut being_read = lock(&self.being_read);
+        if let Some(slot) = being_read.get(&event).and_then(Weak::upgrade) {
+            return slot;
+        }
+        if being_read.len() >= BEING_READ_MAX {
+            being_read.retain(|_, slot| slot.strong_count() > 0);
+        }
+        let slot = Arc::new(Slot::new());
+        being_read.insert(event, Arc::downgrade(&slot));
+        slot
+    }
+
+    async fn fetch(&self, holder: Holder, event: EventId) -> Result<Option<Arc<Content>>, sqlx::Error> {
+        let _turn = self.readers.acquire(holder, 1).await;
         let Some(mut line) = lock(&self.lines).pop() else {
             return Err(sqlx::Error::PoolClosed);
         };
@@ -226,128 +237,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A number of bytes, divided between endpoints.
-#[derive(Clone)]
-pub(crate) struct Memory(Arc<Mutex<Queue>>);
-
-struct Queue {
-    held: Division,
-    /// Endpoints with attempts that wait, in turn.
-    turns: VecDeque<Holder>,
-    waiting: HashMap<EndpointId, VecDeque<(usize, oneshot::Sender<MemoryShare>)>>,
-}
-
-/// Bytes of an endpoint. Given back when it is dropped.
-pub(crate) struct MemoryShare {
-    memory: Memory,
-    holder: Holder,
-    bytes: usize,
-}
-
-impl Memory {
-    pub(crate) fn new(size: usize) -> Self {
-        Self(Arc::new(Mutex::new(Queue {
-            held: Division::new(size),
-            turns: VecDeque::new(),
-            waiting: HashMap::new(),
-        })))
-    }
-
-    pub(crate) async fn acquire(&self, holder: Holder, bytes: usize) -> MemoryShare {
-        let granted = {
-            let mut queue = lock(&self.0);
-            if !queue.waiting.contains_key(&holder.endpoint) && queue.admits(holder, bytes) {
-                return self.grant(&mut queue, holder, bytes);
-            }
-            queue.wait(holder, bytes)
-        };
-        match granted.await {
-            Ok(share) => share,
-            // The sender goes only with the memory itself, which we hold.
-            Err(_) => self.grant(&mut lock(&self.0), holder, bytes),
-        }
-    }
-
-    fn grant(&self, queue: &mut Queue, holder: Holder, bytes: usize) -> MemoryShare {
-        queue.held.take(holder, bytes);
-        MemoryShare {
-            memory: self.clone(),
-            holder,
-            bytes,
-        }
-    }
-
-    fn give_back(&self, holder: Holder, bytes: usize) {
-        let mut abandoned = Vec::new();
-        {
-            let mut queue = lock(&self.0);
-            queue.held.give_back(holder, bytes);
-            // One each in turn, until a whole round brought nothing.
-            let mut refused = 0;
-            while refused < queue.turns.len() {
-                let Some(holder) = queue.turns.pop_front() else {
-                    break;
-                };
-                let next = queue.next_of(holder);
-                if queue.waiting.contains_key(&holder.endpoint) {
-                    queue.turns.push_back(holder);
-                    refused += 1;
-                }
-                if let Some((bytes, waiter)) = next {
-                    refused = 0;
-                    let share = self.grant(&mut queue, holder, bytes);
-                    // Dropped outside of the lock, which dropping takes.
-                    abandoned.extend(waiter.send(share).err());
-                }
-            }
-        }
-        drop(abandoned);
-    }
-}
-
-impl Queue {
-    /// More than the whole memory at once is let through alone: it could never go otherwise.
-    fn admits(&self, holder: Holder, bytes: usize) -> bool {
-        self.held.taken() == 0 || self.held.admits(holder, bytes)
-    }
-
-    fn wait(&mut self, holder: Holder, bytes: usize) -> oneshot::Receiver<MemoryShare> {
-        let (granted, share) = oneshot::channel();
-        let waiting = self.waiting.entry(holder.endpoint).or_default();
-        if waiting.is_empty() {
-            self.turns.push_back(holder);
-        }
-        waiting.push_back((bytes, granted));
-        share
-    }
-
-    /// The first that waits of an endpoint, if it may go now. Those who went away are passed over.
-    fn next_of(&mut self, holder: Holder) -> Option<(usize, oneshot::Sender<MemoryShare>)> {
-        let waiting = self.waiting.get_mut(&holder.endpoint)?;
-        waiting.retain(|(_, waiter)| !waiter.is_closed());
-        let first = waiting.front().map(|(bytes, _)| *bytes);
-        let next = match first {
-            Some(bytes) if self.admits(holder, bytes) => self.waiting.get_mut(&holder.endpoint)?.pop_front(),
-            _ => None,
-        };
-        if self.waiting.get(&holder.endpoint).is_some_and(VecDeque::is_empty) {
-            self.waiting.remove(&holder.endpoint);
-        }
-        next
-    }
-}
-
-impl Drop for MemoryShare {
-    fn drop(&mut self) {
-        self.memory.give_back(self.holder, self.bytes);
-    }
-}
-
 /// The bytes of a body with the share they are held under: gone when the last of them is written.
-pub(crate) fn lent(content: Arc<Content>, share: Option<MemoryShare>) -> Bytes {
+pub(crate) fn lent(content: Arc<Content>, share: Option<FairShare>) -> Bytes {
     struct Lent {
         content: Arc<Content>,
-        _share: MemoryShare,
+        _share: FairShare,
     }
     impl AsRef<[u8]> for Lent {
         fn as_ref(&self) -> &[u8] {
@@ -360,77 +254,5 @@ pub(crate) fn lent(content: Arc<Content>, share: Option<MemoryShare>) -> Bytes {
             content,
             _share: share,
         }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::division::holder;
-    use std::time::Duration;
-
-    const BODY: usize = 250 * 1024;
-
-    async fn now<T>(work: impl Future<Output = T>) -> Option<T> {
-        tokio::time::timeout(Duration::from_millis(20), work).await.ok()
-    }
-
-    /// As many as an endpoint gets when it lets go of none.
-    async fn fill(memory: &Memory, holder: Holder) -> Vec<MemoryShare> {
-        let mut shares = Vec::new();
-        while let Some(share) = now(memory.acquire(holder, BODY)).await {
-            shares.push(share);
-        }
-        shares
-    }
-
-    #[tokio::test]
-    async fn no_number_of_bodies_that_stay_keeps_another_endpoint_from_its_own() {
-        let memory = Memory::new(LARGE_BYTES_MAX);
-        let mut held = Vec::new();
-        for lane in 0..60 {
-            held.push(fill(&memory, holder(lane, lane / 2)).await);
-            let other = now(memory.acquire(holder(-1, -1), BODY)).await;
-            assert!(other.is_some(), "beside {lane} that hold all they get");
-            if lane < 5 {
-                let neighbour = now(memory.acquire(holder(-2, 0), BODY)).await;
-                assert!(neighbour.is_some(), "of the tenant of the first two");
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn all_that_wait_go_in_turn_as_memory_is_given_back_and_none_is_lost() {
-        let memory = Memory::new(4 * BODY);
-        let mut held = fill(&memory, holder(1, 1)).await;
-        let waiting: Vec<_> = (0..50)
-            .map(|number| {
-                let memory = memory.clone();
-                tokio::spawn(async move {
-                    drop(memory.acquire(holder(1 + number % 5, 1 + number % 2), BODY).await)
-                })
-            })
-            .collect();
-        tokio::task::yield_now().await;
-        let given_up = tokio::spawn({
-            let memory = memory.clone();
-            async move { drop(memory.acquire(holder(1, 1), BODY).await) }
-        });
-        tokio::task::yield_now().await;
-        given_up.abort();
-        held.clear();
-        for one in waiting {
-            now(one).await.expect("in turn").expect("no panic");
-        }
-        assert!(lock(&memory.0).held.is_empty());
-        assert!(lock(&memory.0).waiting.is_empty() && lock(&memory.0).turns.is_empty());
-    }
-
-    #[tokio::test]
-    async fn what_is_larger_than_the_whole_memory_goes_alone() {
-        let memory = Memory::new(BODY / 2);
-        let share = now(memory.acquire(holder(1, 1), BODY)).await;
-        assert!(share.is_some());
-        assert!(now(memory.acquire(holder(2, 2), BODY)).await.is_none());
     }
 }

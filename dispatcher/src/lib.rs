@@ -16,6 +16,7 @@ mod division;
 mod endpoint;
 mod engine;
 pub mod erasure;
+mod fair;
 #[cfg(test)]
 mod fleet_simulation;
 pub mod guard;
