@@ -31,6 +31,7 @@ mod hostile_input;
 mod hostile_pages;
 mod idempotency;
 mod listen;
+mod masked;
 mod operational;
 mod order;
 mod outbox;
