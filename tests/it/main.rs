@@ -56,6 +56,7 @@ mod roles;
 mod rotation;
 mod schemas;
 mod screenshots;
+mod shares;
 mod strangers;
 mod supply_chain;
 mod tail;
