@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
-use postrider_dashboard::Pool;
+use postrider_dashboard::{Emits, Pool, Reserves, STATEMENT_TIMEOUT};
 use postrider_dispatcher::{answer, meters};
 use sqlx::{
     Connection, PgConnection, PgPool,
@@ -16,8 +16,12 @@ use tokio::{
 
 use crate::settings::Database;
 
-/// The dispatcher and the API have a pool each, so that neither can use up the other's connections.
+/// The dispatcher and the API have pools of their own, so that neither can use up the other's connections.
 const POOL_CONNECTIONS_MAX: u32 = 16;
+/// The API's, 20 together.
+const LOOKUP_CONNECTIONS_MAX: u32 = 3;
+const EMIT_CONNECTIONS_MAX: u32 = Emits::CONNECTIONS_MAX;
+const REST_CONNECTIONS_MAX: u32 = 9;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOSE_WAIT: Duration = Duration::from_secs(3);
 /// The primary answers for a replica that does not.
@@ -26,6 +30,11 @@ const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
+    until_answered(options).await?;
+    connect(&named(options, role), role, POOL_CONNECTIONS_MAX).await
+}
+
+async fn until_answered(options: &PgConnectOptions) -> anyhow::Result<()> {
     let patience = Instant::now() + ACQUIRE_TIMEOUT;
     // One connection alone first: a pool that can't connect only says that it waited.
     while let Err(error) = try_once(options).await {
@@ -35,13 +44,17 @@ pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyh
         }
         time::sleep(CONNECT_PAUSE).await;
     }
+    Ok(())
+}
+
+async fn connect(options: &PgConnectOptions, label: &'static str, most: u32) -> anyhow::Result<PgPool> {
     let pool = answer::lively(PgPoolOptions::new())
-        .max_connections(POOL_CONNECTIONS_MAX)
+        .max_connections(most)
         .acquire_timeout(ACQUIRE_TIMEOUT)
-        .connect_with(named(options, role))
+        .connect_with(options.clone())
         .await
         .context("the database did not answer")?;
-    meters::watch_pool(role, &pool);
+    meters::watch_pool(label, &pool);
     Ok(pool)
 }
 
@@ -53,18 +66,85 @@ pub(crate) async fn close(closing: impl Future<Output = ()>) {
 }
 
 /// For the API, which may be reached through a pooler.
-pub(crate) async fn serving_pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<Pool> {
-    let connections = pool(options, role).await?;
-    if remembers_statements(options).await? {
-        return Ok(connections.into());
+pub(crate) async fn serving_pools(options: &PgConnectOptions) -> anyhow::Result<Reserves> {
+    const ROLE: &str = "dashboard";
+    until_answered(options).await?;
+    let way = Way::of(options).await?;
+    if way == Way::Forgetting {
+        tracing::info!(
+            "the database is behind a pooler that does not remember prepared statements: each statement is a transaction. \
+             PgBouncer 1.21 with max_prepared_statements is faster"
+        );
     }
-    connections.close().await;
-    tracing::info!(
-        "the database is behind a pooler that does not remember prepared statements: each statement is a transaction. \
-         PgBouncer 1.21 with max_prepared_statements is faster"
-    );
-    let uncached = options.clone().statement_cache_capacity(0);
-    Ok(Pool::in_transactions(pool(&uncached, role).await?))
+    let options = named(&way.prepare(options), ROLE);
+    let reserve = async |label, most| anyhow::Ok(way.over(connect(&options, label, most).await?));
+    Ok(Reserves {
+        lookups: reserve("dashboard_lookups", LOOKUP_CONNECTIONS_MAX).await?,
+        emits: reserve("dashboard_emits", EMIT_CONNECTIONS_MAX).await?,
+        rest: reserve(ROLE, REST_CONNECTIONS_MAX).await?,
+    })
+}
+
+/// What is between the API and the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Nothing that shows.
+    Straight,
+    /// A pooler that takes no settings for a session.
+    Pooled,
+    /// One that forgets prepared statements too.
+    Forgetting,
+}
+
+impl Way {
+    async fn of(options: &PgConnectOptions) -> anyhow::Result<Self> {
+        Ok(match remembers_statements(options).await? {
+            false => Self::Forgetting,
+            true if takes_settings(options).await? => Self::Straight,
+            true => Self::Pooled,
+        })
+    }
+
+    fn prepare(self, options: &PgConnectOptions) -> PgConnectOptions {
+        match self {
+            Self::Straight => limited(options),
+            Self::Pooled => options.clone(),
+            Self::Forgetting => options.clone().statement_cache_capacity(0),
+        }
+    }
+
+    fn over(self, connections: PgPool) -> Pool {
+        match self {
+            Self::Straight => connections.into(),
+            Self::Pooled => Pool::pooled(connections),
+            Self::Forgetting => Pool::in_transactions(connections),
+        }
+    }
+}
+
+/// The server ends what takes too long, also when nobody waits for it any more.
+fn limited(options: &PgConnectOptions) -> PgConnectOptions {
+    options
+        .clone()
+        .options([("statement_timeout", STATEMENT_TIMEOUT)])
+}
+
+/// A pooler refuses settings for a session, or ignores them.
+async fn takes_settings(options: &PgConnectOptions) -> anyhow::Result<bool> {
+    let asked = async {
+        let mut connection = PgConnection::connect_with(&limited(options)).await?;
+        let told: String = sqlx::query_scalar("select current_setting('statement_timeout')")
+            .fetch_one(&mut connection)
+            .await?;
+        connection.close().await?;
+        Ok(told == STATEMENT_TIMEOUT)
+    };
+    match time::timeout(ACQUIRE_TIMEOUT, asked).await {
+        Ok(Err(sqlx::Error::Database(_))) => Ok(false),
+        asked => asked
+            .context("the database did not answer")?
+            .context("the database did not answer"),
+    }
 }
 
 /// None where none is set. One that does not answer now may do so later.
@@ -72,21 +152,16 @@ pub(crate) async fn replica(database: &Database) -> Option<Pool> {
     const ROLE: &str = "reads";
     let options = database.replica.as_ref()?;
     // Without its word the way that always works, if slower.
-    let remembers = time::timeout(REPLICA_TIMEOUT, remembers_statements(options)).await;
-    let remembers = matches!(remembers, Ok(Ok(true)));
-    let options = match remembers {
-        true => options.clone(),
-        false => options.clone().statement_cache_capacity(0),
+    let way = match time::timeout(REPLICA_TIMEOUT, Way::of(options)).await {
+        Ok(Ok(way)) => way,
+        _ => Way::Forgetting,
     };
     let connections = answer::lively(PgPoolOptions::new())
         .max_connections(POOL_CONNECTIONS_MAX)
         .acquire_timeout(REPLICA_TIMEOUT)
-        .connect_lazy_with(named(&options, ROLE));
+        .connect_lazy_with(named(&way.prepare(options), ROLE));
     meters::watch_pool(ROLE, &connections);
-    Some(match remembers {
-        true => connections.into(),
-        false => Pool::in_transactions(connections),
-    })
+    Some(way.over(connections))
 }
 
 /// Statements are prepared in one round trip and used in the next. A pooler that gives each its own server, and does not

@@ -81,7 +81,8 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let vault = settings.require_vault()?;
     let listener = connect::listen(settings.listen, "POSTRIDER_LISTEN").await?;
     let health = listen_for_health(&settings).await?;
-    let pool = connect::serving_pool(&database.pooled, "dashboard").await?;
+    let reserves = connect::serving_pools(&database.pooled).await?;
+    let pool = reserves.rest.clone();
     check(&pool, &vault).await?;
     let replica = connect::replica(&database).await;
     let made = admin::make_missing(&pool, &settings).await?;
@@ -96,7 +97,9 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let (export, tracer) = Export::start(&settings, "dashboard", stop.clone())?;
     let mut parts = Parts::new(stop.clone());
     if let Some(listener) = health {
-        parts.add("health", |stop| health::serve(listener, pool.clone(), stop));
+        parts.add("health", |stop| {
+            health::serve(listener, reserves.lookups.clone(), stop)
+        });
     }
     tell_keys(&mut parts, &pool, &vault, "dashboard").await?;
     // Empty is none: then the key in the table is the way in.
@@ -104,7 +107,9 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let guard = settings.guard(&listeners);
     let app = App {
         pool: pool.clone(),
-        emits: Emits::new(pool.clone(), Wake::default()).into(),
+        lookups: reserves.lookups.clone(),
+        limits: Default::default(),
+        emits: Emits::new(reserves.emits.clone(), Wake::default()).into(),
         wake: Wake::default(),
         vault,
         trials: trials(guard.clone())?,
@@ -125,7 +130,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     parts.watch_database(pool.clone());
     let ended = parts.run_until_stopped().await;
     export.finish().await;
-    connect::close(pool.close()).await;
+    connect::close(reserves.close()).await;
     ended
 }
 

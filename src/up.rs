@@ -89,7 +89,7 @@ async fn run(
     })?;
 
     admin::set_password(&mut *sending_pool.acquire().await?, &password.value).await?;
-    let serving_pool = connect::serving_pool(&database.pooled, "dashboard").await?;
+    let reserves = connect::serving_pools(&database.pooled).await?;
     let replica = connect::replica(&database).await;
 
     let health = roles::listen_for_health(&settings).await?;
@@ -103,10 +103,10 @@ async fn run(
     let mut parts = Parts::new(stop.clone());
     if let Some(listener) = health {
         parts.add("health", |stop| {
-            health::serve(listener, serving_pool.clone(), stop)
+            health::serve(listener, reserves.lookups.clone(), stop)
         });
     }
-    roles::tell_keys(&mut parts, &serving_pool, &vault, "up").await?;
+    roles::tell_keys(&mut parts, &reserves.rest, &vault, "up").await?;
     let wake = Wake::default();
     let dispatcher = Dispatcher {
         sources: settings.sources.clone(),
@@ -122,13 +122,15 @@ async fn run(
         tracer: tracer.clone(),
     };
     parts.add("dispatcher", |stop| dispatcher.run(stop));
-    parts.watch_database(serving_pool.clone());
+    parts.watch_database(reserves.rest.clone());
 
     let public_url = roles::public_url(&settings, &listener)?;
     let api_url = connect::local_url(listener.local_addr()?);
     let app = App {
-        pool: serving_pool.clone(),
-        emits: Emits::new(serving_pool.clone(), wake.clone()).into(),
+        pool: reserves.rest.clone(),
+        lookups: reserves.lookups.clone(),
+        limits: Default::default(),
+        emits: Emits::new(reserves.emits.clone(), wake.clone()).into(),
         wake,
         vault,
         trials: roles::trials(guard.clone())?,
@@ -174,7 +176,7 @@ async fn run(
     });
     let ended = parts.run_until_stopped().await;
     export.finish().await;
-    connect::close(serving_pool.close()).await;
+    connect::close(reserves.close()).await;
     connect::close(sending_pool.close()).await;
     ended
 }

@@ -1,6 +1,11 @@
 //! Single emits that arrive together share a transaction: one commit serves all of them.
-//! Invariant: what one request does wrong changes nothing for the others. A refusal is a value; when the database
-//! refuses the whole group, which then has left nothing behind, each of its members runs alone.
+//! Invariants: what one request does wrong changes nothing for the others. A refusal is a value; when the database refuses
+//! the whole group, and that proves that nothing of it was stored, each of its members runs alone. What may have been stored
+//! is never emitted again. Tenants take turns, and none holds more than its share of the queue and of the connections.
+
+mod checks;
+mod contended;
+mod queue;
 
 use std::{
     io::ErrorKind,
@@ -10,12 +15,23 @@ use std::{
 
 use postrider_dispatcher::Wake;
 use postrider_sender::{EmitError, Emitted, NewEvent, Patience, Sender};
-use tokio::{
-    sync::{Mutex as AsyncMutex, mpsc, oneshot},
-    time::timeout,
-};
+use sqlx::{Postgres, Transaction};
+use tokio::{sync::oneshot, time::timeout};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{Pool, meters::METERS, tables, traced::Carried};
+use crate::{
+    Pool,
+    api::events::refusal,
+    meters::METERS,
+    pool::proves_rollback,
+    problem::{Kind, Problem},
+    shares::{Bounds, Share, Shares},
+    tables,
+    traced::Carried,
+};
+use checks::Checks;
+use contended::Contended;
+use queue::{Queue, Waiting};
 
 /// Events in one transaction. More would make the first wait for the last.
 const GROUP_MAX: usize = 64;
@@ -23,7 +39,29 @@ const GROUP_MAX: usize = 64;
 const GROUPS_AT_ONCE: usize = 2;
 /// Long enough for a busy database; what takes longer may have been committed or not.
 const GROUP_TIME_MAX: Duration = Duration::from_secs(10);
-const WAITING_MAX: usize = 4_096;
+/// A little longer than a group waits for a lock (`emit_group`): an emit that waits longer holds up every group it is in.
+const LOCK_WAIT_SHORT: Duration = Duration::from_millis(150);
+/// Single emits that are waiting or at work.
+const SINGLES: Bounds = Bounds {
+    each: 1_024,
+    all: 4_096,
+    waiting: 1_024,
+    wait: Duration::from_secs(3),
+};
+/// Emits with a transaction of their own: batches, those with an `Idempotency-Key`, and what could not be in a group.
+const TRANSACTIONS: Bounds = Bounds {
+    each: 3,
+    all: 6,
+    waiting: 1_024,
+    wait: Duration::from_secs(3),
+};
+/// Those of them whose id or ordering key somebody else is known to hold.
+const CONTENDED: Bounds = Bounds {
+    each: 1,
+    all: 3,
+    waiting: 64,
+    wait: Duration::from_secs(1),
+};
 
 /// An event of a request, which outlives the request: one that is given up on may still be emitted.
 #[derive(Debug, Clone)]
@@ -35,6 +73,8 @@ pub(crate) struct OwnedEvent {
     pub(crate) version: Option<String>,
     pub(crate) ordering_key: Option<String>,
     pub(crate) trace: Option<Carried>,
+    /// The schema that the data is known to fit.
+    pub(crate) checked: Option<i32>,
 }
 
 impl OwnedEvent {
@@ -45,66 +85,107 @@ impl OwnedEvent {
             .ordering_key(self.ordering_key.as_deref())
             .trace(self.trace.as_ref().map(|trace| trace.context))
             .trace_state(self.trace.as_ref().and_then(|trace| trace.state.as_ref()))
+            .checked(self.checked)
+    }
+
+    /// Whether it may have to wait for another transaction.
+    fn takes_lock(&self) -> bool {
+        self.id.is_some() || self.ordering_key.is_some()
+    }
+
+    /// Whether it was stored is not known. With an id of its own it can be sent again all the same.
+    fn unknown(&self, emitted: Option<&Emitted>) -> Problem {
+        match self.id {
+            Some(_) => Problem::busy(),
+            None => Problem::unknown(emitted.map(|emitted| emitted.id.clone())),
+        }
     }
 }
-
-struct Waiting {
-    event: OwnedEvent,
-    answer: oneshot::Sender<Result<Emitted, EmitError>>,
-}
-
-type Queue = Arc<AsyncMutex<mpsc::Receiver<Waiting>>>;
 
 /// Emits of this process, on one database.
 pub struct Emits {
-    pub(crate) sender: Sender,
-    pub(crate) wake: Wake,
-    pool: Pool,
-    queue: mpsc::Sender<Waiting>,
+    worker: Worker,
+    checks: Checks,
+    singles: Arc<Shares>,
     /// Until the first emit, which is inside a runtime.
-    idle: Mutex<Option<mpsc::Receiver<Waiting>>>,
+    idle: Mutex<Option<CancellationToken>>,
+    _stop: DropGuard,
 }
 
 impl Emits {
+    /// What the pool needs: those of the groups, and those of emits with a transaction of their own.
+    pub const CONNECTIONS_MAX: u32 = (GROUPS_AT_ONCE + TRANSACTIONS.all) as u32;
+
     pub fn new(pool: Pool, wake: Wake) -> Self {
-        let (queue, waiting) = mpsc::channel(WAITING_MAX);
+        let stop = CancellationToken::new();
+        let sender = Sender::default();
         Self {
-            sender: Sender::default(),
-            wake,
-            pool,
-            queue,
-            idle: Mutex::new(Some(waiting)),
+            checks: Checks::new(sender.clone(), pool.clone()),
+            worker: Worker {
+                pool,
+                sender,
+                wake,
+                queue: Arc::default(),
+                contended: Arc::default(),
+                transactions: Shares::new(TRANSACTIONS),
+                patient: Shares::new(CONTENDED),
+            },
+            singles: Shares::new(SINGLES),
+            idle: Mutex::new(Some(stop.clone())),
+            _stop: stop.drop_guard(),
         }
     }
 
-    /// In the transaction of whoever else is there. Returns when that has committed.
-    pub(crate) async fn emit(&self, event: OwnedEvent) -> Result<Emitted, EmitError> {
+    /// In the transaction of whatever else is there. Returns when that has committed.
+    pub(crate) async fn emit(&self, event: OwnedEvent) -> Result<Emitted, Problem> {
+        let event = self.checks.check(event).await?;
+        let share = self.singles.take(&event.tenant).await?;
         self.start();
         let (answer, answered) = oneshot::channel();
-        let stopped = || EmitError::Database(sqlx::Error::PoolClosed);
-        self.queue
-            .send(Waiting { event, answer })
-            .await
-            .map_err(|_| stopped())?;
-        answered.await.unwrap_or_else(|_| Err(stopped()))
+        let waiting = Waiting::new(event, answer, share);
+        match self.worker.contended.is_contended(&waiting.event) {
+            true => self.worker.start_alone(waiting),
+            false => self.worker.queue.push(waiting),
+        }
+        answered.await.unwrap_or_else(|_| Err(Problem::busy()))
+    }
+
+    /// A transaction for emits of this tenant that share it with no others.
+    pub(crate) async fn begin(
+        &self,
+        tenant: &str,
+    ) -> Result<(Transaction<'static, Postgres>, Share), Problem> {
+        let share = self.worker.transactions.take(tenant).await?;
+        Ok((tables::begin(&self.worker.pool).await?, share))
+    }
+
+    pub(crate) fn sender(&self) -> &Sender {
+        &self.worker.sender
+    }
+
+    pub(crate) fn checks(&self) -> &Checks {
+        &self.checks
     }
 
     fn start(&self) {
-        let waiting = match self.idle.lock() {
+        let stop = match self.idle.lock() {
             Ok(mut idle) => idle.take(),
             Err(_) => None,
         };
-        let Some(waiting) = waiting else { return };
-        let queue: Queue = Arc::new(AsyncMutex::new(waiting));
+        let Some(stop) = stop else { return };
         for _ in 0..GROUPS_AT_ONCE {
-            let worker = Worker {
-                pool: self.pool.clone(),
-                sender: self.sender.clone(),
-                wake: self.wake.clone(),
-            };
-            tokio::spawn(worker.run(queue.clone()));
+            let (worker, stop) = (self.worker.clone(), stop.clone());
+            tokio::spawn(async move { stop.run_until_cancelled(worker.run()).await });
         }
     }
+}
+
+/// Why a group was not emitted.
+enum Failed {
+    /// Nothing of it was stored.
+    RolledBack(sqlx::Error),
+    /// It may have been committed; with the answers, where the database gave them before.
+    Unknown(Option<Vec<Result<Emitted, EmitError>>>),
 }
 
 #[derive(Clone)]
@@ -112,16 +193,16 @@ struct Worker {
     pool: Pool,
     sender: Sender,
     wake: Wake,
+    queue: Arc<Queue>,
+    contended: Arc<Contended>,
+    transactions: Arc<Shares>,
+    patient: Arc<Shares>,
 }
 
 impl Worker {
-    /// Ends with the last `Emits`.
-    async fn run(self, queue: Queue) {
+    async fn run(self) {
         loop {
-            let mut group = Vec::with_capacity(GROUP_MAX);
-            if queue.lock().await.recv_many(&mut group, GROUP_MAX).await == 0 {
-                return;
-            }
+            let group = self.queue.take(GROUP_MAX).await;
             self.emit_together(group).await;
         }
     }
@@ -133,60 +214,159 @@ impl Worker {
                 for (waiting, answer) in group.into_iter().zip(answers) {
                     match answer {
                         Err(EmitError::Stale) => self.start_alone(waiting),
-                        // Whoever asked may have gone.
-                        answer => drop(waiting.answer.send(answer)),
+                        Ok(emitted) => waiting.answer(Ok(emitted)),
+                        Err(refused) => waiting.answer(Err(refusal(refused, ""))),
                     }
                 }
             }
-            // The server says that nothing was done.
-            Err(sqlx::Error::Database(error)) => {
-                tracing::debug!(%error, members = group.len(), "a group of emits is taken apart");
+            Err(Failed::RolledBack(error)) => self.take_apart(group, &error),
+            Err(Failed::Unknown(answers)) => {
+                tracing::warn!(
+                    members = group.len(),
+                    "whether a group of emits was stored is not known"
+                );
+                let mut answers = answers.into_iter().flatten();
                 for waiting in group {
-                    self.start_alone(waiting);
-                }
-            }
-            // Whether it was committed is not known: an event without an id must not be emitted again.
-            Err(error) => {
-                tracing::warn!(%error, members = group.len(), "a group of emits failed");
-                for waiting in group {
-                    let lost = sqlx::Error::Io(ErrorKind::ConnectionAborted.into());
-                    let _ = waiting.answer.send(Err(lost.into()));
+                    let problem = match answers.next() {
+                        Some(Err(EmitError::Stale)) => Problem::busy(),
+                        Some(Err(refused)) => refusal(refused, ""),
+                        Some(Ok(emitted)) => waiting.event.unknown(Some(&emitted)),
+                        None => waiting.event.unknown(None),
+                    };
+                    waiting.answer(Err(problem));
                 }
             }
         }
     }
 
     /// One statement, which is a transaction of its own: no more round trips than a single event needs.
-    async fn try_together(&self, group: &[Waiting]) -> Result<Vec<Result<Emitted, EmitError>>, sqlx::Error> {
+    async fn try_together(&self, group: &[Waiting]) -> Result<Vec<Result<Emitted, EmitError>>, Failed> {
         let events: Vec<NewEvent<'_>> = group.iter().map(|waiting| waiting.event.borrow()).collect();
-        let mut held = self.pool.acquire().await?;
-        let together = async {
-            let answers = self.sender.emit_all(&mut held, &events, Patience::Short).await?;
-            held.done().await?;
-            Ok(answers)
-        };
+        let mut held = self.pool.acquire().await.map_err(Failed::RolledBack)?;
+        let is_transaction = held.is_transaction();
         let began = Instant::now();
-        let answers = timeout(GROUP_TIME_MAX, together)
-            .await
-            .unwrap_or_else(|_| Err(sqlx::Error::Io(ErrorKind::TimedOut.into())))?;
+        let emitting = self.sender.emit_all(&mut held, &events, Patience::Short);
+        let answers = in_time(emitting).await.map_err(|error| {
+            // A transaction whose commit was never asked for is rolled back.
+            match is_transaction || proves_rollback(&error) {
+                true => Failed::RolledBack(error),
+                false => Failed::Unknown(None),
+            }
+        })?;
+        match in_time(held.done()).await {
+            Ok(()) => {}
+            Err(error) if proves_rollback(&error) => return Err(Failed::RolledBack(error)),
+            Err(_) => return Err(Failed::Unknown(Some(answers))),
+        }
         METERS.statement(events.len(), began.elapsed());
         Ok(answers)
     }
 
-    /// Without holding up the next group.
+    /// Those that wait for nobody can be emitted together once more; each of the others could be the reason.
+    fn take_apart(&self, group: Vec<Waiting>, error: &sqlx::Error) {
+        tracing::debug!(%error, members = group.len(), "a group of emits is taken apart");
+        if !proves_rollback(error) {
+            tracing::warn!(%error, members = group.len(), "a group of emits failed");
+            for waiting in group {
+                waiting.answer(Err(Problem::busy()));
+            }
+            return;
+        }
+        let locked = is_locked(error);
+        for mut waiting in group {
+            if locked && !waiting.event.takes_lock() && !waiting.is_second_try {
+                waiting.is_second_try = true;
+                self.queue.push(waiting);
+            } else {
+                self.start_alone(waiting);
+            }
+        }
+    }
+
+    /// Without holding up the next group. As many as wait are within their tenants' shares of `SINGLES`.
     fn start_alone(&self, waiting: Waiting) {
         let worker = self.clone();
         tokio::spawn(async move {
             let answer = worker.emit_alone(&waiting.event).await;
-            let _ = waiting.answer.send(answer);
+            waiting.answer(answer);
         });
     }
 
-    async fn emit_alone(&self, event: &OwnedEvent) -> Result<Emitted, EmitError> {
+    async fn emit_alone(&self, event: &OwnedEvent) -> Result<Emitted, Problem> {
+        // Those that are known to wait never use up what the tenant's other emits need.
+        let _patient = match self.contended.is_contended(event) {
+            true => Some(self.patient.take(&event.tenant).await.map_err(|_| held())?),
+            false => None,
+        };
+        let _share = self.transactions.take(&event.tenant).await?;
+        let mut emitting = std::pin::pin!(self.try_alone(event));
+        let done = match timeout(LOCK_WAIT_SHORT, &mut emitting).await {
+            Ok(done) => done,
+            Err(_) => {
+                if event.takes_lock() {
+                    self.contended.note(event);
+                }
+                emitting.await
+            }
+        };
+        match &done {
+            Err(Alone::Refused(EmitError::Database(error))) if is_locked(error) => self.contended.note(event),
+            _ => self.contended.forget(event),
+        }
+        done.map_err(|failed| match failed {
+            Alone::Refused(EmitError::Database(error)) if is_locked(&error) => held(),
+            Alone::Refused(error) => refusal(error, ""),
+            Alone::Unknown(emitted) => event.unknown(Some(&emitted)),
+        })
+    }
+
+    async fn try_alone(&self, event: &OwnedEvent) -> Result<Emitted, Alone> {
         let mut transaction = tables::begin(&self.pool).await?;
         let emitted = self.sender.emit(&mut transaction, &event.borrow()).await?;
-        transaction.commit().await?;
+        if let Err(error) = transaction.commit().await {
+            return Err(match proves_rollback(&error) {
+                true => error.into(),
+                false => Alone::Unknown(emitted),
+            });
+        }
         self.wake.now();
         Ok(emitted)
     }
+}
+
+enum Alone {
+    Refused(EmitError),
+    /// It may have been committed.
+    Unknown(Emitted),
+}
+
+impl From<EmitError> for Alone {
+    fn from(error: EmitError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<sqlx::Error> for Alone {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Refused(error.into())
+    }
+}
+
+async fn in_time<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+    timeout(GROUP_TIME_MAX, work)
+        .await
+        .unwrap_or_else(|_| Err(sqlx::Error::Io(ErrorKind::TimedOut.into())))
+}
+
+fn held() -> Problem {
+    Problem::new(
+        Kind::Busy,
+        "Another transaction holds this event id or ordering key. Try again when it has ended.",
+    )
+}
+
+/// Another transaction holds an id or an ordering key.
+fn is_locked(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| matches!(code.as_ref(), "55P03" | "57014" | "40P01"))
 }

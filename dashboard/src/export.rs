@@ -15,6 +15,7 @@ use crate::{
     api::deliveries::DeliveryView,
     deliveries::{self, Filter},
     problem::Problem,
+    shares::Share,
 };
 
 const PAGE: i64 = 500;
@@ -121,10 +122,12 @@ pub(crate) struct Exported {
     pub(crate) limit: Option<i64>,
 }
 
-pub(crate) fn stream(pool: Pool, wanted: Exported, format: Format) -> Response {
+/// Within the share of its tenant, until the last page is written.
+pub(crate) fn stream(pool: Pool, share: Share, wanted: Exported, format: Format) -> Response {
     let (mut sender, body) = Channel::<Bytes, sqlx::Error>::new(PAGES_AHEAD);
     let file_name = format.file_name(wanted.name);
     tokio::spawn(async move {
+        let _share = share;
         let mut text = format.head();
         let mut position = wanted.after;
         let mut left = wanted.limit.unwrap_or(i64::MAX);

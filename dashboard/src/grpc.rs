@@ -23,8 +23,8 @@ use crate::{
     auth,
     emits::OwnedEvent,
     meters::{Call, METERS, Source},
+    pool::proves_rollback,
     problem::{Kind, Problem},
-    tables,
     traced::{Carried, Traced},
 };
 
@@ -210,7 +210,12 @@ async fn close(open: &mut Open, most: usize, done: &mut v1::EmitStreamResponse) 
         match result {
             Ok(()) => done.emitted += 1,
             // What passes is for the client to try again, all of it: ids make that safe.
-            Err(problem) if matches!(problem.kind, Kind::Busy | Kind::Internal) => {
+            Err(problem)
+                if matches!(
+                    problem.kind,
+                    Kind::Busy | Kind::Internal | Kind::TooMany | Kind::OutcomeUnknown
+                ) =>
+            {
                 return Err(status(problem));
             }
             Err(problem) => done.refused.push(v1::Refusal {
@@ -244,6 +249,7 @@ fn own(tenant: &str, event: v1::Event) -> Result<OwnedEvent, Problem> {
         version: event.version,
         ordering_key: event.ordering_key,
         trace: None,
+        checked: None,
     })
 }
 
@@ -261,8 +267,7 @@ async fn emit_one(app: &App, request: v1::EmitRequest, traced: &Traced) -> Resul
 async fn emit_traced(app: &App, event: OwnedEvent, trace: Option<Carried>) -> Result<v1::Emitted, Problem> {
     let event = OwnedEvent { trace, ..event };
     let type_name = event.type_name.clone();
-    let emitted = app.emits.emit(event).await;
-    let emitted = emitted.map_err(|error| events::refusal(error, ""))?;
+    let emitted = app.emits.emit(event).await?;
     METERS.emitted(Source::Grpc, [&emitted]);
     Ok(view(emitted, type_name))
 }
@@ -280,9 +285,15 @@ async fn emit_batch(
         ));
     }
     let events = given.into_iter().map(|event| own(tenant, event)).collect();
-    let mut transaction = tables::begin(&app.pool).await?;
-    let emitted = batch::emit_all(app, &mut transaction, events, trace).await?;
-    transaction.commit().await?;
+    let prepared = batch::prepare(app, events, trace).await?;
+    let (mut transaction, _share) = app.emits.begin(tenant).await?;
+    let emitted = batch::emit_all(app, &mut transaction, prepared).await?;
+    if let Err(error) = transaction.commit().await {
+        return Err(match batch::unrepeatable(&emitted) {
+            Some(event) if !proves_rollback(&error) => Problem::unknown(Some(event)),
+            _ => error.into(),
+        });
+    }
     METERS.emitted(Source::Grpc, emitted.iter().map(|(one, _)| one));
     app.wake.now();
     Ok(emitted
@@ -322,13 +333,17 @@ fn status(mut problem: Problem) -> Status {
         | Kind::Invalid
         | Kind::TooLarge
         | Kind::UnsupportedEncoding
+        | Kind::UnsupportedMediaType
         | Kind::MethodNotAllowed => Code::InvalidArgument,
         Kind::Unauthorized => Code::Unauthenticated,
         Kind::Forbidden => Code::PermissionDenied,
         Kind::NotFound => Code::NotFound,
-        Kind::Conflict | Kind::Answered => Code::AlreadyExists,
+        Kind::Conflict | Kind::Answered | Kind::KeyReused | Kind::EventIdConflict => Code::AlreadyExists,
+        Kind::KeyInProgress => Code::Aborted,
         Kind::TooMany => Code::ResourceExhausted,
         Kind::Busy => Code::Unavailable,
+        // Not UNAVAILABLE, which clients try again by themselves.
+        Kind::OutcomeUnknown => Code::Unknown,
         Kind::Internal => Code::Internal,
     };
     problem.detail = shortened(problem.detail);

@@ -5,12 +5,13 @@
 //! commits. So work and answer are there together or not at all, whenever the process is killed; a killed request's
 //! lock is gone with its transaction, and nothing has to be cleaned up before it may be tried again.
 //! A request that must not have a transaction open while it waits holds a row instead (`Running`).
-//! Refusals are not stored: they did nothing, and are judged anew.
+//! Refusals are not stored: they did nothing, and are judged again. What a refused request held is given back before its
+//! answer goes out, so that a client that corrects it at once is not told that it still runs.
 
 use std::{
     convert::Infallible,
     ops::{Deref, DerefMut},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -33,11 +34,13 @@ use crate::{
     auth::Actor,
     input::read_body,
     meters::{Key, METERS, Repeated},
+    pool::proves_rollback,
     problem::{AnsweredBefore, Kind, Problem},
+    shares::Share,
     tables::{self, idempotency},
 };
 
-const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
+pub(crate) const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// Longer than any request may take. A claim of one that was killed is void after it.
 const RUNNING_MAX: Duration = Duration::from_secs(60);
@@ -49,6 +52,8 @@ struct Claimed {
     fingerprint: [u8; 32],
     /// The tenant of the path.
     tenant: Option<String>,
+    /// What a handler that refused left behind: its lock ends with it.
+    left: Mutex<Option<Transaction<'static, Postgres>>>,
 }
 
 /// Of the request that a handler is given; empty when it came without a key.
@@ -107,6 +112,7 @@ async fn answer(app: &App, key: &str, request: Request, next: Next) -> Result<Re
         scope: digest(&[actor.as_bytes(), path.as_bytes(), key.as_bytes()]),
         fingerprint: digest(&[&body]),
         tenant: tenant_of(&mut parts).await,
+        left: Mutex::default(),
     };
     if let Some(given) = claimed.stored_answer(app).await? {
         return Ok(given);
@@ -114,6 +120,7 @@ async fn answer(app: &App, key: &str, request: Request, next: Next) -> Result<Re
     let claimed = Arc::new(claimed);
     parts.extensions.insert(Claim(Some(claimed.clone())));
     let response = next.run(Request::from_parts(parts, Body::from(body))).await;
+    claimed.roll_back().await;
     if response.extensions().get::<AnsweredBefore>().is_some()
         && let Some(given) = claimed.stored_answer(app).await?
     {
@@ -139,13 +146,24 @@ fn digest(parts: &[&[u8]]) -> [u8; 32] {
 }
 
 impl Claimed {
+    /// Before the answer goes out.
+    async fn roll_back(&self) {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(transaction) = left
+            && let Err(error) = transaction.rollback().await
+        {
+            tracing::warn!(%error, "a refused request could not be rolled back: it ends with its connection");
+        }
+    }
+
     async fn stored_answer(&self, app: &App) -> Result<Option<Response>, Problem> {
-        let Some(row) = idempotency::find(&app.pool, &self.scope).await? else {
+        let Some(row) = idempotency::find(&app.lookups, &self.scope).await? else {
             return Ok(None);
         };
         if row.fingerprint != self.fingerprint {
             METERS.repeated(Key::IdempotencyKey, Repeated::Conflict);
-            return Err(Problem::conflict(
+            return Err(Problem::new(
+                Kind::KeyReused,
                 "This Idempotency-Key was used before with another body.",
             ));
         }
@@ -171,7 +189,11 @@ fn json(status: StatusCode, body: Vec<u8>) -> Response {
 
 /// The transaction of a request that changes something, and the one way in which it is answered.
 pub(crate) struct Work {
-    transaction: Transaction<'static, Postgres>,
+    /// None only while it is given up.
+    transaction: Option<Transaction<'static, Postgres>>,
+    _share: Option<Share>,
+    /// One of the events that it emits and that could be emitted twice.
+    emits: Option<String>,
     claim: Claim,
     /// Whose the answer is.
     tenant: Option<String>,
@@ -181,24 +203,44 @@ pub(crate) struct Work {
 impl Work {
     /// Of requests with one key that run at the same time one gets here; the others are refused.
     pub(crate) async fn begin(app: &App, claim: Claim) -> Result<Self, Problem> {
-        let mut transaction = tables::begin(&app.pool).await?;
-        if let Some(claimed) = &claim.0 {
-            if !idempotency::try_lock(&mut transaction, &claimed.scope).await? {
-                return Err(still_running());
-            }
-            if idempotency::find(&mut *transaction, &claimed.scope)
-                .await?
-                .is_some()
-            {
-                return Err(done_just_now());
-            }
-        }
-        Ok(Self {
-            transaction,
+        let transaction = tables::begin(&app.pool).await?;
+        Self::begin_in(app, claim, transaction, None).await
+    }
+
+    /// The same, of a request that emits.
+    pub(crate) async fn begin_emit(app: &App, claim: Claim, tenant: &str) -> Result<Self, Problem> {
+        let (transaction, share) = app.emits.begin(tenant).await?;
+        Self::begin_in(app, claim, transaction, Some(share)).await
+    }
+
+    async fn begin_in(
+        app: &App,
+        claim: Claim,
+        transaction: Transaction<'static, Postgres>,
+        share: Option<Share>,
+    ) -> Result<Self, Problem> {
+        let mut work = Self {
+            transaction: Some(transaction),
+            _share: share,
+            emits: None,
             tenant: claim.0.as_ref().and_then(|claimed| claimed.tenant.clone()),
             claim,
             vault: app.vault.clone(),
-        })
+        };
+        if let Some(claimed) = work.claim.0.clone() {
+            if !idempotency::try_lock(&mut work, &claimed.scope).await? {
+                return Err(still_running());
+            }
+            if idempotency::find(&mut *work, &claimed.scope).await?.is_some() {
+                return Err(done_just_now());
+            }
+        }
+        Ok(work)
+    }
+
+    /// Whether its commit was done may stay unknown: one of its events, when sending them again could make them twice.
+    pub(crate) fn emits(&mut self, event_id: Option<String>) {
+        self.emits = event_id.filter(|_| !self.claim.is_some());
     }
 
     /// Of a request whose path names no tenant: the answer goes with this one.
@@ -216,20 +258,42 @@ impl Work {
             tracing::error!(%error, "an answer can't be written");
             Problem::new(Kind::Internal, "It has been logged.")
         })?;
-        if let Some(claimed) = &self.claim.0 {
+        if let Some(claimed) = self.claim.0.clone() {
             let sealed = self.vault.seal_answer(&claimed.scope, &body);
+            let tenant = self.tenant.clone();
             idempotency::insert(
-                &mut self.transaction,
+                &mut self,
                 &claimed.scope,
                 &claimed.fingerprint,
                 status.as_u16() as i16,
                 &sealed,
-                self.tenant.as_deref(),
+                tenant.as_deref(),
             )
             .await?;
         }
-        self.transaction.commit().await?;
-        Ok(json(status, body))
+        let committed = match self.transaction.take() {
+            Some(transaction) => transaction.commit().await,
+            None => Ok(()),
+        };
+        match (committed, self.emits.take()) {
+            (Ok(()), _) => Ok(json(status, body)),
+            (Err(error), Some(event)) if !proves_rollback(&error) => {
+                tracing::warn!(%error, "whether a batch of emits was stored is not known");
+                Err(Problem::unknown(Some(event)))
+            }
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+}
+
+/// It was refused, or given up: `keep` rolls it back before it answers.
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Some(claimed) = &self.claim.0
+            && let Some(transaction) = self.transaction.take()
+        {
+            *claimed.left.lock().unwrap_or_else(PoisonError::into_inner) = Some(transaction);
+        }
     }
 }
 
@@ -285,7 +349,10 @@ impl Drop for Running {
 
 fn still_running() -> Problem {
     METERS.repeated(Key::IdempotencyKey, Repeated::Conflict);
-    Problem::conflict("A request with this Idempotency-Key is still running: try again soon.")
+    Problem::new(
+        Kind::KeyInProgress,
+        "A request with this Idempotency-Key is still running: try again soon.",
+    )
 }
 
 fn done_just_now() -> Problem {
@@ -299,13 +366,13 @@ impl Deref for Work {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
-        &self.transaction
+        self.transaction.as_ref().expect("only commit and drop take it")
     }
 }
 
 impl DerefMut for Work {
     fn deref_mut(&mut self) -> &mut PgConnection {
-        &mut self.transaction
+        self.transaction.as_mut().expect("only commit and drop take it")
     }
 }
 

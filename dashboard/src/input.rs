@@ -1,7 +1,7 @@
 //! Reading requests: JSON bodies and query strings, with refusals as problems.
 //! Invariant: no more of a body is read than its limit, and a body that is not UTF-8 goes no further.
 
-use std::error::Error;
+use std::{error::Error, fmt, marker::PhantomData};
 
 use axum::{
     body::Bytes,
@@ -10,7 +10,10 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use postrider_proto::json::find_duplicate;
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 use serde_json::error::Category;
 
 use crate::{
@@ -84,8 +87,28 @@ impl<S: Send + Sync, const MAX: usize> FromRequest<S> for Text<MAX> {
                 "Send the body without Content-Encoding.",
             ));
         }
+        let kind = request.headers().get(header::CONTENT_TYPE);
+        if kind.is_some_and(|kind| !is_json(kind.as_bytes())) {
+            return Err(Problem::new(
+                Kind::UnsupportedMediaType,
+                "Send JSON in UTF-8, as Content-Type: application/json.",
+            ));
+        }
         Ok(Self(read_body(request.into_body(), MAX).await?))
     }
+}
+
+/// `application/json`, or a kind of it, in UTF-8.
+fn is_json(content_type: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(content_type).to_ascii_lowercase();
+    let mut parts = text.split(';').map(str::trim);
+    let essence = parts.next().unwrap_or_default();
+    let named =
+        essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"));
+    named
+        && parts
+            .filter_map(|part| part.strip_prefix("charset="))
+            .all(|charset| matches!(charset.trim_matches('"'), "utf-8" | "utf8"))
 }
 
 /// No more than `bytes_max` is kept. What comes beyond that is read on for a while and thrown away: an answer sent while
@@ -171,6 +194,38 @@ pub(crate) fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
+}
+
+/// The same of an object: `serde` would take its fields in their order from an array.
+pub(crate) fn given_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    let given: Option<Object<T>> = Option::deserialize(deserializer)?;
+    Ok(Some(given.map(|object| object.0)))
+}
+
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer
+            .deserialize_map(ObjectVisitor(PhantomData))
+            .map(Object)
+    }
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map))
+    }
 }
 
 /// A text of people: no longer than it may be, and without characters that change how what stands around it is shown:
@@ -268,6 +323,27 @@ mod tests {
             "Unknown parameter `x`; this call has none."
         );
         let _ = (State::Dead, State::Delivered);
+    }
+
+    #[test]
+    fn only_json_in_utf_8_is_taken() {
+        for yes in [
+            "application/json",
+            "Application/JSON; charset=UTF-8",
+            "application/json;charset=\"utf-8\"",
+            "application/cloudevents+json",
+        ] {
+            assert!(is_json(yes.as_bytes()), "{yes}");
+        }
+        for no in [
+            "",
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "application/json; charset=iso-8859-1",
+            "application/jsonp",
+        ] {
+            assert!(!is_json(no.as_bytes()), "{no}");
+        }
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod replica;
 mod routes;
 mod schema_table;
 mod settled;
+mod shares;
 mod signed;
 mod tables;
 mod traced;
@@ -59,14 +60,18 @@ pub use auth::{
 };
 pub use emits::Emits;
 pub use openapi::document as openapi_document;
-pub use pool::{Held, Pool};
+pub use pool::{Held, Pool, Reserves, STATEMENT_TIMEOUT};
 pub use routes::Route;
+pub use shares::Limits;
 pub use trials::Trials;
 
 /// Everything the API and the pages need; made by the root.
 #[derive(Clone)]
 pub struct App {
     pub pool: Pool,
+    /// For what every request needs before it does anything.
+    pub lookups: Pool,
+    pub limits: Arc<Limits>,
     pub wake: Wake,
     pub emits: Arc<Emits>,
     pub vault: Vault,

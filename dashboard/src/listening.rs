@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use crate::{
     Pool,
+    shares::Share,
     tables::listeners::{self, ListenerRow, TakenRow},
     transcript::USER_AGENT,
 };
@@ -44,6 +45,8 @@ pub(crate) struct Session {
     pub(crate) holder: Uuid,
     pub(crate) stop: CancellationToken,
     pub(crate) place: OwnedSemaphorePermit,
+    /// Its tenant's.
+    pub(crate) share: Share,
 }
 
 /// Why a stream ends.
@@ -73,7 +76,7 @@ impl Session {
                 () = stop.cancelled() => {}
                 () = lines.closed() => {}
             }
-            drop(self.place);
+            drop((self.place, self.share));
         });
         Body::from_stream(ReceiverStream::new(waiting).map(Ok::<_, Infallible>))
     }

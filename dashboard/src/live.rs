@@ -16,12 +16,15 @@ use crate::problem::Problem;
 
 const STREAMS_MAX: usize = 512;
 const LIFE_MAX: Duration = Duration::from_secs(15 * 60);
+/// Parts that are rendered at a time: their statements leave most connections to requests.
+const RENDERS_MAX: usize = 2;
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 /// What streams share.
 #[derive(Clone)]
 pub(crate) struct Live {
     places: Arc<Semaphore>,
+    renders: Arc<Semaphore>,
     stop: CancellationToken,
 }
 
@@ -44,6 +47,7 @@ impl Live {
     pub(crate) fn until(stop: CancellationToken) -> Self {
         Self {
             places: Arc::new(Semaphore::new(STREAMS_MAX)),
+            renders: Arc::new(Semaphore::new(RENDERS_MAX)),
             stop,
         }
     }
@@ -64,6 +68,7 @@ impl Live {
             .map_err(|_| Problem::busy())?;
         let (out, sent) = mpsc::channel(1);
         let stop = self.stop.clone();
+        let renders = self.renders.clone();
         tokio::spawn(async move {
             let _place = place;
             let ends = Instant::now() + LIFE_MAX;
@@ -75,7 +80,10 @@ impl Live {
                     () = out.closed() => return,
                 }
                 // What is wrong for a moment must not end the page's life; the browser would ask again anyway.
-                let (html, last) = match render().await {
+                let turn = renders.acquire().await;
+                let rendered = render().await;
+                drop(turn);
+                let (html, last) = match rendered {
                     Ok(Content::Html(html)) => (html, false),
                     Ok(Content::Last(html)) => (html, true),
                     Err(_) => continue,

@@ -1,7 +1,8 @@
 //! The API's connections. A pooler in transaction mode may give every transaction another server. One that does not
 //! remember prepared statements has forgotten a statement when the next round trip uses it. Through such a pooler every
 //! statement runs in a transaction, which stays on one server, and begins by forgetting what others prepared there.
-//! Invariant: what was written is committed before anybody learns of it.
+//! Invariants: what was written is committed before anybody learns of it, and no statement runs for longer than
+//! `STATEMENT_TIMEOUT`: the server ends it, also when nobody waits for it any more.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -12,15 +13,38 @@ use std::{
 use sqlx::{
     Describe, Either, Error, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr, Transaction,
     pool::PoolConnection,
-    postgres::{PgQueryResult, PgRow, PgStatement, PgTypeInfo},
+    postgres::{PgDatabaseError, PgQueryResult, PgRow, PgSeverity, PgStatement, PgTypeInfo},
 };
 use tokio_stream::{Stream, StreamExt};
 
+/// Of every session, as Postgres reads and shows it.
+pub const STATEMENT_TIMEOUT: &str = "10s";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// A connection is the same server for as long as it lasts, or the pooler makes it look so.
+    /// Straight to the server: a connection is a session, with settings of its own.
     Sessions,
+    /// A pooler that remembers prepared statements but takes no settings: they are set in each transaction.
+    Pooled,
+    /// One that forgets prepared statements too.
     Transactions,
+}
+
+/// The API's connections, divided by what they are for: what one kind of request waits for holds up no other kind.
+#[derive(Debug, Clone)]
+pub struct Reserves {
+    /// Who asks, and what was answered before: single rows by their keys.
+    pub lookups: Pool,
+    pub emits: Pool,
+    pub rest: Pool,
+}
+
+impl Reserves {
+    pub async fn close(&self) {
+        for pool in [&self.lookups, &self.emits, &self.rest] {
+            pool.close().await;
+        }
+    }
 }
 
 /// One for each role that serves.
@@ -30,6 +54,7 @@ pub struct Pool {
     way: Way,
 }
 
+/// The sessions of these connections have their `STATEMENT_TIMEOUT` already.
 impl From<PgPool> for Pool {
     fn from(connections: PgPool) -> Self {
         Self {
@@ -40,6 +65,14 @@ impl From<PgPool> for Pool {
 }
 
 impl Pool {
+    /// Through a pooler that takes no settings for a session.
+    pub fn pooled(connections: PgPool) -> Self {
+        Self {
+            connections,
+            way: Way::Pooled,
+        }
+    }
+
     /// Through a pooler that forgets prepared statements. The connections must not keep any either: their cache is off.
     pub fn in_transactions(connections: PgPool) -> Self {
         Self {
@@ -49,26 +82,23 @@ impl Pool {
     }
 
     pub async fn begin(&self) -> Result<Transaction<'static, Postgres>, Error> {
-        self.begin_as("begin", "begin; deallocate all").await
+        let statement = match self.way {
+            Way::Sessions => "begin",
+            Way::Pooled => "begin; set local statement_timeout = '10s'",
+            Way::Transactions => "begin; set local statement_timeout = '10s'; deallocate all",
+        };
+        self.connections.begin_with(statement).await
     }
 
     /// For a request: it waits for nobody long.
     pub(crate) async fn begin_request(&self) -> Result<Transaction<'static, Postgres>, Error> {
-        self.begin_as(
-            "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'",
-            "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'; deallocate all",
-        )
-        .await
-    }
-
-    async fn begin_as(
-        &self,
-        plain: &'static str,
-        forgetting: &'static str,
-    ) -> Result<Transaction<'static, Postgres>, Error> {
         let statement = match self.way {
-            Way::Sessions => plain,
-            Way::Transactions => forgetting,
+            Way::Sessions | Way::Pooled => {
+                "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'"
+            }
+            Way::Transactions => {
+                "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'; deallocate all"
+            }
         };
         self.connections.begin_with(statement).await
     }
@@ -77,13 +107,32 @@ impl Pool {
     pub async fn acquire(&self) -> Result<Held, Error> {
         Ok(match self.way {
             Way::Sessions => Held::Connection(self.connections.acquire().await?),
-            Way::Transactions => Held::Transaction(self.begin().await?),
+            Way::Pooled | Way::Transactions => Held::Transaction(self.begin().await?),
         })
     }
 
     pub async fn close(&self) {
         self.connections.close().await;
     }
+}
+
+/// Whether the error says for certain that nothing was committed. An error is also what a pooler makes up when it lost the
+/// server in the middle of a commit (08P01), and what a connection ends with: the commit may have been done all the same.
+pub(crate) fn proves_rollback(error: &Error) -> bool {
+    /// The server's own refusals of a statement: data, constraints, locks, limits, and what functions raise.
+    const CLASSES: [&str; 9] = ["22", "23", "26", "40", "42", "54", "55", "P0", "PR"];
+    const CANCELLED: &str = "57014";
+    const COMPLETION_UNKNOWN: &str = "40003";
+    let Some(told) = error
+        .as_database_error()
+        .and_then(|error| error.try_downcast_ref::<PgDatabaseError>())
+    else {
+        return false;
+    };
+    let code = told.code();
+    told.severity() == PgSeverity::Error
+        && code != COMPLETION_UNKNOWN
+        && (code == CANCELLED || CLASSES.iter().any(|class| code.starts_with(class)))
 }
 
 /// A connection until it is dropped.
@@ -94,6 +143,11 @@ pub enum Held {
 }
 
 impl Held {
+    /// Whether nothing is there to stay before `done`.
+    pub(crate) fn is_transaction(&self) -> bool {
+        matches!(self, Self::Transaction(_))
+    }
+
     /// What was written is there to stay.
     pub async fn done(self) -> Result<(), Error> {
         match self {
@@ -139,7 +193,7 @@ impl<'p> Executor<'p> for &'p Pool {
     {
         match self.way {
             Way::Sessions => self.connections.fetch_many(query),
-            Way::Transactions => Box::pin(AfterCommit::Running(Box::pin(async move {
+            Way::Pooled | Way::Transactions => Box::pin(AfterCommit::Running(Box::pin(async move {
                 let mut transaction = self.begin().await?;
                 let mut found = Vec::new();
                 let mut parts = transaction.fetch_many(query);
@@ -160,7 +214,7 @@ impl<'p> Executor<'p> for &'p Pool {
     {
         match self.way {
             Way::Sessions => self.connections.fetch_optional(query),
-            Way::Transactions => Box::pin(async move {
+            Way::Pooled | Way::Transactions => Box::pin(async move {
                 let mut transaction = self.begin().await?;
                 let found = transaction.fetch_optional(query).await?;
                 transaction.commit().await?;

@@ -30,15 +30,24 @@ pub(crate) enum Kind {
     NotFound,
     MethodNotAllowed,
     Conflict,
+    /// An `Idempotency-Key` with another body.
+    KeyReused,
+    /// The first request with this `Idempotency-Key` still runs.
+    KeyInProgress,
+    /// An event id with other content.
+    EventIdConflict,
     /// The same request was answered just now: the answer is there to be given again.
     Answered,
     TooLarge,
     UnsupportedEncoding,
+    UnsupportedMediaType,
     Invalid,
     /// More than the limit of this call allows for now.
     TooMany,
     Internal,
     Busy,
+    /// The database did not say whether it stored what was sent.
+    OutcomeUnknown,
 }
 
 impl Kind {
@@ -63,6 +72,21 @@ impl Kind {
                 StatusCode::CONFLICT,
                 "It does not go with what is there",
             ),
+            Self::KeyReused => (
+                "idempotency-key-reused",
+                StatusCode::CONFLICT,
+                "Idempotency-Key used with another body",
+            ),
+            Self::KeyInProgress => (
+                "idempotency-key-in-progress",
+                StatusCode::CONFLICT,
+                "Request with this Idempotency-Key in progress",
+            ),
+            Self::EventIdConflict => (
+                "event-id-conflict",
+                StatusCode::CONFLICT,
+                "Event id used with other content",
+            ),
             Self::TooLarge => (
                 "too-large",
                 StatusCode::PAYLOAD_TOO_LARGE,
@@ -72,6 +96,11 @@ impl Kind {
                 "unsupported-encoding",
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "A compressed body is not taken",
+            ),
+            Self::UnsupportedMediaType => (
+                "unsupported-media-type",
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "Unsupported media type",
             ),
             Self::Invalid => (
                 "invalid",
@@ -85,6 +114,11 @@ impl Kind {
                 "Something went wrong here",
             ),
             Self::Busy => ("busy", StatusCode::SERVICE_UNAVAILABLE, "Not now: try again soon"),
+            Self::OutcomeUnknown => (
+                "outcome-unknown",
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Outcome unknown",
+            ),
         }
     }
 
@@ -102,6 +136,8 @@ pub(crate) struct Problem {
     pub(crate) kind: Kind,
     pub(crate) detail: String,
     pub(crate) errors: Vec<Fault>,
+    /// The event that may have been stored.
+    event_id: Option<String>,
     /// Of the kinds that pass by themselves.
     retry_after_seconds: u64,
 }
@@ -112,6 +148,7 @@ impl Problem {
             kind,
             detail: detail.into(),
             errors: Vec::new(),
+            event_id: None,
             retry_after_seconds: 1,
         }
     }
@@ -168,6 +205,24 @@ impl Problem {
         Self::new(Kind::Busy, "The database is busy or away.")
     }
 
+    /// An emit that may have been stored: to send it again could make a second event. The id is known when the database
+    /// lost no more than the commit's confirmation.
+    pub(crate) fn unknown(event_id: Option<String>) -> Self {
+        let detail = match &event_id {
+            Some(id) => format!(
+                "The database did not confirm the commit, so the event may or may not be stored. Look up event {id} before \
+                 you send it again."
+            ),
+            None => "The database did not confirm the commit, so the event may or may not be stored. With an `id` or an \
+                     Idempotency-Key it can be sent again safely."
+                .to_owned(),
+        };
+        Self {
+            event_id,
+            ..Self::new(Kind::OutcomeUnknown, detail)
+        }
+    }
+
     /// For a person: what is wrong, without pointers into a body that they never saw.
     pub(crate) fn in_words(&self) -> String {
         if self.errors.is_empty() {
@@ -190,6 +245,7 @@ impl Problem {
             status: status.as_u16(),
             detail: &self.detail,
             errors: &self.errors,
+            event_id: self.event_id.as_deref(),
         }
     }
 
@@ -241,16 +297,14 @@ pub(crate) struct Body<'a> {
     detail: &'a str,
     #[serde(skip_serializing_if = "<[Fault]>::is_empty")]
     errors: &'a [Fault],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event_id: Option<&'a str>,
 }
 
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let mut response = (self.status(), Json(self.body())).into_response();
+impl Problem {
+    /// What a response says of it beside the body.
+    pub(crate) fn set_headers(&self, response: &mut Response) {
         let headers = response.headers_mut();
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
         match self.kind {
             Kind::Unauthorized => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -258,11 +312,22 @@ impl IntoResponse for Problem {
             Kind::Answered => {
                 response.extensions_mut().insert(AnsweredBefore);
             }
-            Kind::Busy | Kind::TooMany => {
+            Kind::Busy | Kind::TooMany | Kind::KeyInProgress => {
                 headers.insert(header::RETRY_AFTER, self.retry_after_seconds.into());
             }
             _ => {}
         }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), Json(self.body())).into_response();
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        self.set_headers(&mut response);
         response
     }
 }

@@ -14,11 +14,11 @@ use tower_http::{catch_panic::CatchPanicLayer, trace::TraceLayer};
 
 use crate::{
     Shared, api,
-    auth::{self, Gate, Rule},
+    auth::{self, Counts, Gate, Rule},
     idempotency,
     live::Live,
     meters::{self, Counted},
-    pages,
+    openapi, pages,
     problem::{Kind, Problem},
 };
 
@@ -193,6 +193,8 @@ impl Routes {
         let gate = Gate {
             app: self.app.clone(),
             rule,
+            counts: counts(path, rule),
+            refuses_query: path.starts_with("/v1/") && !openapi::takes_query(method, path),
         };
         let mut route = on(filter, handler);
         if method == "POST" && path.starts_with("/v1/") {
@@ -204,6 +206,15 @@ impl Routes {
         self.router = self.router.route(path, route);
         self.list.push(Route { method, path, rule });
         self
+    }
+}
+
+fn counts(path: &str, rule: Rule) -> Counts {
+    match rule {
+        Rule::Open => Counts::Nowhere,
+        Rule::Emit => Counts::Emit,
+        _ if path.ends_with("/test") || path.ends_with("/probe") => Counts::Trial,
+        _ => Counts::Request,
     }
 }
 

@@ -18,6 +18,7 @@
 
 mod data;
 mod emit;
+mod metered;
 mod reference;
 mod sample;
 mod schema;
@@ -26,4 +27,4 @@ pub use data::{BadData, check_data, read_data, read_data_of_body};
 pub use emit::{EmitError, Emitted, NewEvent, Patience, Sender};
 pub use reference::resolve as resolve_reference;
 pub use sample::sample;
-pub use schema::{Schema, VIOLATIONS_MAX, Violation};
+pub use schema::{Effort, Published, Schema, VIOLATIONS_MAX, Verdict, Violation};

@@ -1,5 +1,6 @@
 //! JSON Schema (2020-12) of event types: compiled once, kept by the schema's number, asked for everything that is wrong.
-//! Invariant: no schema reaches for the network or a file, and the memory for compiled ones is bounded.
+//! Invariants: no schema reaches for the network or a file, the memory for compiled ones is bounded, and a check costs no more
+//! steps than its data's size allows, whatever the schema.
 
 use std::{
     collections::HashMap,
@@ -11,7 +12,10 @@ use serde::Serialize;
 use serde_json::Value;
 use sqlx::PgConnection;
 
-use crate::data::readable;
+use crate::{
+    data::readable,
+    metered::{Budget, Metered, Part, is_spent},
+};
 
 /// Told of one event or one schema; what is wrong beyond that is not looked for.
 pub const VIOLATIONS_MAX: usize = 200;
@@ -21,6 +25,15 @@ const COMPILED_MAX: usize = 1_000;
 const KNOWN_MAX: usize = 4_000;
 /// A pattern that needs more steps than this on one value does not match it.
 const BACKTRACK_MAX: usize = 100_000;
+/// Looks at a part of the data: enough for most events, and a moment's work.
+const QUICK_STEPS_MAX: u64 = 20_000;
+/// The most that a check may cost: so much for any data, and so much for each byte of it.
+const STEPS_MAX: u64 = 100_000;
+const STEPS_PER_BYTE_MAX: u64 = 20;
+/// Those of all branches of the schema, which are more than the list has.
+const ERRORS_MAX: u64 = 10_000;
+/// A pattern may take its `BACKTRACK_MAX` on each of the data's texts: only short data is quick then.
+const QUICK_BYTES_MAX_WITH_PATTERNS: usize = 2 * 1024;
 const META_2020_12: &str = "https://json-schema.org/draft/2020-12/schema";
 
 /// One thing that is wrong, by its JSON pointer.
@@ -54,10 +67,30 @@ fn shortened(text: String) -> String {
     }
 }
 
+/// How much work a check may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// So little that it may be done anywhere.
+    Quick,
+    /// All that the data's size allows: up to a second for the largest.
+    Full,
+}
+
+/// What a check found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Fits,
+    /// Everything that is wrong, as far as it could be listed.
+    Broken(Vec<Violation>),
+    /// More than `Effort::Quick` is needed.
+    Undecided,
+}
+
 /// A schema that can be asked.
 #[derive(Debug)]
 pub struct Schema {
-    validator: Validator,
+    validator: Validator<Metered>,
+    has_patterns: bool,
 }
 
 impl Schema {
@@ -87,11 +120,14 @@ impl Schema {
                 message: "this reference leads back to itself without going deeper into the data".to_owned(),
             }]);
         }
-        jsonschema::options()
+        jsonschema::options_for::<Metered>()
             .with_draft(Draft::Draft202012)
             .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(BACKTRACK_MAX))
             .build(schema)
-            .map(|validator| Self { validator })
+            .map(|validator| Self {
+                validator,
+                has_patterns: has_patterns(schema),
+            })
             .map_err(|error| match circles::leading_out(schema) {
                 Some(pointer) => vec![Violation {
                     pointer,
@@ -104,14 +140,45 @@ impl Schema {
 
     /// Everything that is wrong with the data, which has passed `check_data`.
     pub fn violations(&self, data: &str) -> Vec<Violation> {
+        match self.check(data, Effort::Full) {
+            Verdict::Fits => Vec::new(),
+            Verdict::Broken(violations) => violations,
+            Verdict::Undecided => vec![too_complex()],
+        }
+    }
+
+    /// The data has passed `check_data`.
+    pub fn check(&self, data: &str, effort: Effort) -> Verdict {
+        let steps = match effort {
+            Effort::Quick if self.has_patterns && data.len() > QUICK_BYTES_MAX_WITH_PATTERNS => {
+                return Verdict::Undecided;
+            }
+            Effort::Quick => QUICK_STEPS_MAX,
+            Effort::Full => STEPS_MAX + STEPS_PER_BYTE_MAX * data.len() as u64,
+        };
         let value = match readable(data) {
             Ok(value) => value,
-            Err(error) => return vec![Violation::whole(error.to_string())],
+            Err(error) => return Verdict::Broken(vec![Violation::whole(error.to_string())]),
         };
-        if self.validator.is_valid(&value) {
-            return Vec::new();
+        let budget = Budget::new(steps, ERRORS_MAX);
+        let fits = self.validator.is_valid(Part::new(&value, &budget));
+        match (budget.is_spent(), effort) {
+            (true, Effort::Quick) => Verdict::Undecided,
+            (true, Effort::Full) => Verdict::Broken(vec![too_complex()]),
+            (false, _) if fits => Verdict::Fits,
+            (false, _) => self.list(&value, steps, effort),
         }
-        let mut errors = self.validator.iter_errors(&value);
+    }
+
+    fn list(&self, value: &Value, steps: u64, effort: Effort) -> Verdict {
+        let budget = Budget::new(steps, ERRORS_MAX);
+        let mut errors = self
+            .validator
+            .iter_errors(Part::new(value, &budget))
+            .filter(|error| !is_spent(error));
+        if budget.is_spent() && effort == Effort::Quick {
+            return Verdict::Undecided;
+        }
         let mut found: Vec<Violation> = errors
             .by_ref()
             .take(VIOLATIONS_MAX)
@@ -121,24 +188,53 @@ impl Schema {
             found.push(Violation::whole(format!(
                 "there are more errors than these {VIOLATIONS_MAX}"
             )));
+        } else if budget.is_spent() {
+            found.push(Violation::whole(
+                "does not match the schema, and is too complex for it to list every error",
+            ));
         }
-        found
+        Verdict::Broken(found)
+    }
+}
+
+fn too_complex() -> Violation {
+    Violation::whole("is too complex for its schema: checking it takes too many steps")
+}
+
+fn has_patterns(schema: &Value) -> bool {
+    match schema {
+        Value::Object(map) => map.iter().any(|(key, value)| {
+            matches!(key.as_str(), "pattern" | "patternProperties") || has_patterns(value)
+        }),
+        Value::Array(items) => items.iter().any(has_patterns),
+        _ => false,
     }
 }
 
 /// A schema of a type, as it was published.
 #[derive(Debug)]
-pub(crate) struct Published {
-    pub(crate) id: i32,
+pub struct Published {
+    id: i32,
     /// None: it was stored before schemas were checked, and can't be used. It refuses nothing.
     schema: Option<Schema>,
 }
 
 impl Published {
+    pub fn id(&self) -> i32 {
+        self.id
+    }
+
     pub(crate) fn violations(&self, data: &str) -> Vec<Violation> {
         self.schema
             .as_ref()
             .map_or_else(Vec::new, |schema| schema.violations(data))
+    }
+
+    /// The data has passed `check_data`.
+    pub fn check(&self, data: &str, effort: Effort) -> Verdict {
+        self.schema
+            .as_ref()
+            .map_or(Verdict::Fits, |schema| schema.check(data, effort))
     }
 }
 
@@ -175,6 +271,10 @@ impl Schemas {
                 .fetch_optional(connection)
                 .await?;
         Ok(row.map(|(id, text)| self.learn(name, id, &text)))
+    }
+
+    pub(crate) fn known(&self, type_name: &str, version: Option<&str>) -> Option<Arc<Published>> {
+        self.recall(&(type_name.to_owned(), version.map(str::to_owned)))
     }
 
     fn recall(&self, name: &Name) -> Option<Arc<Published>> {
@@ -395,5 +495,73 @@ mod tests {
         let schema = json!({"properties": {"a": {"pattern": "^(a+)+(?!b)$"}}});
         let data = json!({"a": format!("{}!", "a".repeat(5_000))}).to_string();
         assert_eq!(pointers(schema, &data), ["/a"]);
+    }
+
+    /// Each node is one of two kinds, and each kind has a child that is a node.
+    fn tree() -> Value {
+        let kind =
+            |name: &str| json!({"required": [name], "properties": {"child": {"$ref": "#/$defs/node"}}});
+        json!({"properties": {"root": {"$ref": "#/$defs/node"}}, "$defs": {"node": {"oneOf": [kind("a"), kind("b")]}}})
+    }
+
+    fn nested(depth: usize, level: fn(Value) -> Value) -> String {
+        let root = (0..depth).fold(json!({}), |child, _| level(child));
+        json!({"root": root}).to_string()
+    }
+
+    #[test]
+    fn data_that_does_not_fit_a_tree_costs_a_bounded_number_of_steps() {
+        let schema = Schema::compile(&tree()).expect("a schema");
+        let began = std::time::Instant::now();
+        for depth in [10, 60, 125] {
+            for level in [
+                |child| json!({"a": 1, "child": child}),
+                |child| json!({"a": 1, "b": 1, "child": child}),
+            ] {
+                let found = schema.violations(&nested(depth, level));
+                assert!(!found.is_empty(), "{depth}");
+            }
+        }
+        assert!(began.elapsed().as_secs() < 10, "{:?}", began.elapsed());
+        let fits = (0..100).fold(json!({"b": 1}), |child, _| json!({"a": 1, "child": child}));
+        assert_eq!(schema.violations(&json!({"root": fits}).to_string()), []);
+    }
+
+    /// Without a circle, the same by a chain: each definition is asked twice by the one before it.
+    #[test]
+    fn a_chain_that_doubles_costs_a_bounded_number_of_steps() {
+        let mut definitions = serde_json::Map::new();
+        for n in 0..60 {
+            let next = json!({"properties": {"child": {"$ref": format!("#/$defs/n{}", n + 1)}}});
+            let both = json!({"anyOf": [{"allOf": [next, {"required": ["x"]}]}, {"allOf": [next, {"required": ["y"]}]}]});
+            definitions.insert(format!("n{n}"), both);
+        }
+        definitions.insert("n60".to_owned(), json!({"required": ["z"]}));
+        let schema =
+            Schema::compile(&json!({"properties": {"root": {"$ref": "#/$defs/n0"}}, "$defs": definitions}));
+        let schema = schema.expect("a schema");
+        let data = nested(60, |child| json!({"x": 1, "child": child}));
+        let found = schema.violations(&data);
+        assert!(!found.is_empty());
+        assert_eq!(schema.check(&data, Effort::Quick), Verdict::Undecided);
+    }
+
+    #[test]
+    fn most_data_is_checked_quickly_and_what_is_long_in_full() {
+        let schema = json!({"properties": {"a": {"items": {"type": "integer"}}}});
+        let schema = Schema::compile(&schema).expect("a schema");
+        let data = |count: usize| json!({"a": vec![1; count]}).to_string();
+        assert_eq!(schema.check(&data(1_000), Effort::Quick), Verdict::Fits);
+        assert_eq!(schema.check(&data(100_000), Effort::Quick), Verdict::Undecided);
+        assert_eq!(schema.check(&data(100_000), Effort::Full), Verdict::Fits);
+        let wrong = json!({"a": vec!["x"; 50_000]}).to_string();
+        let Verdict::Broken(found) = schema.check(&wrong, Effort::Full) else {
+            panic!("it does not fit");
+        };
+        assert_eq!(found[0].pointer, "/a/0");
+        assert_eq!(found.len(), VIOLATIONS_MAX + 1);
+        let patterns = Schema::compile(&json!({"properties": {"a": {"pattern": "^a"}}})).expect("a schema");
+        let long = json!({"a": "a".repeat(5_000)}).to_string();
+        assert_eq!(patterns.check(&long, Effort::Quick), Verdict::Undecided);
     }
 }

@@ -103,7 +103,9 @@ pub(crate) fn all_routes() -> Vec<Route> {
     let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none").expect("a form");
     postrider_dashboard::routes(App {
         emits: Emits::new(pool.clone().into(), Default::default()).into(),
-        pool: pool.into(),
+        pool: pool.clone().into(),
+        lookups: pool.into(),
+        limits: Default::default(),
         wake: Default::default(),
         vault: Vault::parse(MASTER_KEY).expect("a key"),
         guard: Default::default(),

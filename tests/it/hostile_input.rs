@@ -476,3 +476,51 @@ async fn b12_an_answer_that_is_no_text_is_stored_and_shown() {
         "{shown}"
     );
 }
+
+#[tokio::test]
+async fn what_the_description_does_not_have_is_refused() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    api.acme("http://127.0.0.1:9/hook", json!({})).await;
+    for tls in [json!([]), json!([null, null]), json!("x")] {
+        let body = json!({ "url": "https://127.0.0.1:9/hook", "tls": tls });
+        let (status, problem) = api
+            .call(Method::POST, "/tenants/acme/endpoints", Some(body))
+            .await;
+        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
+        assert_eq!(problem["errors"][0]["pointer"], "/tls", "{problem}");
+    }
+    let event = json!({ "type": "invoice.paid", "data": {} });
+    for (method, path, body) in [
+        (
+            Method::POST,
+            "/tenants/acme/events?dry_run=true",
+            Some(event.clone()),
+        ),
+        (Method::GET, "/tenants/acme?full=1", None),
+        (Method::DELETE, "/tenants/acme?force", None),
+    ] {
+        let (status, problem) = api.call(method, path, body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{path}: {problem}");
+        let detail = problem["detail"].as_str().expect("a sentence");
+        assert!(detail.contains("this call has none"), "{problem}");
+    }
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let emit = || {
+        client
+            .post(program.url("/v1/tenants/acme/events"))
+            .bearer_auth(crate::support::ADMIN_API_KEY)
+            .body(event.to_string())
+    };
+    let status = async |request: reqwest::RequestBuilder| request.send().await.expect("an answer").status();
+    for kind in ["text/plain", "application/json; charset=iso-8859-1"] {
+        let answered = status(emit().header("content-type", kind)).await;
+        assert_eq!(answered, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{kind}");
+    }
+    assert_eq!(
+        status(emit().header("authorization", "Bearer other")).await,
+        StatusCode::BAD_REQUEST
+    );
+    assert_eq!(status(emit()).await, StatusCode::ACCEPTED);
+}

@@ -239,3 +239,110 @@ async fn a_test_event_and_a_probe_that_still_run_are_not_sent_a_second_time() {
     }
     assert_eq!(count(&database, "idempotency_claims").await, 0);
 }
+
+#[tokio::test]
+async fn a_request_after_a_refusal_with_its_key_is_not_taken_for_running() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
+    let rotate = format!("/tenants/acme/endpoints/{}/secret/rotate", endpoint.id);
+    let bad_event = json!({ "type": "no.such", "data": {} });
+    let bad_batch = json!({ "events": [bad_event.clone()] });
+    let refused = [
+        ("/tenants/acme/events".to_owned(), bad_event, event()),
+        (
+            "/tenants/acme/events/batch".to_owned(),
+            bad_batch,
+            json!({ "events": [event()] }),
+        ),
+        (
+            rotate,
+            json!({ "secret": "short" }),
+            json!({ "overlap_seconds": 0 }),
+        ),
+        (
+            "/api-keys".to_owned(),
+            json!({ "role": "tenant", "tenant": "nobody", "name": "n" }),
+            json!({ "role": "producer", "name": "n" }),
+        ),
+    ];
+    // Side by side, so that what a refused request left behind has to wait for its turn.
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 0..12 {
+        let (api, refused) = (program.api(), refused.clone());
+        clients.spawn(async move {
+            for n in 0..160 {
+                let (path, bad, good) = &refused[(client + n) % refused.len()];
+                let key = format!("again {client} {n}");
+                let (status, _, problem) = api.post_with_key(path, &key, bad.clone()).await;
+                assert!(status.is_client_error(), "{path}: {problem}");
+                let (status, replayed, told) = api.post_with_key(path, &key, good.clone()).await;
+                assert!(status.is_success() && !replayed, "{n} {path}: {status} {told}");
+            }
+        });
+    }
+    while let Some(ended) = clients.join_next().await {
+        ended.expect("each is done once it is right");
+    }
+}
+
+#[tokio::test]
+async fn a_client_can_tell_the_three_conflicts_apart() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::Hold);
+    let api = program.api();
+    let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
+    let of = |name: &str| format!("urn:postrider:problem:{name}");
+
+    api.post_with_key("/tenants/acme/events", "one", event()).await;
+    let other = json!({ "type": "invoice.paid", "data": { "other": 1 } });
+    let (status, _, problem) = api
+        .post_with_key("/tenants/acme/events", "one", other.clone())
+        .await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    assert_eq!(problem["type"], of("idempotency-key-reused"), "{problem}");
+
+    let with_id = |body: &Value| {
+        let mut body = body.clone();
+        body["id"] = json!("mine");
+        body
+    };
+    api.emit("acme", with_id(&event())).await;
+    let (status, problem) = api.emit("acme", with_id(&other)).await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    assert_eq!(problem["type"], of("event-id-conflict"), "{problem}");
+    let batch = json!({ "events": [with_id(&other)] });
+    let (_, problem) = api
+        .call(reqwest::Method::POST, "/tenants/acme/events/batch", Some(batch))
+        .await;
+    assert_eq!(problem["type"], of("event-id-conflict"), "{problem}");
+
+    let path = format!("/tenants/acme/endpoints/{}/test", endpoint.id);
+    let before = receiver.count();
+    let first = tokio::spawn({
+        let (api, path) = (api.clone(), path.clone());
+        async move { api.post_with_key(&path, "two", json!({})).await }
+    });
+    receiver.wait_for(before + 1).await;
+    let answer = reqwest::Client::builder()
+        .no_proxy()
+        .build()
+        .expect("a client")
+        .post(program.url(&format!("/v1{path}")))
+        .bearer_auth(crate::support::ADMIN_API_KEY)
+        .header("idempotency-key", "two")
+        .body("{}")
+        .send()
+        .await
+        .expect("an answer");
+    assert_eq!(answer.status(), StatusCode::CONFLICT);
+    assert_eq!(answer.headers()["retry-after"], "1");
+    let problem: Value = serde_json::from_str(&answer.text().await.expect("a body")).expect("JSON");
+    assert_eq!(problem["type"], of("idempotency-key-in-progress"), "{problem}");
+    receiver.release();
+    first.await.expect("no panic");
+}

@@ -8,7 +8,7 @@ use std::{
 };
 
 use postrider::embedded::Account;
-use reqwest::Method;
+use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 use tempfile::TempDir;
@@ -59,6 +59,11 @@ enum Prepared {
 
 impl PgBouncer {
     async fn start(database: &Database, prepared: Prepared) -> Self {
+        Self::start_with(database, prepared, "").await
+    }
+
+    /// `more` is further lines of its settings.
+    async fn start_with(database: &Database, prepared: Prepared, more: &str) -> Self {
         let folder = TempDir::new().expect("a folder");
         let path = folder.path();
         // It runs as the account that runs the server: as root it refuses to.
@@ -75,7 +80,7 @@ impl PgBouncer {
             "[databases]\n* = host={} port=5432\n[pgbouncer]\nlisten_addr =\nlisten_port = {PORT}\n\
              unix_socket_dir = {}\nauth_type = trust\nauth_file = {}\npool_mode = transaction\n\
              default_pool_size = {SERVERS}\nmax_client_conn = 200\nlogfile = {}\n\
-             ignore_startup_parameters = extra_float_digits\n{prepared}",
+             ignore_startup_parameters = extra_float_digits\n{prepared}{more}",
             server.parent().expect("a folder").display(),
             path.display(),
             path.join("users.txt").display(),
@@ -178,6 +183,20 @@ async fn a_dashboard_works_through_transaction_mode() {
     look_at_everything(&dashboard, &receiver).await;
 }
 
+/// One that keeps prepared statements but takes no settings for a session: they are set in each transaction.
+#[tokio::test]
+async fn a_dashboard_works_through_session_mode() {
+    let database = Database::fresh().await;
+    let more = "pool_mode = session\ndefault_pool_size = 40\n";
+    let bouncer = PgBouncer::start_with(&database, Prepared::Forgotten, more).await;
+    let dashboard = serve_through(&bouncer, &database).await;
+    let told = dashboard.log_lines().join("\n");
+    assert!(!told.contains("each statement is a transaction"), "{told}");
+    let _dispatcher = Postrider::on_database("dispatcher", &database).start().await;
+    let receiver = Receiver::start().await;
+    crowd(&dashboard, &receiver).await;
+}
+
 #[tokio::test]
 async fn a_newer_one_remembers_prepared_statements() {
     if !can_keep_prepared_statements() {
@@ -270,4 +289,69 @@ async fn look_at_everything(dashboard: &Postrider, receiver: &Receiver) {
         seen += usize::from(status.is_success());
     }
     assert!(seen > 40, "{seen}");
+}
+
+/// The commit is done on the server, waits there for a standby that does not exist, and is given up by the pooler: nobody
+/// can know then whether it was done.
+#[tokio::test]
+async fn a_commit_that_the_pooler_loses_makes_one_event_and_its_id_is_reported() {
+    let database = Database::on_private_server().await;
+    let bouncer = PgBouncer::start_with(&database, Prepared::Forgotten, "query_timeout = 2\n").await;
+    let dashboard = serve_through(&bouncer, &database).await;
+    let api = dashboard.api();
+    api.acme("http://127.0.0.1:9/hook", json!({})).await;
+    let stall = async |stalled: bool| {
+        let names = if stalled { "'nobody'" } else { "''" };
+        let change = format!("alter system set synchronous_standby_names = {names}");
+        database.execute_as_superuser(&change).await;
+        database.execute_as_superuser("select pg_reload_conf()").await;
+        let expected = if stalled { "nobody" } else { "" };
+        until("the setting is in force", || async {
+            (database.text("show synchronous_standby_names").await == expected).then_some(())
+        })
+        .await;
+    };
+    let count = async |mark: &str| {
+        let query =
+            format!("select count(*) from postrider.events where convert_from(body, 'UTF8') like '%{mark}%'");
+        database.count(&query).await
+    };
+
+    let single = json!({ "type": "invoice.paid", "data": { "mark": "single" } });
+    let keyed = json!({ "type": "invoice.paid", "ordering_key": "k", "data": { "mark": "ordered" } });
+    let batch = json!({ "events": [{ "type": "invoice.paid", "data": { "mark": "batched" } }] });
+    for (mark, path, body) in [
+        ("single", "/tenants/acme/events", single),
+        ("ordered", "/tenants/acme/events", keyed),
+        ("batched", "/tenants/acme/events/batch", batch),
+    ] {
+        stall(true).await;
+        let (status, problem) = api.call(Method::POST, path, Some(body)).await;
+        stall(false).await;
+        assert_eq!(count(mark).await, 1, "{mark}: {problem}");
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{mark}: {problem}");
+        assert_eq!(
+            problem["type"], "urn:postrider:problem:outcome-unknown",
+            "{problem}"
+        );
+        let id = problem["event_id"]
+            .as_str()
+            .expect("the id of the event")
+            .to_owned();
+        let (status, found) = api
+            .call(Method::GET, &format!("/tenants/acme/events/{id}"), None)
+            .await;
+        assert_eq!(status, StatusCode::OK, "{mark}: {found}");
+    }
+
+    // The producer's own id makes it safe to send it again, and so does an Idempotency-Key.
+    stall(true).await;
+    let own = json!({ "type": "invoice.paid", "id": "own", "data": { "mark": "owned" } });
+    let (status, problem) = api.emit("acme", own.clone()).await;
+    stall(false).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{problem}");
+    assert_eq!(problem["type"], "urn:postrider:problem:busy", "{problem}");
+    let (status, told) = api.emit("acme", own).await;
+    assert_eq!(status, StatusCode::OK, "{told}");
+    assert_eq!(count("owned").await, 1);
 }

@@ -197,3 +197,77 @@ async fn a_thin_event_carries_its_object_only_and_the_rest_is_fetched_with_a_ten
     let path = format!("/tenants/acme/events/{}", received.event_id());
     assert_eq!(theirs.get(&path).await["data"]["secret_note"], "for your eyes");
 }
+
+/// Each node is one of two kinds, and each kind has a child that is a node.
+fn tree() -> Value {
+    let kind = |name: &str| {
+        json!({
+            "type": "object", "required": ["kind"],
+            "properties": {"kind": {"const": name}, "child": {"$ref": "#/$defs/node"}},
+        })
+    };
+    let any = json!({"type": "object", "properties": {"child": {"$ref": "#/$defs/node"}}, "required": ["a"]});
+    let other =
+        json!({"type": "object", "properties": {"child": {"$ref": "#/$defs/node"}}, "required": ["b"]});
+    json!({
+        "type": "object",
+        "properties": {"root": {"$ref": "#/$defs/node"}, "told_apart": {"$ref": "#/$defs/kinds"}},
+        "$defs": {
+            "node": {"oneOf": [any, other]},
+            "kinds": {"oneOf": [kind("x"), kind("y")]},
+        },
+    })
+}
+
+fn nested(depth: usize, leaf: Value) -> Value {
+    (0..depth).fold(leaf, |child, _| json!({"a": 1, "b": 1, "child": child}))
+}
+
+#[tokio::test]
+async fn data_that_is_too_complex_for_its_schema_is_refused_and_delays_nobody() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({})).await;
+    api.tenant("other").await;
+    let (status, problem) = put(&api, "tree.grown", json!({"schemas": {"v1": tree()}})).await;
+    assert_eq!(status, StatusCode::CREATED, "{problem}");
+
+    let mut bad = tokio::task::JoinSet::new();
+    for n in 0..8 {
+        let api = api.clone();
+        let data = json!({"root": nested(60, json!({"n": n}))});
+        bad.spawn(async move {
+            api.emit("acme", json!({"type": "tree.grown", "data": data}))
+                .await
+        });
+    }
+    for _ in 0..10 {
+        let emitted = api.emit("other", json!({"type": "invoice.paid", "data": {}}));
+        let answered = tokio::time::timeout(std::time::Duration::from_secs(2), emitted).await;
+        let (status, told) = answered.expect("another tenant is answered");
+        assert_eq!(status, StatusCode::ACCEPTED, "{told}");
+    }
+    let all = async {
+        while let Some(answered) = bad.join_next().await {
+            let (status, problem) = answered.expect("no panic");
+            assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
+            let pointers = pointers(&problem);
+            assert!(pointers.iter().all(|one| one.starts_with("/data")), "{problem}");
+        }
+    };
+    let answered = tokio::time::timeout(std::time::Duration::from_secs(20), all).await;
+    answered.expect("each of them is answered");
+
+    let data = json!({"root": nested(60, json!({"a": 1}))});
+    let (status, _) = api
+        .emit("acme", json!({"type": "tree.grown", "data": data}))
+        .await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+    let fits = (0..60).fold(json!({"a": 1}), |child, _| json!({"a": 1, "child": child}));
+    let (status, told) = api
+        .emit("acme", json!({"type": "tree.grown", "data": {"root": fits}}))
+        .await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{told}");
+}

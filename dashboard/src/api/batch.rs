@@ -84,9 +84,10 @@ async fn take(
     traced: &Traced,
     text: &Text<BATCH_BYTES_MAX>,
 ) -> Result<(Response, Vec<String>), Problem> {
-    let events = read(text, tenant)?;
-    let mut work = Work::begin(app, claim).await?;
-    let emitted = emit_all(app, &mut work, events, traced.carried()).await?;
+    let prepared = prepare(app, read(text, tenant)?, traced.carried()).await?;
+    let mut work = Work::begin_emit(app, claim, tenant).await?;
+    let emitted = emit_all(app, &mut work, prepared).await?;
+    work.emits(unrepeatable(&emitted));
     let events: Vec<Emitted> = emitted.iter().map(|(one, _)| one.clone()).collect();
     let data = emitted.into_iter().map(view).collect();
     let response = work.commit(StatusCode::ACCEPTED, &BatchView { data }).await?;
@@ -95,14 +96,24 @@ async fn take(
     Ok((response, events.into_iter().map(|one| one.id).collect()))
 }
 
-/// In the transaction of the caller, who gives it up when one is refused. Those that can be read are tried although others
-/// can't, so that the refusal names all that are bad.
-pub(crate) async fn emit_all(
+/// One of them that would come twice if the batch was sent twice.
+pub(crate) fn unrepeatable(emitted: &[(Emitted, OwnedEvent)]) -> Option<String> {
+    let found = emitted.iter().find(|(_, event)| event.id.is_none());
+    found.map(|(emitted, _)| emitted.id.clone())
+}
+
+/// Events of a batch that can be tried, by their places in it, and what is wrong with the others.
+pub(crate) struct Prepared {
+    events: Vec<(usize, OwnedEvent)>,
+    refused: Refused,
+}
+
+/// All that can be told before a connection is held.
+pub(crate) async fn prepare(
     app: &App,
-    connection: &mut PgConnection,
     read: Vec<Result<OwnedEvent, Problem>>,
     trace: Option<Carried>,
-) -> Result<Vec<(Emitted, OwnedEvent)>, Problem> {
+) -> Result<Prepared, Problem> {
     let mut refused = Refused::default();
     let mut events = Vec::with_capacity(read.len());
     let mut ids = HashMap::new();
@@ -117,6 +128,12 @@ pub(crate) async fn emit_all(
             },
             None => Ok(event),
         });
+        // A check takes a moment, and there may be a thousand of them.
+        tokio::task::yield_now().await;
+        let event = match event {
+            Ok(event) => app.emits.checks().check(event).await,
+            Err(problem) => Err(problem),
+        };
         match event {
             Ok(event) => events.push((
                 index,
@@ -125,14 +142,28 @@ pub(crate) async fn emit_all(
                     ..event
                 },
             )),
-            Err(problem) => refused.add(problem, index),
+            Err(problem) if problem.status().is_client_error() && problem.kind != Kind::TooMany => {
+                refused.add(problem, index);
+            }
+            // It passes: the whole batch is put off.
+            Err(problem) => return Err(problem),
         }
     }
+    Ok(Prepared { events, refused })
+}
+
+/// In the transaction of the caller, who gives it up when one is refused. Those that can be read are tried although others
+/// can't, so that the refusal names all that are bad.
+pub(crate) async fn emit_all(
+    app: &App,
+    connection: &mut PgConnection,
+    Prepared { events, mut refused }: Prepared,
+) -> Result<Vec<(Emitted, OwnedEvent)>, Problem> {
     let borrowed: Vec<_> = events.iter().map(|(_, event)| event.borrow()).collect();
     let began = Instant::now();
     let answers = app
         .emits
-        .sender
+        .sender()
         .emit_all(connection, &borrowed, Patience::Own)
         .await
         .map_err(|error| refusal(EmitError::Database(error), "/events"))?;
@@ -179,7 +210,8 @@ fn read(text: &Text<BATCH_BYTES_MAX>, tenant: &str) -> Result<Vec<Result<OwnedEv
 /// What is wrong with each bad one; the kind that most of the answer is about.
 #[derive(Default)]
 struct Refused {
-    faults: Vec<Fault>,
+    /// By the places of their events.
+    faults: BTreeMap<usize, Vec<Fault>>,
     kinds: BTreeMap<u16, Kind>,
 }
 
@@ -187,15 +219,16 @@ impl Refused {
     fn add(&mut self, problem: Problem, index: usize) {
         let below = format!("/events/{index}");
         self.kinds.insert(problem.status().as_u16(), problem.kind);
+        let found = self.faults.entry(index).or_default();
         if problem.errors.is_empty() {
-            self.faults.push(Fault {
+            found.push(Fault {
                 pointer: below,
                 detail: problem.detail,
             });
             return;
         }
         let faults = problem.errors.into_iter().take(FAULTS_PER_EVENT_MAX);
-        self.faults.extend(faults.map(|fault| Fault {
+        found.extend(faults.map(|fault| Fault {
             pointer: format!("{below}{}", fault.pointer),
             detail: fault.detail,
         }));
@@ -206,7 +239,7 @@ impl Refused {
         if self.faults.is_empty() {
             return Ok(());
         }
-        let mut problem = Problem::faults(self.faults);
+        let mut problem = Problem::faults(self.faults.into_values().flatten().collect());
         if self.kinds.len() == 1
             && let Some(kind) = self.kinds.into_values().next()
         {

@@ -78,7 +78,8 @@ pub(crate) async fn list(
             after: query.cursor.as_deref().map(listing::decode).transpose()?,
             limit: query.limit.is_some().then_some(limit),
         };
-        return Ok(export::stream(app.pool.clone(), wanted, format));
+        let share = app.limits.exports.take(&tenant.slug).await?;
+        return Ok(export::stream(app.pool.clone(), share, wanted, format));
     }
     let filter = GroupFilter {
         tenant: Some(tenant.id),

@@ -147,7 +147,8 @@ pub(crate) async fn list(
             after,
             limit: query.limit.is_some().then_some(limit),
         };
-        return Ok(export::stream(app.pool.clone(), wanted, format));
+        let share = app.limits.exports.take(&tenant.slug).await?;
+        return Ok(export::stream(app.pool.clone(), share, wanted, format));
     }
     let (found, next) = match &filter {
         Some(filter) => deliveries::list(&app.pool, filter, after, limit).await?,

@@ -27,7 +27,7 @@ use super::{
     },
 };
 use crate::{
-    input::{given, is_plain_text},
+    input::{given, given_object, is_plain_text},
     openapi::shapes,
     problem::Problem,
     tables::endpoints::EndpointSettings,
@@ -76,7 +76,7 @@ pub(crate) struct EndpointForm {
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::headers_or_null)]
     pub(super) headers: Option<Option<BTreeMap<String, String>>>,
-    #[serde(deserialize_with = "given")]
+    #[serde(deserialize_with = "given_object")]
     #[schema(schema_with = shapes::tls_or_null)]
     pub(super) tls: Option<Option<TlsSettings>>,
     /// Only when it is made; afterwards it is rotated.

@@ -17,7 +17,10 @@ use postrider_proto::{
 
 use serde_json::Value;
 
-use crate::problem::{Fault, Problem};
+use crate::{
+    problem::{Fault, Problem},
+    transcript::HIDDEN,
+};
 
 /// Everything that is wrong, not only the first thing.
 #[derive(Default)]
@@ -170,6 +173,12 @@ pub(super) fn check_headers(headers: &BTreeMap<String, String>, faults: &mut Fau
             faults.add(
                 &field,
                 "its value must be visible ASCII characters, with no line end",
+            );
+        }
+        if value.contains(HIDDEN) {
+            faults.add(
+                &field,
+                format!("{HIDDEN} stands for a value that is not shown: send the value itself"),
             );
         }
         if name.len() + value.len() > CUSTOM_HEADER_BYTES_MAX {

@@ -295,11 +295,15 @@ async fn check_pins(
     faults.done()
 }
 
-/// Another host, or another port of it.
+/// Another host, another port of it, or the same without TLS.
 fn is_elsewhere(before: &EndpointSettings, after: &EndpointSettings) -> bool {
     let place = |settings: &EndpointSettings| {
         let url = Url::parse(&settings.url).ok()?;
-        Some((url.host_str()?.to_owned(), url.port_or_known_default()))
+        Some((
+            url.scheme().to_owned(),
+            url.host_str()?.to_owned(),
+            url.port_or_known_default(),
+        ))
     };
     place(before) != place(after)
 }
@@ -347,5 +351,9 @@ mod tests {
         assert!(is_elsewhere(&before, &at("https://b.example.com/x")));
         assert!(is_elsewhere(&before, &at("https://a.example.com:444/x")));
         assert!(is_elsewhere(&before, &at("http://a.example.com/x")));
+        assert!(is_elsewhere(
+            &at("https://a.example.com:8443/x"),
+            &at("http://a.example.com:8443/x")
+        ));
     }
 }

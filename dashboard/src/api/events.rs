@@ -137,8 +137,9 @@ async fn take(
         ..form.check(tenant)?
     };
     if claim.is_some() {
-        let mut work = Work::begin(app, claim).await?;
-        let emitted = app.emits.sender.emit(&mut work, &event.borrow()).await;
+        let event = app.emits.checks().check(event).await?;
+        let mut work = Work::begin_emit(app, claim, tenant).await?;
+        let emitted = app.emits.sender().emit(&mut work, &event.borrow()).await;
         let emitted = emitted.map_err(|error| refusal(error, ""))?;
         let (status, view) = answer(&mut work, emitted.clone(), event).await?;
         let response = work.commit(status, &view).await?;
@@ -146,15 +147,14 @@ async fn take(
         app.wake.now();
         return Ok((response, emitted.id));
     }
-    let emitted = app.emits.emit(event.clone()).await;
-    let emitted = emitted.map_err(|error| refusal(error, ""))?;
+    let emitted = app.emits.emit(event.clone()).await?;
     METERS.emitted(Source::Http, [&emitted]);
     let id = emitted.id.clone();
     if !emitted.duplicate {
         let response = (StatusCode::ACCEPTED, Json(fresh(emitted, event))).into_response();
         return Ok((response, id));
     }
-    let mut connection = app.pool.acquire().await?;
+    let mut connection = app.lookups.acquire().await?;
     let (status, view) = answer(&mut connection, emitted, event).await?;
     Ok(((status, Json(view)).into_response(), id))
 }
@@ -178,6 +178,7 @@ impl EmitForm<'_> {
             version: self.version,
             ordering_key: self.ordering_key,
             trace: None,
+            checked: None,
         })
     }
 }
@@ -229,7 +230,7 @@ pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
         EmitError::UnknownTenant => Problem::not_found("tenant"),
         EmitError::Conflict => {
             METERS.repeated(Key::EventId, Repeated::Conflict);
-            Problem::conflict(format!("{error}."))
+            Problem::new(Kind::EventIdConflict, format!("{error}."))
         }
         EmitError::Invalid { field, message } => Problem::invalid(format!("{below}/{field}"), message),
         EmitError::Schema(violations) => Problem::faults(

@@ -22,7 +22,7 @@ pub(crate) async fn healthz() -> Json<Value> {
 
 /// Requests can be served: the database answers.
 pub(crate) async fn readyz(State(app): State<Shared>) -> Answer<Value> {
-    let asked = sqlx::query("select 1").execute(&app.pool);
+    let asked = sqlx::query("select 1").execute(&app.lookups);
     match tokio::time::timeout(DATABASE_TIME_MAX, asked).await {
         Ok(Ok(_)) => Ok(Json(json!({"status": "ready"}))),
         Ok(Err(_)) | Err(_) => Err(Problem::busy()),

@@ -159,6 +159,7 @@ pub(crate) async fn requests(
             Duration::from_secs(5),
         )
     })?;
+    let share = app.limits.listeners.take(&tenant.slug).await?;
     let mut connection = app.pool.acquire().await?;
     let listener = listeners::find(&mut *connection, tenant.id, &id)
         .await?
@@ -178,6 +179,7 @@ pub(crate) async fn requests(
         holder,
         stop: app.stop.clone(),
         place,
+        share,
     };
     let headers = [
         (header::CONTENT_TYPE, "application/x-ndjson"),

@@ -167,6 +167,13 @@ pub(crate) struct Wanted {
     pub(crate) rate: i32,
 }
 
+impl Wanted {
+    /// What is counted goes through all of the tenant's events: by whom it is counted within its share.
+    pub(crate) fn counts_as(&self) -> String {
+        self.ask.tenant.0.to_string()
+    }
+}
+
 pub(crate) async fn create(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
@@ -175,6 +182,8 @@ pub(crate) async fn create(
     OptionalBody(form): OptionalBody<ReplayForm>,
 ) -> Result<Response, Problem> {
     let wanted = read(&app, tenant.id, &form).await?;
+    // Before a connection is held.
+    let _count = app.limits.counts.take(&wanted.counts_as()).await?;
     let mut work = Work::begin(&app, claim).await?;
     if form.dry_run {
         let preview = dry_run(&app, &mut work, &wanted).await?;

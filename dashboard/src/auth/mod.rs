@@ -1,6 +1,6 @@
 //! Who is asking, and whether they may. The one place where roles are enforced.
 //! Invariant: a handler runs only after `check` admitted its request; what it finds in the request's extensions
-//! (`Actor`, `Tenant`, `Session`, `Arrived`) was put there here.
+//! (`Actor`, `Tenant`, `Session`, `Arrived`) was put there here. It runs within its tenant's share.
 
 mod password;
 pub(crate) mod portal;
@@ -22,6 +22,8 @@ use axum::{
 use postrider_proto::{TenantId, state::KeyRole};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+use tokio::time::timeout;
+use tracing::Instrument;
 
 pub(crate) use password::{ADMIN_LOGIN, hash as hash_password, verify as verify_password};
 pub use password::{PasswordError, set_admin_password};
@@ -33,7 +35,7 @@ pub(crate) use session::{
 pub(crate) use sign_in::{SignIn, sign_in};
 
 use crate::{
-    Shared,
+    Shared, idempotency,
     pages::PageProblem,
     problem::{Kind, Problem},
     tables::{api_keys, tenants},
@@ -64,34 +66,99 @@ struct Key {
     tenant: Option<TenantId>,
 }
 
+/// What a route's requests count as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counts {
+    /// What is open holds nothing.
+    Nowhere,
+    /// Emits have shares of their own.
+    Emit,
+    Request,
+    /// It waits for somebody else's server, and holds no connection meanwhile.
+    Trial,
+}
+
 #[derive(Clone)]
 pub(crate) struct Gate {
     pub(crate) app: Shared,
     pub(crate) rule: Rule,
+    pub(crate) counts: Counts,
+    /// A call of the API that has no parameters: one that is given is refused as a misspelt one is elsewhere.
+    pub(crate) refuses_query: bool,
 }
 
 pub(crate) async fn check(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
     request.extensions_mut().insert(Arrived(Instant::now()));
     let answer = async {
         match admit(&gate, &mut request).await {
-            Ok(()) => next.run(request).await,
+            Ok(_) if gate.refuses_query && has_query(&request) => no_parameters(&request).into_response(),
+            Ok(name) => run(&gate, &name, request, next).await,
             Err(refused) => refused,
         }
     };
-    match tokio::time::timeout(REQUEST_TIME_MAX, answer).await {
+    match timeout(REQUEST_TIME_MAX, answer).await {
         Ok(response) => response,
         Err(_) => Problem::busy().into_response(),
     }
 }
 
-async fn admit(gate: &Gate, request: &mut Request) -> Result<(), Response> {
+fn has_query(request: &Request) -> bool {
+    request.uri().query().is_some_and(|query| !query.is_empty())
+}
+
+fn no_parameters(request: &Request) -> Problem {
+    let query = request.uri().query().unwrap_or_default();
+    let name = url::form_urlencoded::parse(query.as_bytes()).next();
+    let name = name.map(|(name, _)| name.into_owned()).unwrap_or_default();
+    Problem::bad_request(format!("Unknown parameter `{name}`; this call has none."))
+}
+
+/// Within the share of who asks. A client that goes away does not end what it began: its statement would go on in the
+/// server, with nobody counting it.
+async fn run(gate: &Gate, name: &str, request: Request, next: Next) -> Response {
+    let limits = &gate.app.limits;
+    let share = match gate.counts {
+        Counts::Nowhere => return next.run(request).await,
+        // A group goes on without its clients anyhow.
+        Counts::Emit if is_in_group(&request) => return next.run(request).await,
+        Counts::Emit => Ok(None),
+        Counts::Request => limits.requests.take(name).await.map(Some),
+        Counts::Trial => limits.trials.take(name).await.map(Some),
+    };
+    let share = match share {
+        Ok(share) => share,
+        Err(problem) if gate.rule.is_for_sessions() => return PageProblem::from(problem).into_response(),
+        Err(problem) => return problem.into_response(),
+    };
+    let handled = async move {
+        let response = timeout(REQUEST_TIME_MAX, next.run(request)).await;
+        drop(share);
+        response
+    };
+    match tokio::spawn(handled.in_current_span()).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(_)) => Problem::busy().into_response(),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Problem::busy().into_response(),
+        },
+    }
+}
+
+/// A single emit that shares its transaction with others.
+fn is_in_group(request: &Request) -> bool {
+    !request.headers().contains_key(idempotency::HEADER) && !request.uri().path().ends_with("/batch")
+}
+
+/// By whose share the request counts.
+async fn admit(gate: &Gate, request: &mut Request) -> Result<String, Response> {
     // Read before any handler does, so that a path that is not UTF-8 is refused in one way.
     let params = request
         .extract_parts::<RawPathParams>()
         .await
         .map_err(|_| Problem::not_found("path").into_response())?;
     match gate.rule {
-        Rule::Open => Ok(()),
+        Rule::Open => Ok(String::new()),
         rule if rule.is_for_sessions() => admit_session(gate, request).await,
         _ => {
             let slug = params
@@ -104,9 +171,9 @@ async fn admit(gate: &Gate, request: &mut Request) -> Result<(), Response> {
     }
 }
 
-async fn admit_session(gate: &Gate, request: &mut Request) -> Result<(), Response> {
+async fn admit_session(gate: &Gate, request: &mut Request) -> Result<String, Response> {
     let page = |problem: Problem| PageProblem::from(problem).into_response();
-    let session = Session::of(&gate.app.pool, request.headers())
+    let session = Session::of(&gate.app.lookups, request.headers())
         .await
         .map_err(page)?
         .ok_or_else(|| Redirect::to("/sign-in").into_response())?;
@@ -120,12 +187,22 @@ async fn admit_session(gate: &Gate, request: &mut Request) -> Result<(), Respons
             _ => Problem::new(Kind::Forbidden, "Your role does not include this. Ask an admin."),
         }));
     }
-    request.extensions_mut().insert(session.actor());
+    let actor = session.actor();
+    let name = match &session.tenant {
+        Some(tenant) => counted_as(tenant),
+        None => actor.0.clone(),
+    };
+    request.extensions_mut().insert(actor);
     request.extensions_mut().insert(session);
-    Ok(())
+    Ok(name)
 }
 
-async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> Result<(), Problem> {
+/// Keys, customers and people of the team count together for what they do to a tenant.
+fn counted_as(tenant: &Tenant) -> String {
+    format!("tenant:{}", tenant.slug)
+}
+
+async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> Result<String, Problem> {
     let key = find_key(&gate.app, request.headers()).await?.ok_or_else(|| {
         Problem::new(
             Kind::Unauthorized,
@@ -137,18 +214,21 @@ async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> 
         let detail = format!("A key of role {} can't do this.", key.role);
         return Err(Problem::new(Kind::Forbidden, detail));
     }
+    let mut name = key.actor.0.clone();
     if let (Rule::Own, Some(slug)) = (gate.rule, slug) {
-        let tenant = tenants::find(&gate.app.pool, &slug)
+        let tenant = tenants::find(&gate.app.lookups, &slug)
             .await?
             .filter(|tenant| key.tenant.is_none_or(|own| own == tenant.id))
             .ok_or_else(|| Problem::not_found("tenant"))?;
-        request.extensions_mut().insert(Tenant {
+        let tenant = Tenant {
             id: tenant.id,
             slug: tenant.slug,
-        });
+        };
+        name = counted_as(&tenant);
+        request.extensions_mut().insert(tenant);
     }
     request.extensions_mut().insert(key.actor);
-    Ok(())
+    Ok(name)
 }
 
 /// For callers that have no route: may they emit?
@@ -168,6 +248,9 @@ pub(crate) async fn admit_producer(app: &Shared, headers: &HeaderMap) -> Result<
 }
 
 async fn find_key(app: &Shared, headers: &HeaderMap) -> Result<Option<Key>, Problem> {
+    if headers.get_all(header::AUTHORIZATION).iter().nth(1).is_some() {
+        return Err(Problem::bad_request("Send one Authorization header."));
+    }
     let Some(given) = bearer(headers) else {
         return Ok(None);
     };
@@ -182,7 +265,7 @@ async fn find_key(app: &Shared, headers: &HeaderMap) -> Result<Option<Key>, Prob
         }));
     }
     // The index compares hashes: what its timing could tell is nothing of the key.
-    let found = api_keys::find_by_hash(&app.pool, &hash).await?;
+    let found = api_keys::find_by_hash(&app.lookups, &hash).await?;
     Ok(found.map(|key| Key {
         actor: Actor(format!("key:{}", key.public_id)),
         role: key.role,
@@ -217,7 +300,9 @@ pub(crate) mod tests {
         let vault = postrider_dispatcher::vault::Vault::parse("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=");
         Arc::new(App {
             emits: crate::Emits::new(pool.clone().into(), Default::default()).into(),
-            pool: pool.into(),
+            pool: pool.clone().into(),
+            lookups: pool.into(),
+            limits: Default::default(),
             wake: Default::default(),
             vault: vault.expect("a key"),
             guard: Default::default(),

@@ -141,19 +141,24 @@ fn introduction() -> String {
 }
 
 impl Kind {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 17] = [
         Self::BadRequest,
         Self::Unauthorized,
         Self::Forbidden,
         Self::NotFound,
         Self::MethodNotAllowed,
         Self::Conflict,
+        Self::KeyReused,
+        Self::KeyInProgress,
+        Self::EventIdConflict,
         Self::TooLarge,
         Self::UnsupportedEncoding,
+        Self::UnsupportedMediaType,
         Self::Invalid,
         Self::TooMany,
         Self::Internal,
         Self::Busy,
+        Self::OutcomeUnknown,
     ];
 
     fn component(self) -> String {
@@ -180,6 +185,10 @@ fn problem() -> Value {
                 "description": "Each wrong part of the request, by its JSON pointer.",
                 "items": {"$ref": "#/components/schemas/Fault"},
             },
+            "event_id": {
+                "type": "string",
+                "description": "Of an outcome that is unknown: the event that may have been stored.",
+            },
         },
     })
 }
@@ -192,7 +201,7 @@ fn refusal(kind: Kind) -> Value {
     });
     let header = match kind {
         Kind::Unauthorized => Some(("WWW-Authenticate", json!({"type": "string"}))),
-        Kind::Busy | Kind::TooMany => Some((
+        Kind::Busy | Kind::TooMany | Kind::KeyInProgress => Some((
             "Retry-After",
             json!({"type": "integer", "minimum": 1, "description": "Seconds."}),
         )),
@@ -202,6 +211,15 @@ fn refusal(kind: Kind) -> Value {
         response["headers"] = json!({name: {"schema": schema}});
     }
     response
+}
+
+/// Whether the call has parameters.
+pub(crate) fn takes_query(method: &str, path: &str) -> bool {
+    static WITH_QUERY: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
+        let calls = calls::all().into_iter().filter(Operation::has_query);
+        calls.map(|call| (call.method, call.path)).collect()
+    });
+    WITH_QUERY.contains(&(method, path))
 }
 
 /// Status, type and title of everything that can be refused.
@@ -225,7 +243,8 @@ fn component_of(status: u16) -> String {
 fn follows_from(rule: Rule, operation: &Operation) -> Vec<u16> {
     let mut statuses = vec![500, 503];
     if rule != Rule::Open {
-        statuses.extend([401, 403, 429]);
+        // 400: a parameter that the call does not have, or two keys.
+        statuses.extend([400, 401, 403, 429]);
     }
     if operation.path.contains('{') {
         // A path that is not UTF-8 is not found; `.` and `..` in it make clients ask for another one.

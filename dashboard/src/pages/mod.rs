@@ -281,7 +281,9 @@ impl IntoResponse for PageProblem {
             },
             detail: self.0.in_words(),
         };
-        (status, page).into_response()
+        let mut response = (status, page).into_response();
+        self.0.set_headers(&mut response);
+        response
     }
 }
 

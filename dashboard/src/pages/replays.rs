@@ -18,7 +18,7 @@ use serde::Deserialize;
 use super::{DoneQuery, Frame, Markup, Moment, PageProblem};
 use crate::{
     App, Shared,
-    api::replays::{DryRun, ReplayForm, begin, dry_run, find, read, stop},
+    api::replays::{DryRun, ReplayForm, Wanted, begin, dry_run, find, read, stop},
     auth::{Actor, Confirmed, Session, Submitted},
     input::Query,
     listing,
@@ -238,7 +238,7 @@ pub(crate) async fn preview(
                 let wanted = read(&app, row.tenant_id, &form).await;
                 endpoint = row.settings.url;
                 match wanted {
-                    Ok(wanted) => dry_run(&app, &mut *app.pool.acquire().await?, &wanted).await,
+                    Ok(wanted) => count_within_share(&app, &wanted).await,
                     Err(problem) => Err(problem),
                 }
             }
@@ -264,6 +264,11 @@ pub(crate) async fn preview(
         rate: RATE_DEFAULT,
         rate_max: RATE_MAX,
     })
+}
+
+async fn count_within_share(app: &App, wanted: &Wanted) -> Result<DryRun, Problem> {
+    let _count = app.limits.counts.take(&wanted.counts_as()).await?;
+    dry_run(app, &mut *app.pool.acquire().await?, wanted).await
 }
 
 fn read_query(query: &str) -> Vec<ReplayForm> {
@@ -355,6 +360,10 @@ pub(crate) async fn start(
         let endpoint = endpoint_of(&app, session.scope(), &ask).await?;
         all.push(read(&app, endpoint.tenant_id, &ask).await?);
     }
+    let _count = match all.first() {
+        Some(wanted) => Some(app.limits.counts.take(&wanted.counts_as()).await?),
+        None => None,
+    };
     let mut transaction = tables::begin(&app.pool).await?;
     let mut first = None;
     for wanted in all {

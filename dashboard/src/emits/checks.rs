@@ -1,0 +1,84 @@
+//! Data is checked against its schema before it waits for anything, so that a check holds no connection and no other event.
+//! Invariant: a check that takes longer than a moment runs off the runtime's workers, one at a time for each tenant; it goes
+//! on to its end, which is bounded, when the client has gone, and counts until then.
+
+use std::{sync::Arc, time::Duration};
+
+use postrider_sender::{Effort, EmitError, Published, Sender, Verdict};
+use tokio::task::spawn_blocking;
+
+use super::OwnedEvent;
+use crate::{
+    Pool,
+    api::events::refusal,
+    problem::{Kind, Problem},
+    shares::{Bounds, Shares},
+};
+
+const LONG_CHECKS: Bounds = Bounds {
+    each: 1,
+    all: 2,
+    waiting: 64,
+    wait: Duration::from_secs(5),
+};
+
+pub(crate) struct Checks {
+    sender: Sender,
+    pool: Pool,
+    long: Arc<Shares>,
+}
+
+impl Checks {
+    pub(super) fn new(sender: Sender, pool: Pool) -> Self {
+        Self {
+            sender,
+            pool,
+            long: Shares::new(LONG_CHECKS),
+        }
+    }
+
+    /// The same event, which knows then what it was checked against. Where there is no schema, the emit says so.
+    pub(crate) async fn check(&self, event: OwnedEvent) -> Result<OwnedEvent, Problem> {
+        let Some(schema) = self.schema_of(&event).await? else {
+            return Ok(event);
+        };
+        let (schema, event, verdict) = match schema.check(&event.data, Effort::Quick) {
+            Verdict::Undecided => self.check_long(schema, event).await?,
+            verdict => (schema, event, verdict),
+        };
+        match verdict {
+            Verdict::Fits => Ok(OwnedEvent {
+                checked: Some(schema.id()),
+                ..event
+            }),
+            Verdict::Broken(violations) => Err(refusal(EmitError::Schema(violations), "")),
+            Verdict::Undecided => Ok(event),
+        }
+    }
+
+    async fn check_long(
+        &self,
+        schema: Arc<Published>,
+        event: OwnedEvent,
+    ) -> Result<(Arc<Published>, OwnedEvent, Verdict), Problem> {
+        let share = self.long.take(&event.tenant).await?;
+        let checking = spawn_blocking(move || {
+            let verdict = schema.check(&event.data, Effort::Full);
+            drop(share);
+            (schema, event, verdict)
+        });
+        checking.await.map_err(|error| {
+            tracing::error!(%error, "a check of data against its schema failed");
+            Problem::new(Kind::Internal, "It has been logged.")
+        })
+    }
+
+    async fn schema_of(&self, event: &OwnedEvent) -> Result<Option<Arc<Published>>, Problem> {
+        let (name, version) = (&event.type_name, event.version.as_deref());
+        if let Some(known) = self.sender.known_schema(name, version) {
+            return Ok(Some(known));
+        }
+        let mut connection = self.pool.acquire().await?;
+        Ok(self.sender.find_schema(&mut connection, name, version).await?)
+    }
+}
