@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
 use postrider_dashboard::Pool;
-use postrider_dispatcher::{answer, meters};
+use postrider_dispatcher::{answer, meters, schema};
 use sqlx::{
     Connection, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -26,6 +26,19 @@ const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
+    open(options, role, PgPoolOptions::new()).await
+}
+
+/// For a dispatcher, which does the background work. Never through a pooler: its sessions have settings of their own.
+pub(crate) async fn working_pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
+    open(options, role, schema::finding_extensions(PgPoolOptions::new())).await
+}
+
+async fn open(
+    options: &PgConnectOptions,
+    role: &'static str,
+    settings: PgPoolOptions,
+) -> anyhow::Result<PgPool> {
     let patience = Instant::now() + ACQUIRE_TIMEOUT;
     // One connection alone first: a pool that can't connect only says that it waited.
     while let Err(error) = try_once(options).await {
@@ -35,7 +48,7 @@ pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyh
         }
         time::sleep(CONNECT_PAUSE).await;
     }
-    let pool = answer::lively(PgPoolOptions::new())
+    let pool = answer::lively(settings)
         .max_connections(POOL_CONNECTIONS_MAX)
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .connect_with(named(options, role))
