@@ -132,14 +132,14 @@ pub fn run() -> ExitCode {
                     eprintln!("{}", commands::told_as_problem(&error));
                     ExitCode::from(EXIT_USAGE)
                 }
-                Err(error) => refuse(EXIT_USAGE, &format!("{error:#}")),
+                Err(error) => refuse(EXIT_USAGE, &in_one_line(&error)),
             };
         }
         Command::Tool(tool) => {
             let environment = Environment::of_process();
             return match start_runtime() {
                 Ok(runtime) => runtime.block_on(commands::run(tool, &environment)),
-                Err(error) => refuse(1, &format!("{error:#}")),
+                Err(error) => refuse(1, &in_one_line(&error)),
             };
         }
         Command::Openapi { json: _ } => {
@@ -221,8 +221,20 @@ fn finish(done: anyhow::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<crate::settings::SettingError>() => refuse(EXIT_USAGE, &error.to_string()),
-        Err(error) => refuse(1, &format!("{error:#}")),
+        Err(error) => refuse(1, &in_one_line(&error)),
     }
+}
+
+/// With its causes. Many errors say their cause themselves: it is not said again.
+fn in_one_line(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |told, cause| {
+        let cause = cause.to_string();
+        match told.is_empty() {
+            true => cause,
+            false if told.contains(&cause) => told,
+            false => format!("{told}: {cause}"),
+        }
+    })
 }
 
 fn refuse(status: u8, sentence: &str) -> ExitCode {

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
 use postrider_dashboard::{Emits, Pool, Reserves, STATEMENT_TIMEOUT};
-use postrider_dispatcher::{answer, meters};
+use postrider_dispatcher::{answer, meters, schema};
 use sqlx::{
     Connection, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -31,7 +31,20 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
     until_answered(options).await?;
-    connect(&named(options, role), role, POOL_CONNECTIONS_MAX).await
+    connect(
+        &named(options, role),
+        role,
+        POOL_CONNECTIONS_MAX,
+        PgPoolOptions::new(),
+    )
+    .await
+}
+
+/// For a dispatcher, which does the background work. Never through a pooler: its sessions have settings of their own.
+pub(crate) async fn working_pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
+    until_answered(options).await?;
+    let settings = schema::finding_extensions(PgPoolOptions::new());
+    connect(&named(options, role), role, POOL_CONNECTIONS_MAX, settings).await
 }
 
 async fn until_answered(options: &PgConnectOptions) -> anyhow::Result<()> {
@@ -47,8 +60,13 @@ async fn until_answered(options: &PgConnectOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn connect(options: &PgConnectOptions, label: &'static str, most: u32) -> anyhow::Result<PgPool> {
-    let pool = answer::lively(PgPoolOptions::new())
+async fn connect(
+    options: &PgConnectOptions,
+    label: &'static str,
+    most: u32,
+    settings: PgPoolOptions,
+) -> anyhow::Result<PgPool> {
+    let pool = answer::lively(settings)
         .max_connections(most)
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .connect_with(options.clone())
@@ -77,7 +95,8 @@ pub(crate) async fn serving_pools(options: &PgConnectOptions) -> anyhow::Result<
         );
     }
     let options = named(&way.prepare(options), ROLE);
-    let reserve = async |label, most| anyhow::Ok(way.over(connect(&options, label, most).await?));
+    let reserve =
+        async |label, most| anyhow::Ok(way.over(connect(&options, label, most, PgPoolOptions::new()).await?));
     Ok(Reserves {
         lookups: reserve("dashboard_lookups", LOOKUP_CONNECTIONS_MAX).await?,
         emits: reserve("dashboard_emits", EMIT_CONNECTIONS_MAX).await?,

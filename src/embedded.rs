@@ -1,12 +1,15 @@
 //! A private Postgres for `up`, so that nothing has to be set up first.
 //! Invariant: nothing outside its own directory is touched: no system service, no TCP port, no other cluster.
 //!
-//! Next: `programs.rs` finds the server, `account.rs` says who runs it, `home.rs` where, `cluster.rs` makes, starts and stops it.
+//! Next: `programs.rs` finds the server, `account.rs` says who runs it, `home.rs` where, `cluster.rs` makes, starts and stops it,
+//! `process.rs` tells our server from others, `watch.rs` starts it again when it has ended.
 
 mod account;
 mod cluster;
 mod home;
+mod process;
 mod programs;
+mod watch;
 
 use std::{io, path::PathBuf};
 
@@ -14,6 +17,7 @@ pub use account::Account;
 pub use cluster::Cluster;
 pub use home::Home;
 pub use programs::Programs;
+pub use watch::keep_running;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EmbeddedError {
@@ -35,6 +39,21 @@ pub enum EmbeddedError {
     File { path: PathBuf, error: io::Error },
     #[error("the directory {0} is there already and belongs to somebody else")]
     Foreign(PathBuf),
+    #[error(
+        "{data_dir} points to the database in {cluster}, which belongs to {owner}: a copy of a data directory has no \
+         database of its own. Delete pg-home in the copy to start it with an empty one. If {data_dir} has replaced {owner}, \
+         delete {note}"
+    )]
+    OfAnother {
+        data_dir: PathBuf,
+        cluster: PathBuf,
+        owner: PathBuf,
+        note: PathBuf,
+    },
+    #[error("the embedded database server ends again and again: its log is postgres.log beside its data")]
+    Ended,
+    #[error("another process runs the database in {0}: stop it first")]
+    InUse(PathBuf),
     #[error("the embedded database did not answer: {0}")]
     Database(#[from] sqlx::Error),
 }

@@ -40,15 +40,7 @@ async fn refuse_to_lock_out(pool: &PgPool, vault: &Vault) -> anyhow::Result<()> 
     if lacking.is_empty() {
         return Ok(());
     }
-    let named: Vec<String> = lacking
-        .iter()
-        .map(|one| {
-            format!(
-                "{} ({}, heard of {} s ago)",
-                one.role, one.name, one.heard_seconds_ago
-            )
-        })
-        .collect();
+    let named: Vec<String> = lacking.iter().map(ToString::to_string).collect();
     bail!(
         "these run without the first key of POSTRIDER_MASTER_KEY and could read nothing that is encrypted with it: {}. \
          Nothing was changed. Restart them with both keys first. One that was killed is forgotten after {HELD_SECONDS} \

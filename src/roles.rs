@@ -3,10 +3,13 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use postrider_dashboard::{App, Emits, Pool, RequestRates, Trials};
 use postrider_dispatcher::{
-    Dispatcher, Wake, guard::Guard, key_holders::Holding, meters, partitions, relay, schema, sealed,
+    Dispatcher, Wake,
+    guard::Guard,
+    key_holders::{HELD_SECONDS, Holding},
+    meters, partitions, relay, schema, sealed,
     vault::Vault,
 };
 use sqlx::PgPool;
@@ -47,7 +50,7 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
     let database = settings.require_database()?.clone();
     let vault = settings.require_vault()?;
     let health = listen_for_health(&settings).await?;
-    let pool = connect::pool(&database.direct, "dispatcher").await?;
+    let pool = connect::working_pool(&database.direct, "dispatcher").await?;
     check(&pool.clone().into(), &vault).await?;
     let (export, tracer) = Export::start(&settings, "dispatcher", stop.clone())?;
     let mut parts = Parts::new(stop);
@@ -170,14 +173,28 @@ pub(crate) fn addresses<'l>(
         .collect()
 }
 
-/// For as long as the role runs: `rotate-master-key` asks who would be locked out.
+/// For as long as the role runs: `rotate-master-key` asks who would be locked out. Refuses to run beside a role that has none
+/// of these keys.
 pub(crate) async fn tell_keys(
     parts: &mut Parts,
     pool: &Pool,
     vault: &Vault,
     role: &'static str,
 ) -> anyhow::Result<()> {
-    let holding = Holding::begin(pool, vault, role).await?;
+    let mut transaction = pool.begin().await?;
+    let holding = match Holding::begin(&mut transaction, vault, role).await? {
+        Ok(holding) => holding,
+        Err(others) => bail!(
+            "POSTRIDER_MASTER_KEY has no key in common with those of the roles that run on this database: {}. What one of them \
+             encrypts the other could not read. Set the same key. One that was killed is forgotten after {HELD_SECONDS} seconds",
+            others
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
+    };
+    transaction.commit().await?;
     let (pool, vault) = (pool.clone(), vault.clone());
     parts.add("word of its keys", |stop| holding.keep(pool, vault, stop));
     Ok(())

@@ -14,7 +14,7 @@ use crate::{
     connect,
     data_dir::DataDir,
     demo,
-    embedded::{Cluster, Home},
+    embedded::{self, Cluster, Home},
     health, machine,
     roles::{self, Parts},
     settings::{Database, Settings},
@@ -74,7 +74,7 @@ async fn run(
     listener: TcpListener,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let sending_pool = connect::pool(&database.direct, "dispatcher").await?;
+    let sending_pool = connect::working_pool(&database.direct, "dispatcher").await?;
     roles::bring_up_to_date(&sending_pool, settings.dispatcher.retention).await?;
     let vault = match &settings.vault {
         Some(vault) => vault.clone(),
@@ -101,6 +101,9 @@ async fn run(
     ])?);
     let (export, tracer) = Export::start(&settings, "up", stop.clone())?;
     let mut parts = Parts::new(stop.clone());
+    if let Some(cluster) = cluster.clone() {
+        parts.add("embedded database", |stop| embedded::keep_running(cluster, stop));
+    }
     if let Some(listener) = health {
         parts.add("health", |stop| {
             health::serve(listener, reserves.lookups.clone(), stop)

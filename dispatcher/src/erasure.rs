@@ -17,6 +17,10 @@ use crate::{
 
 const WAIT: Duration = Duration::from_millis(500);
 const BATCH: i64 = 2_000;
+/// Events counted in the request that deletes the tenant: it has seconds. The job counts the rest.
+const COUNTED_AT_ONCE_MAX: i64 = 10_000;
+/// Events counted in one statement of the job.
+const COUNTED_MAX: i64 = 100_000;
 
 #[derive(Debug, Clone, FromRow)]
 pub struct Erasure {
@@ -46,15 +50,33 @@ pub async fn begin(
     public_id: &str,
     asked_by: &str,
 ) -> Result<(), sqlx::Error> {
+    // By the index of the tenant's own events, also where the planner knows nothing of the tables yet.
+    sqlx::query(
+        "select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)",
+    )
+    .execute(&mut *connection)
+    .await?;
+    let counted: i64 = sqlx::query_scalar(
+        "select count(*) from (
+            select e.id from postrider.events e where e.tenant_id = $1 order by e.id limit $2) e",
+    )
+    .bind(tenant)
+    .bind(COUNTED_AT_ONCE_MAX + 1)
+    .fetch_one(&mut *connection)
+    .await?;
+    sqlx::raw_sql("set local enable_seqscan to default; set local enable_bitmapscan to default")
+        .execute(&mut *connection)
+        .await?;
     let id: i64 = sqlx::query_scalar(
-        "insert into postrider.erasures (public_id, tenant_id, slug, total, asked_by)
-         select $2, t.id, t.slug, (select count(*) from postrider.events e where e.tenant_id = t.id), $3
-         from postrider.tenants t where t.id = $1
+        "insert into postrider.erasures (public_id, tenant_id, slug, total, counted, asked_by)
+         select $2, t.id, t.slug, $4, $4 <= $5, $3 from postrider.tenants t where t.id = $1
          returning id",
     )
     .bind(tenant)
     .bind(public_id)
     .bind(asked_by)
+    .bind(counted)
+    .bind(COUNTED_AT_ONCE_MAX)
     .fetch_one(&mut *connection)
     .await?;
     jobs::push(connection, &Work::Erase { id }).await
@@ -86,33 +108,85 @@ pub(crate) async fn run(pool: &PgPool, id: i64, stop: &CancellationToken) -> Res
     loop {
         match pass(pool, id, stop).await {
             Ok(true) => return Ok(()),
-            Ok(false) => {}
+            // Nothing more is removed before the last of those has ended.
+            Ok(false) => wait_for_the_last(pool, id, stop).await?,
             Err(Interrupted::Stopped) => return Err(Interrupted::Stopped),
             Err(Interrupted::Database(error)) => {
                 tracing::warn!(%error, erasure = id, "a tenant could not be erased yet; trying again");
+                pause(stop).await?;
             }
-        }
-        tokio::select! {
-            () = tokio::time::sleep(WAIT) => {}
-            () = stop.cancelled() => return Err(Interrupted::Stopped),
         }
     }
 }
 
-/// Removes what there is. Tells whether nothing more can come.
-async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, Interrupted> {
-    let mut db = pool.acquire().await?;
-    // Asked before anything is removed: what is committed later than this is seen by the next pass.
-    let row: Option<(TenantId, bool)> = sqlx::query_as(
-        "select tenant_id, pg_snapshot_xmin(pg_current_snapshot()) > xid
+async fn pause(stop: &CancellationToken) -> Result<(), Interrupted> {
+    tokio::select! {
+        () = tokio::time::sleep(WAIT) => Ok(()),
+        () = stop.cancelled() => Err(Interrupted::Stopped),
+    }
+}
+
+/// Until no transaction is left that may have seen the tenant before it was deleted.
+async fn wait_for_the_last(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<(), Interrupted> {
+    loop {
+        pause(stop).await?;
+        match under_way(pool, id).await {
+            Ok(Some(State { settled: false, .. })) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => {
+                tracing::warn!(%error, erasure = id, "an erasure could not be looked at; trying again")
+            }
+        }
+    }
+}
+
+#[derive(FromRow)]
+struct State {
+    tenant_id: TenantId,
+    counted: bool,
+    settled: bool,
+}
+
+async fn under_way(pool: &PgPool, id: i64) -> Result<Option<State>, sqlx::Error> {
+    sqlx::query_as(
+        "select tenant_id, counted, coalesce(pg_snapshot_xmin(pg_current_snapshot()) >= barrier, false) as settled
          from postrider.erasures where id = $1 and ended_at is null",
     )
     .bind(id)
-    .fetch_optional(&mut *db)
+    .fetch_optional(pool)
+    .await
+}
+
+/// Once, after the deletion was committed. One that lies in the future was set in another cluster, whose transactions are
+/// none of ours: after a restore it is set again.
+async fn set_barrier(pool: &PgPool, id: i64) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "update postrider.erasures set barrier = pg_snapshot_xmax(pg_current_snapshot())
+         where id = $1 and ended_at is null
+           and (barrier is null or barrier > pg_snapshot_xmax(pg_current_snapshot()))",
+    )
+    .bind(id)
+    .execute(pool)
     .await?;
-    let Some((tenant, settled)) = row else {
+    Ok(())
+}
+
+/// Removes what there is. Tells whether nothing more can come.
+async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, Interrupted> {
+    set_barrier(pool, id).await?;
+    // Asked before anything is removed: what is committed later than this is seen by the next pass.
+    let Some(State {
+        tenant_id: tenant,
+        counted,
+        settled,
+    }) = under_way(pool, id).await?
+    else {
         return Ok(true);
     };
+    let mut db = pool.acquire().await?;
+    if !counted {
+        count(&mut db, id, tenant, stop).await?;
+    }
     erase_by_endpoint(&mut db, tenant, stop).await?;
     let (mut after, highest) = (EventId::LOWEST, EventId(Uuid::max()));
     while let Some(batch) = delete_batch(&mut db, tenant, after, highest).await? {
@@ -157,6 +231,40 @@ async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, 
         .await?;
     }
     Ok(settled)
+}
+
+/// All of a large tenant's events, some at a time.
+async fn count(
+    db: &mut PgConnection,
+    id: i64,
+    tenant: TenantId,
+    stop: &CancellationToken,
+) -> Result<(), Interrupted> {
+    let (mut after, mut total) = (EventId::LOWEST, 0);
+    loop {
+        let (count, last): (i64, Option<EventId>) = sqlx::query_as(
+            "select count(*), max(e.id::text)::uuid from (
+                select e.id from postrider.events e
+                where e.tenant_id = $1 and e.id > $2 order by e.id limit $3) e",
+        )
+        .bind(tenant)
+        .bind(after)
+        .bind(COUNTED_MAX)
+        .fetch_one(&mut *db)
+        .await?;
+        total += count;
+        let Some(last) = last else { break };
+        after = last;
+        if stop.is_cancelled() {
+            return Err(Interrupted::Stopped);
+        }
+    }
+    sqlx::query("update postrider.erasures set total = done + $2, counted = true where id = $1")
+        .bind(id)
+        .bind(total)
+        .execute(&mut *db)
+        .await?;
+    Ok(())
 }
 
 /// Deliveries that wait or are dead. A producer that commits late may add to them.

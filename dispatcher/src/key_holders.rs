@@ -1,9 +1,10 @@
 //! Which master keys the running roles hold. Each says so while it runs, so that a change of the master key can tell
-//! whether one of them would be locked out by it.
+//! whether one of them would be locked out by it, and so that two that have no key in common do not run side by side: on an
+//! empty database nothing else could tell.
 
 use std::time::Duration;
 
-use sqlx::{FromRow, PgExecutor, PgPool};
+use sqlx::{FromRow, PgConnection, PgExecutor, PgPool};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -12,6 +13,8 @@ use crate::vault::Vault;
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// After which a process that says nothing is taken to be gone.
 pub const HELD_SECONDS: i32 = 30;
+/// Named in a refusal.
+const STRANGERS_MAX: i64 = 5;
 
 /// A role that runs, as it says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, FromRow)]
@@ -19,6 +22,17 @@ pub struct Holder {
     pub role: String,
     pub name: String,
     pub heard_seconds_ago: i64,
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            role,
+            name,
+            heard_seconds_ago,
+        } = self;
+        write!(f, "{role} ({name}, heard of {heard_seconds_ago} s ago)")
+    }
 }
 
 /// One process, for as long as it runs.
@@ -29,18 +43,34 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// Says it for the first time: before the role serves anything.
+    /// Says it for the first time, before the role serves anything, in a transaction of the caller's: of two that start at
+    /// once the second sees the first. Answers who runs without any of these keys instead, if somebody does.
     pub async fn begin(
-        db: impl PgExecutor<'_>,
+        db: &mut PgConnection,
         vault: &Vault,
         role: &'static str,
-    ) -> Result<Self, sqlx::Error> {
+    ) -> Result<Result<Self, Vec<Holder>>, sqlx::Error> {
+        sqlx::query("select pg_advisory_xact_lock(hashtext('postrider.key_holders'))")
+            .execute(&mut *db)
+            .await?;
+        let strangers: Vec<Holder> = sqlx::query_as(
+            "select role, name, extract(epoch from clock_timestamp() - heard_at)::bigint as heard_seconds_ago
+             from postrider.key_holders
+             where expires_at > clock_timestamp() and not keys && $1 order by role, name limit $2",
+        )
+        .bind(vault.key_names())
+        .bind(STRANGERS_MAX)
+        .fetch_all(&mut *db)
+        .await?;
+        if !strangers.is_empty() {
+            return Ok(Err(strangers));
+        }
         let holding = Self {
             id: Uuid::now_v7(),
             role,
         };
         holding.say(db, vault).await?;
-        Ok(holding)
+        Ok(Ok(holding))
     }
 
     /// Until told to stop.

@@ -42,6 +42,7 @@ mod reader_simulation;
 mod record;
 pub mod relay;
 pub mod replays;
+mod restored;
 pub mod retention;
 pub mod retry;
 pub mod rollup;
@@ -131,6 +132,7 @@ impl Dispatcher {
     /// Runs until told to stop; then sends nothing new, finishes what is on the wire and hands its shards back.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DispatcherError> {
         meters::start();
+        restored::renumber(&self.pool).await?;
         let id = Uuid::now_v7();
         let asked_at = Instant::now();
         let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")

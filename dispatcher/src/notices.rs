@@ -53,6 +53,7 @@ pub(crate) struct Teller {
 
 #[derive(FromRow)]
 struct Notice {
+    id: i64,
     endpoint_id: EndpointId,
     event_id: Option<EventId>,
     reason: Option<DeadReason>,
@@ -116,32 +117,45 @@ impl Teller {
         })
     }
 
-    /// Taken away and told in one transaction.
+    /// Told and taken away in one transaction. One that can't be told stays, and the others are.
     async fn tell(&self) -> Result<usize, sqlx::Error> {
         let mut tx = self.pool.begin().await?;
         let notices: Vec<Notice> = sqlx::query_as(
-            "with taken as (
-                delete from postrider.notices where id in (
-                    select id from postrider.notices order by id limit $1 for update skip locked)
-                returning id, endpoint_id, event_id, reason, attempt, since
-             )
-             select n.endpoint_id, n.event_id, n.reason, n.attempt, n.since, e.tenant_id, e.public_id as endpoint, e.url,
+            "select n.id, n.endpoint_id, n.event_id, n.reason, n.attempt, n.since, e.tenant_id, e.public_id as endpoint, e.url,
                 (select coalesce(sum(c.count), 0)::bigint from postrider.dead_letter_counts c
                  where c.endpoint_id = e.id) as dead_letters
-             from taken n join postrider.endpoints e on e.id = n.endpoint_id order by n.id",
+             from postrider.notices n join postrider.endpoints e on e.id = n.endpoint_id
+             order by n.id limit $1 for update of n skip locked",
         )
         .bind(BATCH)
         .fetch_all(&mut *tx)
         .await?;
+        let mut told = Vec::new();
         for notice in &notices {
-            match (notice.event_id, notice.since) {
-                (Some(event), _) => self.tell_of_dead(&mut tx, notice, event).await?,
-                (None, Some(since)) => self.tell_of_recovery(&mut tx, notice, since).await?,
-                (None, None) => {}
+            let mut part = sqlx::Connection::begin(&mut *tx).await?;
+            let done = match (notice.event_id, notice.since) {
+                (Some(event), _) => self.tell_of_dead(&mut part, notice, event).await,
+                (None, Some(since)) => self.tell_of_recovery(&mut part, notice, since).await,
+                (None, None) => Ok(()),
+            };
+            match done {
+                Ok(()) => {
+                    part.commit().await?;
+                    told.push(notice.id);
+                }
+                Err(error @ sqlx::Error::Database(_)) => {
+                    part.rollback().await?;
+                    tracing::warn!(%error, endpoint = notice.endpoint, "an operational event could not be emitted");
+                }
+                Err(error) => return Err(error),
             }
         }
+        sqlx::query("delete from postrider.notices where id = any($1)")
+            .bind(&told)
+            .execute(&mut *tx)
+            .await?;
         tx.commit().await?;
-        Ok(notices.len())
+        Ok(told.len())
     }
 
     async fn tell_of_dead(
@@ -205,24 +219,36 @@ impl Teller {
         .bind(ALERTS_MAX)
         .fetch_all(&self.pool)
         .await?;
+        let mut told = 0;
         for alert in &changed {
-            let mut tx = self.pool.begin().await?;
-            let passed = alert.dead_letters >= alert.threshold;
-            let ours = sqlx::query(
-                "update postrider.alerts set passed_at = case when $2 then clock_timestamp() end
-                 where endpoint_id = $1 and (passed_at is null) = $2 and dead_letters = $3",
-            )
-            .bind(alert.endpoint_id)
-            .bind(passed)
-            .bind(alert.threshold)
-            .execute(&mut *tx)
-            .await?;
-            if passed && ours.rows_affected() > 0 {
-                self.tell_of_alert(&mut tx, alert).await?;
+            match self.pass_alert(alert).await {
+                Ok(()) => told += 1,
+                // The others may be fine.
+                Err(error @ sqlx::Error::Database(_)) => {
+                    tracing::warn!(%error, endpoint = alert.endpoint, "an alert could not be emitted");
+                }
+                Err(error) => return Err(error),
             }
-            tx.commit().await?;
         }
-        Ok(changed.len())
+        Ok(told)
+    }
+
+    async fn pass_alert(&self, alert: &Alert) -> Result<(), sqlx::Error> {
+        let mut tx = self.pool.begin().await?;
+        let passed = alert.dead_letters >= alert.threshold;
+        let ours = sqlx::query(
+            "update postrider.alerts set passed_at = case when $2 then clock_timestamp() end
+             where endpoint_id = $1 and (passed_at is null) = $2 and dead_letters = $3",
+        )
+        .bind(alert.endpoint_id)
+        .bind(passed)
+        .bind(alert.threshold)
+        .execute(&mut *tx)
+        .await?;
+        if passed && ours.rows_affected() > 0 {
+            self.tell_of_alert(&mut tx, alert).await?;
+        }
+        tx.commit().await
     }
 
     async fn tell_of_alert(&self, tx: &mut PgConnection, alert: &Alert) -> Result<(), sqlx::Error> {

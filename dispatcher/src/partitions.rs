@@ -1,10 +1,12 @@
 //! The partitions of events and attempts: made ahead of time, at the start and by an hourly duty. `retention.rs` drops them.
-//! Invariant: a partition for every instant from now to the horizon exists, so that no emit can fail for want of one.
+//! Invariant: a partition for every instant from now to weeks ahead exists, however little is kept, so that no emit can fail
+//! for want of one. Behind the last narrow one lies a wide one, the net. It is empty, and makes room when narrow ones are made.
+//! Where that was not done for long, time comes to the net: events are kept in it, and what is old in it is deleted row by row.
 
 use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
-use sqlx::{AssertSqlSafe, FromRow, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, FromRow, PgConnection, PgPool, Postgres, Transaction};
 
 /// The tables that are divided by time.
 pub(crate) const TABLES: [&str; 2] = ["events", "attempts"];
@@ -16,10 +18,13 @@ enum Width {
     Minute,
     Hour,
     Day,
+    /// What lies behind all others. Begins anywhere.
+    Net,
 }
 
 impl Width {
-    const ALL: [Self; 4] = [Self::TenSeconds, Self::Minute, Self::Hour, Self::Day];
+    /// Those that begin at a multiple of their length.
+    const ALIGNED: [Self; 4] = [Self::TenSeconds, Self::Minute, Self::Hour, Self::Day];
 
     fn for_retention(retention: Duration) -> Self {
         match retention.as_secs() / 60 {
@@ -36,6 +41,8 @@ impl Width {
             Self::Minute => 60,
             Self::Hour => 3_600,
             Self::Day => 86_400,
+            // A partition's name does not say its length: this never changes.
+            Self::Net => 30 * 86_400,
         }
     }
 
@@ -46,6 +53,7 @@ impl Width {
             Self::Minute => 30,
             Self::Hour => 48,
             Self::Day => 14,
+            Self::Net => 1,
         }
     }
 
@@ -54,6 +62,7 @@ impl Width {
             Self::TenSeconds | Self::Minute => Self::TenSeconds,
             Self::Hour => Self::Minute,
             Self::Day => Self::Hour,
+            Self::Net => Self::Day,
         }
     }
 
@@ -63,6 +72,7 @@ impl Width {
             Self::Minute => "%Y%m%d_%H%M",
             Self::Hour => "%Y%m%d_%H",
             Self::Day => "%Y%m%d",
+            Self::Net => "net_%Y%m%d_%H%M%S",
         }
     }
 }
@@ -81,6 +91,17 @@ impl Slice {
             start: time.timestamp().div_euclid(seconds) * seconds,
             width,
         }
+    }
+
+    fn net(begin: DateTime<Utc>) -> Self {
+        Self {
+            start: begin.timestamp(),
+            width: Width::Net,
+        }
+    }
+
+    pub(crate) fn is_net(self) -> bool {
+        self.width == Width::Net
     }
 
     fn next(self) -> Self {
@@ -104,6 +125,10 @@ impl Slice {
 
     /// Of the part of a partition's name behind its table's.
     fn parse(text: &str) -> Option<Self> {
+        if text.starts_with("net_") {
+            let begin = NaiveDateTime::parse_from_str(text, Width::Net.format()).ok()?;
+            return Some(Self::net(begin.and_utc()));
+        }
         let padded = match text.len() {
             8 => format!("{text}_000000"),
             11 => format!("{text}0000"),
@@ -111,7 +136,7 @@ impl Slice {
             _ => text.to_owned(),
         };
         let time = NaiveDateTime::parse_from_str(&padded, Width::TenSeconds.format()).ok()?;
-        Width::ALL
+        Width::ALIGNED
             .into_iter()
             .map(|width| Self::at(time.and_utc(), width))
             .find(|slice| slice.name() == text)
@@ -217,60 +242,222 @@ pub(crate) async fn cut_off(
 
 /// Makes what is missing up to the horizon. The one before now is for an emit that crosses its end.
 pub async fn make_ahead(pool: &PgPool, retention: Duration) -> Result<(), sqlx::Error> {
-    let mut connection = pool.acquire().await?;
     let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
-        .fetch_one(&mut *connection)
+        .fetch_one(pool)
         .await?;
+    make_ahead_at(pool, retention, now).await
+}
+
+/// As seen from another time.
+pub async fn make_ahead_at(
+    pool: &PgPool,
+    retention: Duration,
+    now: DateTime<Utc>,
+) -> Result<(), sqlx::Error> {
     let width = Width::for_retention(retention);
-    let first = Slice::at(now - TimeDelta::seconds(width.seconds()), width);
     for table in TABLES {
-        let mut existing: Vec<Slice> = attached(&mut connection, table)
+        let existing: Vec<Slice> = attached(&mut *pool.acquire().await?, table)
             .await?
             .iter()
             .map(|partition| partition.slice)
             .collect();
-        let wanted = std::iter::successors(Some(first), |slice| Some(slice.next()));
-        for slice in wanted.take(width.ahead() as usize + 2) {
-            for missing in slice.uncovered(&existing) {
-                make(pool, table, missing).await?;
-                existing.push(missing);
-            }
+        let plan = Plan::new(&existing, width, now);
+        for slice in plan.beside {
+            make(pool, table, slice).await?;
+        }
+        if let Some(net) = plan.net {
+            make_room(pool, table, net, &plan.instead, plan.next_net).await?;
+        } else {
+            make(pool, table, plan.next_net).await?;
         }
     }
     Ok(())
 }
 
+/// What has to be made of one table.
+#[derive(Debug, PartialEq, Eq)]
+struct Plan {
+    /// Where nothing is.
+    beside: Vec<Slice>,
+    /// The net that nothing is in yet.
+    net: Option<Slice>,
+    /// In a part of its time.
+    instead: Vec<Slice>,
+    /// Behind everything else.
+    next_net: Slice,
+}
+
+impl Plan {
+    fn new(existing: &[Slice], width: Width, now: DateTime<Utc>) -> Self {
+        let unused = |slice: &&Slice| slice.is_net() && slice.begin() > now;
+        let net = existing.iter().filter(unused).max().copied();
+        let mut covered: Vec<Slice> = existing
+            .iter()
+            .copied()
+            .filter(|slice| Some(*slice) != net)
+            .collect();
+        let mut missing = Vec::new();
+        let first = Slice::at(now - TimeDelta::seconds(width.seconds()), width);
+        let wanted = std::iter::successors(Some(first), |slice| Some(slice.next()));
+        for slice in wanted.take(width.ahead() as usize + 2) {
+            let pieces = slice.uncovered(&covered);
+            covered.extend(&pieces);
+            missing.extend(pieces);
+        }
+        let end = covered.iter().map(|slice| slice.end()).max().unwrap_or(now);
+        let (instead, beside) = missing
+            .into_iter()
+            .partition(|slice: &Slice| net.is_some_and(|net| net.overlaps(*slice)));
+        Self {
+            beside,
+            net,
+            instead,
+            next_net: Slice::net(end),
+        }
+    }
+}
+
 /// Created alone and attached afterwards: `create … partition of` would queue every emit behind an open producer.
 async fn make(pool: &PgPool, table: &'static str, slice: Slice) -> Result<(), sqlx::Error> {
+    let mut tx = begin(pool, "1s").await?;
+    if !exists(&mut tx, table, slice).await? {
+        create(&mut tx, table, slice).await?;
+        attach(&mut tx, table, slice).await?;
+    }
+    tx.commit().await
+}
+
+/// Puts narrow partitions in the place of a part of the net. All of it is one transaction, and it holds up emits while it
+/// has the table: some milliseconds. For an open producer it waits a moment, emits wait with it, and then it is left for the
+/// next time: the net covers until then.
+async fn make_room(
+    pool: &PgPool,
+    table: &'static str,
+    net: Slice,
+    instead: &[Slice],
+    next_net: Slice,
+) -> Result<(), sqlx::Error> {
+    if instead.is_empty() {
+        return Ok(());
+    }
+    match replace(pool, table, net, instead, next_net).await {
+        Err(error) if is_busy(&error) => {
+            tracing::info!(
+                table,
+                "partitions could not be made yet: a transaction is open. Trying again later"
+            );
+            Ok(())
+        }
+        done => done,
+    }
+}
+
+async fn replace(
+    pool: &PgPool,
+    table: &'static str,
+    net: Slice,
+    instead: &[Slice],
+    next_net: Slice,
+) -> Result<(), sqlx::Error> {
+    let mut tx = begin(pool, "100ms").await?;
+    // Another process may have done it just now.
+    if !is_attached(&mut tx, table, net).await? {
+        return Ok(());
+    }
+    let new: Vec<Slice> = instead.iter().copied().chain([next_net]).collect();
+    for slice in &new {
+        if exists(&mut tx, table, *slice).await? {
+            return Ok(());
+        }
+        create(&mut tx, table, *slice).await?;
+    }
+    let name = name_of(table, net);
+    let detach = format!("alter table postrider.{table} detach partition postrider.{name}");
+    sqlx::raw_sql(AssertSqlSafe(detach)).execute(&mut *tx).await?;
+    let used = format!("select exists (select from postrider.{name})");
+    if sqlx::query_scalar(AssertSqlSafe(used))
+        .fetch_one(&mut *tx)
+        .await?
+    {
+        // A clock was ahead. It stays as it is.
+        return Ok(());
+    }
+    let drop = format!("drop table postrider.{name}");
+    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut *tx).await?;
+    for slice in &new {
+        attach(&mut tx, table, *slice).await?;
+    }
+    tx.commit().await
+}
+
+/// A lock was not to be had.
+fn is_busy(error: &sqlx::Error) -> bool {
+    const CODES: [&str; 3] = ["55P03", "40P01", "57014"];
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| CODES.contains(&&*code))
+}
+
+/// Two processes may be here at once.
+async fn begin(
+    pool: &PgPool,
+    lock_timeout: &'static str,
+) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+    let mut tx = pool.begin().await?;
+    sqlx::query("select set_config('statement_timeout', '10s', true)")
+        .execute(&mut *tx)
+        .await?;
+    sqlx::query("select pg_advisory_xact_lock(hashtext('postrider.partitions'))")
+        .execute(&mut *tx)
+        .await?;
+    sqlx::query("select set_config('lock_timeout', $1, true)")
+        .bind(lock_timeout)
+        .execute(&mut *tx)
+        .await?;
+    Ok(tx)
+}
+
+// Every part of the statements below is made here: a table's name, a time and two uuids.
+
+fn name_of(table: &str, slice: Slice) -> String {
+    format!("{table}_{}", slice.name())
+}
+
+async fn exists(tx: &mut PgConnection, table: &str, slice: Slice) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar("select to_regclass('postrider.' || $1) is not null")
+        .bind(name_of(table, slice))
+        .fetch_one(tx)
+        .await
+}
+
+async fn is_attached(tx: &mut PgConnection, table: &str, slice: Slice) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar(
+        "select exists (select from pg_inherits where inhrelid = to_regclass('postrider.' || $1))",
+    )
+    .bind(name_of(table, slice))
+    .fetch_one(tx)
+    .await
+}
+
+async fn create(tx: &mut PgConnection, table: &str, slice: Slice) -> Result<(), sqlx::Error> {
+    let name = name_of(table, slice);
+    let create = format!("create table postrider.{name} (like postrider.{table} including all)");
+    sqlx::raw_sql(AssertSqlSafe(create)).execute(tx).await?;
+    Ok(())
+}
+
+async fn attach(tx: &mut PgConnection, table: &str, slice: Slice) -> Result<(), sqlx::Error> {
     let (from, to): (String, String) =
         sqlx::query_as("select postrider.uuid_floor($1)::text, postrider.uuid_floor($2)::text")
             .bind(slice.begin())
             .bind(slice.end())
-            .fetch_one(pool)
+            .fetch_one(&mut *tx)
             .await?;
-    let name = format!("{table}_{}", slice.name());
-    let mut tx = pool.begin().await?;
-    sqlx::query("set local lock_timeout = '1s'")
-        .execute(&mut *tx)
-        .await?;
-    // Two processes may be here at once.
-    sqlx::query("select pg_advisory_xact_lock(hashtext('postrider.partitions'))")
-        .execute(&mut *tx)
-        .await?;
-    let exists: bool = sqlx::query_scalar("select to_regclass('postrider.' || $1) is not null")
-        .bind(&name)
-        .fetch_one(&mut *tx)
-        .await?;
-    // Every part of these statements is made here: a table's name, a time and two uuids.
-    if !exists {
-        let create = format!("create table postrider.{name} (like postrider.{table} including all)");
-        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut *tx).await?;
-        let attach = format!(
-            "alter table postrider.{table} attach partition postrider.{name} for values from ('{from}') to ('{to}')"
-        );
-        sqlx::raw_sql(AssertSqlSafe(attach)).execute(&mut *tx).await?;
-    }
-    tx.commit().await
+    let name = name_of(table, slice);
+    let attach = format!(
+        "alter table postrider.{table} attach partition postrider.{name} for values from ('{from}') to ('{to}')"
+    );
+    sqlx::raw_sql(AssertSqlSafe(attach)).execute(tx).await?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -283,7 +470,13 @@ mod tests {
 
     #[test]
     fn a_partition_s_name_says_its_time() {
-        for name in ["20260528", "20260528_07", "20260528_0759", "20260528_075950"] {
+        for name in [
+            "20260528",
+            "20260528_07",
+            "20260528_0759",
+            "20260528_075950",
+            "net_20260528_075951",
+        ] {
             assert_eq!(slice(name).name(), name);
         }
         assert_eq!(slice("20261231").end(), slice("20270101_00").begin());
@@ -295,6 +488,7 @@ mod tests {
             "20260528_99",
             "20260528_07591",
             "20260528_075951",
+            "net_20260528",
         ] {
             assert_eq!(Slice::parse(bad), None, "{bad}");
         }
@@ -311,6 +505,43 @@ mod tests {
         let minutes = day.uncovered(&[slice("20260528_0500")]);
         assert_eq!(minutes.len(), 23 + 59, "hours, and the minutes of one");
         assert!(minutes.iter().all(|made| !made.overlaps(slice("20260528_0500"))));
+    }
+
+    /// As often as it is due, for two days, and then once after months.
+    #[test]
+    fn there_is_a_partition_for_every_instant_weeks_ahead() {
+        for width in Width::ALIGNED {
+            let begin = slice("20260528_075950").begin();
+            let mut existing: Vec<Slice> = Vec::new();
+            let every = TimeDelta::seconds(width.seconds().min(3_600));
+            let regular = (0..200).map(|n| begin + every * n);
+            for now in regular.chain([begin + TimeDelta::days(10), begin + TimeDelta::days(12)]) {
+                let plan = Plan::new(&existing, width, now);
+                let made: Vec<Slice> = plan.beside.iter().chain(&plan.instead).copied().collect();
+                if !plan.instead.is_empty() || plan.net.is_none() {
+                    existing.retain(|slice| Some(*slice) != plan.net);
+                    existing.push(plan.next_net);
+                }
+                existing.extend(made);
+                existing.sort_unstable();
+                assert!(
+                    existing
+                        .iter()
+                        .all(|one| existing.iter().filter(|other| other.overlaps(*one)).count() == 1),
+                    "{width:?} at {now}: none overlap"
+                );
+                let mut reached = now;
+                for slice in &existing {
+                    if slice.begin() <= reached && slice.end() > reached {
+                        reached = slice.end();
+                    }
+                }
+                assert!(
+                    reached - now > TimeDelta::days(14),
+                    "{width:?} at {now}: to {reached}"
+                );
+            }
+        }
     }
 
     #[test]

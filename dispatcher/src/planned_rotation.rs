@@ -88,7 +88,7 @@ pub async fn run(pool: &PgPool, vault: &Vault) -> Result<Done, sqlx::Error> {
         let Some(last) = wanted.last() else { break };
         after = last.secret_id;
         for one in &wanted {
-            done.announced += u64::from(announce(pool, one).await?);
+            done.announced += u64::from(or_later(announce(pool, one).await, one.endpoint_id)?);
         }
     }
     let mut after = 0;
@@ -97,10 +97,21 @@ pub async fn run(pool: &PgPool, vault: &Vault) -> Result<Done, sqlx::Error> {
         let Some((last, _)) = due.last() else { break };
         after = *last;
         for (secret, endpoint) in due {
-            done.rotated += u64::from(rotate(pool, vault, secret, endpoint).await?);
+            done.rotated += u64::from(or_later(rotate(pool, vault, secret, endpoint).await, endpoint)?);
         }
     }
     Ok(done)
+}
+
+/// What the database refuses for one endpoint is tried again the next time; the others have their turn now.
+fn or_later(done: Result<bool, sqlx::Error>, endpoint: EndpointId) -> Result<bool, sqlx::Error> {
+    match done {
+        Err(error @ sqlx::Error::Database(_)) => {
+            tracing::warn!(%error, %endpoint, "a planned rotation failed; trying again in the next round");
+            Ok(false)
+        }
+        done => done,
+    }
 }
 
 /// A policy that was set on an old secret still gives its notice.

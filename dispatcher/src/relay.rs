@@ -1,8 +1,15 @@
 //! The relay: moves committed events from producers' own databases into the main one.
 //! Invariant: an event is emitted here before it is removed there, and its id was fixed there. So a crash between the
 //! two emits it again under the same id with the same content, which does nothing: exactly once, whichever side dies.
+//! What can't go now, because another transaction holds its key or id, steps aside (`aside.rs`) with all later events of its
+//! key. No statement waits longer than the server was told, so that none is left behind.
 
-use std::time::Duration;
+mod aside;
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use sqlx::{
     Connection, FromRow, PgConnection, PgPool, Postgres, Transaction, migrate::Migrator,
@@ -11,6 +18,7 @@ use sqlx::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{Wake, meters::METERS, schema::SchemaError};
+use aside::{Aside, Strand};
 
 const BATCH_MAX: i64 = 200;
 const IDLE_WAIT: Duration = Duration::from_millis(50);
@@ -20,6 +28,16 @@ const ERROR_WAIT_MIN: Duration = Duration::from_millis(200);
 const ERROR_WAIT_MAX: Duration = Duration::from_secs(10);
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 const STEP_TIME_MAX: Duration = Duration::from_secs(60);
+/// In the main database. A lock that is not to be had this soon is held by somebody who takes their time.
+const BEGIN_EMIT: &str = "begin; set local lock_timeout = '100ms'; set local statement_timeout = '10s'";
+/// In the source, whose transaction is open while the main database is asked: longer than a step may take.
+const BEGIN_STEP: &str = "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'; \
+                          set local idle_in_transaction_session_timeout = '70s'";
+/// Statements of one step that may wait in vain for a lock: for one tenant whose events are found to be held up, for one that
+/// is known to be, and for all together.
+const WAITS_TENANT_MAX: usize = 12;
+const WAITS_AGAIN_MAX: usize = 2;
+const WAITS_MAX: usize = 60;
 /// One relay at a time takes from a source, so that the events of a key stay in order.
 const RELAY_LOCK: i64 = 0x706f_7374_7269_6465;
 
@@ -56,9 +74,10 @@ pub(crate) async fn run(
     stop: CancellationToken,
 ) {
     let mut wait = ERROR_WAIT_MIN;
+    let mut aside = Aside::default();
     while !stop.is_cancelled() {
         let relayed = tokio::select! {
-            relayed = relay(&source, &pool, &wake, &mut wait) => relayed,
+            relayed = relay(&source, &pool, &wake, &mut aside, &mut wait) => relayed,
             () = stop.cancelled() => return,
         };
         if let Err(error) = relayed {
@@ -77,6 +96,7 @@ async fn relay(
     source: &PgConnectOptions,
     pool: &PgPool,
     wake: &Wake,
+    aside: &mut Aside,
     wait: &mut Duration,
 ) -> Result<(), sqlx::Error> {
     let too_long = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
@@ -85,14 +105,16 @@ async fn relay(
         .await
         .map_err(too_long)??;
     loop {
-        let step = step(&mut connection, pool);
+        let began = Instant::now();
+        let step = step(&mut connection, pool, aside);
         let step = tokio::time::timeout(STEP_TIME_MAX, step)
             .await
             .map_err(too_long)??;
         *wait = ERROR_WAIT_MIN;
         match step {
             Step::Moved => wake.now(),
-            Step::Nothing => tokio::time::sleep(IDLE_WAIT).await,
+            // A long look, past much that is set aside, is not repeated at once.
+            Step::Nothing => tokio::time::sleep(IDLE_WAIT.max(began.elapsed())).await,
             Step::Others => tokio::time::sleep(OTHERS_WAIT).await,
         }
     }
@@ -104,7 +126,19 @@ enum Step {
     Others,
 }
 
+/// As the source has it: what is no UTF-8 there must not keep the others from being read.
 #[derive(Debug, FromRow)]
+struct Stored {
+    n: i64,
+    tenant: Vec<u8>,
+    r#type: Vec<u8>,
+    data: Vec<u8>,
+    id: Vec<u8>,
+    version: Option<Vec<u8>>,
+    ordering_key: Option<Vec<u8>>,
+}
+
+#[derive(Debug)]
 struct Row {
     n: i64,
     tenant: String,
@@ -115,15 +149,55 @@ struct Row {
     ordering_key: Option<String>,
 }
 
+impl Stored {
+    fn read(self) -> Result<Row, Refused> {
+        let n = self.n;
+        let row = || -> Result<Row, std::string::FromUtf8Error> {
+            Ok(Row {
+                n,
+                tenant: String::from_utf8(self.tenant)?,
+                r#type: String::from_utf8(self.r#type)?,
+                data: String::from_utf8(self.data)?,
+                id: String::from_utf8(self.id)?,
+                version: self.version.map(String::from_utf8).transpose()?,
+                ordering_key: self.ordering_key.map(String::from_utf8).transpose()?,
+            })
+        };
+        row().map_err(|_| Refused {
+            n,
+            refusal: "PR422".to_owned(),
+            message: "the event is not valid UTF-8".to_owned(),
+        })
+    }
+}
+
+impl Row {
+    fn strand(&self) -> Strand {
+        match &self.ordering_key {
+            Some(key) => Strand::Key(key.clone()),
+            None => Strand::Row(self.n),
+        }
+    }
+}
+
 /// What the main database says of one of them.
+#[derive(Debug)]
 struct Refused {
     n: i64,
     refusal: String,
     message: String,
 }
 
-async fn step(source: &mut PgConnection, pool: &PgPool) -> Result<Step, sqlx::Error> {
-    let mut transaction = source.begin().await?;
+/// What a step leaves no longer in the outbox.
+#[derive(Debug, Default)]
+struct Gone {
+    /// Those that were refused too.
+    rows: Vec<i64>,
+    refused: Vec<Refused>,
+}
+
+async fn step(source: &mut PgConnection, pool: &PgPool, aside: &mut Aside) -> Result<Step, sqlx::Error> {
+    let mut transaction = source.begin_with(BEGIN_STEP).await?;
     let ours: bool = sqlx::query_scalar("select pg_try_advisory_xact_lock($1)")
         .bind(RELAY_LOCK)
         .fetch_one(&mut *transaction)
@@ -131,48 +205,169 @@ async fn step(source: &mut PgConnection, pool: &PgPool) -> Result<Step, sqlx::Er
     if !ours {
         return Ok(Step::Others);
     }
-    let rows: Vec<Row> = sqlx::query_as(
-        "select n, tenant, type, data, id, version, ordering_key from postrider.outbox order by n limit $1",
-    )
-    .bind(BATCH_MAX)
-    .fetch_all(&mut *transaction)
-    .await?;
-    if rows.is_empty() {
+    let mut gone = Gone::default();
+    let mut rows = Vec::new();
+    for stored in page(&mut transaction, aside).await? {
+        match stored.read() {
+            Ok(row) => rows.push(row),
+            Err(refused) => {
+                gone.rows.push(refused.n);
+                gone.refused.push(refused);
+            }
+        }
+    }
+    emit_what_can_go(pool, &rows, aside, &mut gone).await?;
+    if gone.rows.is_empty() {
         return Ok(Step::Nothing);
     }
-    let refused = match emit(pool, &rows).await {
-        // One that the whole batch fails on must not hold up the others.
-        Err(sqlx::Error::Database(_)) if rows.len() > 1 => one_by_one(pool, &rows).await?,
-        done => done?,
-    };
-    remove(&mut transaction, &rows, &refused).await?;
+    remove(&mut transaction, &gone).await?;
     transaction.commit().await?;
-    METERS.relayed.increment((rows.len() - refused.len()) as u64);
+    METERS
+        .relayed
+        .increment((gone.rows.len() - gone.refused.len()) as u64);
     Ok(Step::Moved)
 }
 
-async fn one_by_one(pool: &PgPool, rows: &[Row]) -> Result<Vec<Refused>, sqlx::Error> {
-    let mut refused = Vec::new();
-    for row in rows {
-        refused.extend(emit(pool, std::slice::from_ref(row)).await?);
-    }
-    Ok(refused)
+/// The first that are not set aside. Always from the beginning: one that was committed late has a low number.
+async fn page(source: &mut PgConnection, aside: &mut Aside) -> Result<Vec<Stored>, sqlx::Error> {
+    let left_out = aside.left_out(Instant::now());
+    sqlx::query_as(
+        "select n, convert_to(tenant, e.name) as tenant, convert_to(type, e.name) as type, convert_to(data, e.name) as data,
+                convert_to(id, e.name) as id, convert_to(version, e.name) as version,
+                convert_to(ordering_key, e.name) as ordering_key
+         from postrider.outbox o
+         -- A database without an encoding has any bytes, and would refuse to call them UTF-8.
+         cross join (select case getdatabaseencoding() when 'SQL_ASCII' then 'SQL_ASCII' else 'UTF8' end::name as name) e
+         where o.tenant <> all($2) and o.n <> all($3)
+           and not exists (select from unnest($4::text[], $5::text[]) as a (tenant, key)
+                           where a.tenant = o.tenant and a.key = o.ordering_key)
+         order by n limit $1",
+    )
+    .bind(BATCH_MAX)
+    .bind(left_out.tenants)
+    .bind(left_out.rows)
+    .bind(left_out.key_tenants)
+    .bind(left_out.keys)
+    .fetch_all(source)
+    .await
 }
 
-/// Commits them in the main database and answers for those that it refused.
-async fn emit(pool: &PgPool, rows: &[Row]) -> Result<Vec<Refused>, sqlx::Error> {
-    let column = |part: fn(&Row) -> Option<&str>| rows.iter().map(part).collect::<Vec<_>>();
-    let answers: Vec<(i32, Option<String>, Option<String>)> = sqlx::query_as(
+/// All in one statement; where that is held up, each tenant's in one, and of one that is held up again in ever smaller parts.
+async fn emit_what_can_go(
+    pool: &PgPool,
+    rows: &[Row],
+    aside: &mut Aside,
+    gone: &mut Gone,
+) -> Result<(), sqlx::Error> {
+    let mut by_tenant: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
+    for row in rows {
+        by_tenant.entry(&row.tenant).or_default().push(row);
+    }
+    if rows.is_empty() || emit(pool, &rows.iter().collect::<Vec<_>>(), aside, gone).await? {
+        return Ok(());
+    }
+    let mut waits = 1;
+    for (tenant, rows) in by_tenant {
+        if waits >= WAITS_MAX {
+            break;
+        }
+        waits += emit_in_parts(pool, tenant, rows, aside, gone).await?;
+    }
+    Ok(())
+}
+
+/// Answers how many statements waited in vain. A strand, the events of one key or one event without a key, is never parted.
+async fn emit_in_parts(
+    pool: &PgPool,
+    tenant: &str,
+    rows: Vec<&Row>,
+    aside: &mut Aside,
+    gone: &mut Gone,
+) -> Result<usize, sqlx::Error> {
+    let waits_max = match aside.knows(tenant) {
+        true => WAITS_AGAIN_MAX,
+        false => WAITS_TENANT_MAX,
+    };
+    let mut strands: BTreeMap<Strand, Vec<&Row>> = BTreeMap::new();
+    for row in rows {
+        strands.entry(row.strand()).or_default().push(row);
+    }
+    let mut parts = vec![strands.into_iter().collect::<Vec<_>>()];
+    let mut waits = 0;
+    while let Some(mut part) = parts.pop() {
+        let rows: Vec<&Row> = part.iter().flat_map(|(_, rows)| rows).copied().collect();
+        if emit(pool, &rows, aside, gone).await? {
+            continue;
+        }
+        waits += 1;
+        let half = part.len() / 2;
+        match part.pop() {
+            Some((strand, _)) if half == 0 => aside.put(tenant, Some(strand), Instant::now()),
+            Some(last) => {
+                part.push(last);
+                parts.push(part.split_off(half));
+                parts.push(part);
+            }
+            None => {}
+        }
+        if waits >= waits_max && !parts.is_empty() {
+            aside.put(tenant, None, Instant::now());
+            break;
+        }
+    }
+    Ok(waits)
+}
+
+/// Commits them in the main database, and notes those that it refused. False when something else is in their way.
+async fn emit(pool: &PgPool, rows: &[&Row], aside: &mut Aside, gone: &mut Gone) -> Result<bool, sqlx::Error> {
+    let refused = match try_emit(pool, rows).await {
+        Err(error) if is_about_rows(&error) => {
+            tracing::debug!(%error, rows = rows.len(), "events of a source can't go now");
+            return Ok(false);
+        }
+        done => done?,
+    };
+    for row in rows {
+        aside.forget(&row.tenant, &row.strand());
+    }
+    gone.rows.extend(rows.iter().map(|row| row.n));
+    gone.refused.extend(refused);
+    Ok(true)
+}
+
+/// A lock that was not to be had, or anything else that others may be spared: not the server, the connection or the schema.
+fn is_about_rows(error: &sqlx::Error) -> bool {
+    const CLASSES: [&str; 8] = ["21", "22", "23", "40", "54", "55", "P0", "PR"];
+    const STATEMENT_TIMEOUT: &str = "57014";
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| code == STATEMENT_TIMEOUT || CLASSES.iter().any(|class| code.starts_with(class)))
+}
+
+async fn try_emit(pool: &PgPool, rows: &[&Row]) -> Result<Vec<Refused>, sqlx::Error> {
+    fn column<'r>(rows: &[&'r Row], part: impl Fn(&'r Row) -> Option<&'r str>) -> Vec<Option<&'r str>> {
+        rows.iter().map(|row| part(row)).collect()
+    }
+    let mut transaction = pool.begin_with(BEGIN_EMIT).await?;
+    let emitted = sqlx::query_as(
         "select position, refusal, message from postrider.emit_all($1, $2, $3, $4, $5, $6, null)",
     )
-    .bind(column(|row| Some(&row.tenant)))
-    .bind(column(|row| Some(&row.r#type)))
-    .bind(column(|row| Some(&row.data)))
-    .bind(column(|row| Some(&row.id)))
-    .bind(column(|row| row.version.as_deref()))
-    .bind(column(|row| row.ordering_key.as_deref()))
-    .fetch_all(pool)
-    .await?;
+    .bind(column(rows, |row| Some(&row.tenant)))
+    .bind(column(rows, |row| Some(&row.r#type)))
+    .bind(column(rows, |row| Some(&row.data)))
+    .bind(column(rows, |row| Some(&row.id)))
+    .bind(column(rows, |row| row.version.as_deref()))
+    .bind(column(rows, |row| row.ordering_key.as_deref()))
+    .fetch_all(&mut *transaction)
+    .await;
+    let answers: Vec<(i32, Option<String>, Option<String>)> = match emitted {
+        Ok(answers) => answers,
+        Err(error) => {
+            // What it has locked is free before others are tried.
+            transaction.rollback().await?;
+            return Err(error);
+        }
+    };
+    transaction.commit().await?;
     Ok(answers
         .into_iter()
         .filter_map(|(position, refusal, message)| {
@@ -188,8 +383,7 @@ async fn emit(pool: &PgPool, rows: &[Row]) -> Result<Vec<Refused>, sqlx::Error> 
 
 async fn remove(
     transaction: &mut Transaction<'_, Postgres>,
-    rows: &[Row],
-    refused: &[Refused],
+    Gone { rows, refused }: &Gone,
 ) -> Result<(), sqlx::Error> {
     if !refused.is_empty() {
         METERS.relay_refused.increment(refused.len() as u64);
@@ -207,7 +401,7 @@ async fn remove(
         .await?;
     }
     sqlx::query("delete from postrider.outbox where n = any($1)")
-        .bind(rows.iter().map(|row| row.n).collect::<Vec<_>>())
+        .bind(rows)
         .execute(&mut **transaction)
         .await?;
     Ok(())

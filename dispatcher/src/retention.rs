@@ -77,6 +77,7 @@ async fn forget(db: &mut PgConnection, retention: Duration, done: &mut Done) -> 
     let floor = now - TimeDelta::from_std(retention).unwrap_or(TimeDelta::days(30));
     finish_interrupted(db).await?;
     drop_old(db, floor, done).await?;
+    forget_in_nets(db, floor, done).await?;
     forget_short(db, now, floor, done).await?;
     release(db, floor, done).await?;
     forget_finished(db, floor).await
@@ -292,6 +293,33 @@ async fn forget_ids(db: &mut PgConnection, span: Span) -> Result<(), sqlx::Error
     Ok(())
 }
 
+/// A wide partition that time has come to holds more of it than is kept: what is old goes row by row.
+async fn forget_in_nets(
+    db: &mut PgConnection,
+    floor: DateTime<Utc>,
+    done: &mut Done,
+) -> Result<(), sqlx::Error> {
+    let attached = partitions::attached(db, "events").await?;
+    let holds_old = |partition: &Partition| partition.slice.is_net() && partition.slice.begin() < floor;
+    if !attached.iter().any(holds_old) {
+        return Ok(());
+    }
+    let tenants: Vec<TenantId> =
+        sqlx::query_scalar("select id from postrider.tenants where deleted_at is null order by id")
+            .fetch_all(&mut *db)
+            .await?;
+    for tenant in tenants {
+        let span = Span {
+            from: EventId::LOWEST,
+            below: EventId::first_of((floor - MARGIN).timestamp_millis()),
+            tenant: Some(tenant),
+        };
+        done.dead_letters_expired += expire(db, span, floor).await?;
+        done.events_deleted += delete_events(db, span, tenant).await?;
+    }
+    Ok(())
+}
+
 /// Tenants that keep less than the platform: their rows are deleted one batch after the other.
 async fn forget_short(
     db: &mut PgConnection,
@@ -430,14 +458,16 @@ async fn release(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) -
     Ok(())
 }
 
-/// Replays and jobs that came to their end long ago.
+/// Replays and jobs that came to their end long ago, whichever end it was.
 async fn forget_finished(db: &mut PgConnection, floor: DateTime<Utc>) -> Result<(), sqlx::Error> {
     sqlx::query("delete from postrider.replays where ended_at < $1")
         .bind(floor)
         .execute(&mut *db)
         .await?;
     sqlx::query(
-        "delete from apalis.jobs where status = 'Done' and done_at < now() - make_interval(days => $1)",
+        "delete from apalis.jobs
+         where (status in ('Done', 'Killed') or status = 'Failed' and attempts >= max_attempts)
+           and coalesce(done_at, lock_at, run_at) < now() - make_interval(days => $1)",
     )
     .bind(JOBS_KEPT_DAYS)
     .execute(&mut *db)

@@ -34,7 +34,9 @@ async fn hours_to_make(pool: &PgPool) -> Result<Vec<DateTime<Utc>>, sqlx::Error>
     sqlx::query_scalar(
         "select hour from generate_series(
              greatest(
-                 (select max(hour) from postrider.hour_statistics where endpoint_id = 0) - make_interval(hours => $1),
+                 -- One from the future was made by a clock that was ahead, and says nothing about what is missing.
+                 (select max(hour) from postrider.hour_statistics where endpoint_id = 0 and hour <= clock_timestamp())
+                     - make_interval(hours => $1),
                  date_trunc('hour', clock_timestamp(), 'UTC') - make_interval(hours => $2)),
              date_trunc('hour', clock_timestamp(), 'UTC') - interval '1 hour', interval '1 hour') as hour",
     )

@@ -1,8 +1,8 @@
 //! Minute statistics: what the recorder has written, added up in memory by endpoint and minute, and written about once
 //! a second in a statement of its own, so that no page has to count attempts. Also says what each endpoint has in hand.
 //!
-//! Invariant: a row holds the whole count of its minute so far, under this dispatcher's own id. Writing it twice does no
-//! harm, and nobody else writes it. What was counted since the last flush is lost with a killed process; the attempts
+//! Invariant: a row holds the whole count of its minute so far, under an id of this dispatcher's. Writing it twice does no
+//! harm, and nobody else writes it. When the clock steps back to minutes that were forgotten here, the id is a new one. What was counted since the last flush is lost with a killed process; the attempts
 //! themselves are not.
 
 use std::{
@@ -129,38 +129,72 @@ impl Counts {
     }
 }
 
-/// An endpoint and a minute, counted in minutes since 1970.
-type Key = (EndpointId, i64);
+/// An endpoint, a minute, counted in minutes since 1970, and who writes it.
+type Key = (EndpointId, i64, Uuid);
 
 /// Shared by the recorder, which adds, and the flush.
 #[derive(Clone, Default)]
-pub(crate) struct Statistics(Arc<Mutex<HashMap<Key, Counts>>>);
+pub(crate) struct Statistics(Arc<Mutex<Kept>>);
+
+struct Kept {
+    counts: HashMap<Key, Counts>,
+    writer: Uuid,
+    /// The latest minute that was counted under this writer.
+    latest: i64,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self {
+            counts: HashMap::new(),
+            writer: Uuid::now_v7(),
+            latest: i64::MIN,
+        }
+    }
+}
+
+impl Kept {
+    /// Whose row the minute is counted in. One that may have been written and forgotten is begun again under a new name.
+    fn writer_of(&mut self, minute: i64) -> Uuid {
+        if minute < self.latest.saturating_sub(1) {
+            self.writer = Uuid::now_v7();
+            self.latest = minute;
+        }
+        self.latest = self.latest.max(minute);
+        self.writer
+    }
+}
 
 impl Statistics {
     /// Counts what was written; a void result was another's to count.
     pub(crate) fn add(&self, now: DateTime<Utc>, batch: &[Finished], recorded: &[Recorded]) {
         let minute = now.timestamp().div_euclid(MINUTE_SECONDS);
-        let mut counts = self.lock();
+        let mut kept = self.lock();
+        let writer = kept.writer_of(minute);
         for (one, recorded) in batch.iter().zip(recorded) {
             if recorded.fate == Fate::Void {
                 continue;
             }
             for endpoint in [one.endpoint, ALL_ENDPOINTS] {
-                counts.entry((endpoint, minute)).or_default().add(one);
+                kept.counts
+                    .entry((endpoint, minute, writer))
+                    .or_default()
+                    .add(one);
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Counts>> {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// What changed, taken as written. Minutes that are over and were written go.
     fn take(&self, now: DateTime<Utc>) -> Vec<(Key, Counts)> {
         let minute = now.timestamp().div_euclid(MINUTE_SECONDS);
-        let mut counts = self.lock();
-        counts.retain(|(_, of), counts| *of >= minute - 1 || counts.changed);
-        counts
+        let mut kept = self.lock();
+        kept.counts
+            .retain(|(_, of, _), counts| *of >= minute - 1 || counts.changed);
+        kept.counts
             .iter_mut()
             .filter_map(|(key, counts)| std::mem::take(&mut counts.changed).then_some((*key, *counts)))
             .collect()
@@ -168,9 +202,9 @@ impl Statistics {
 
     /// It was not written after all.
     fn give_back(&self, rows: &[(Key, Counts)]) {
-        let mut counts = self.lock();
+        let mut kept = self.lock();
         for (key, _) in rows {
-            if let Some(counts) = counts.get_mut(key) {
+            if let Some(counts) = kept.counts.get_mut(key) {
                 counts.changed = true;
             }
         }
@@ -224,7 +258,7 @@ impl Flusher {
     async fn flush_counts(&self) {
         let rows = self.statistics.take(self.clock.now());
         for part in rows.chunks(ROWS_MAX) {
-            if let Err(error) = write(&self.pool, self.writer, part).answered().await {
+            if let Err(error) = write(&self.pool, part).answered().await {
                 tracing::debug!(%error, "statistics could not be written yet");
                 self.statistics.give_back(part);
             }
@@ -232,10 +266,11 @@ impl Flusher {
     }
 }
 
-async fn write(pool: &PgPool, writer: Uuid, rows: &[(Key, Counts)]) -> Result<(), sqlx::Error> {
+async fn write(pool: &PgPool, rows: &[(Key, Counts)]) -> Result<(), sqlx::Error> {
     let column = |of: fn(&Counts) -> i32| rows.iter().map(|(_, counts)| of(counts)).collect::<Vec<i32>>();
-    let minutes: Vec<i64> = rows.iter().map(|((_, minute), _)| *minute).collect();
-    let endpoints: Vec<EndpointId> = rows.iter().map(|((endpoint, _), _)| *endpoint).collect();
+    let minutes: Vec<i64> = rows.iter().map(|((_, minute, _), _)| *minute).collect();
+    let writers: Vec<Uuid> = rows.iter().map(|((_, _, writer), _)| *writer).collect();
+    let endpoints: Vec<EndpointId> = rows.iter().map(|((endpoint, ..), _)| *endpoint).collect();
     let classes: Vec<i32> = rows.iter().flat_map(|(_, counts)| counts.classes).collect();
     let durations: Vec<i32> = rows.iter().flat_map(|(_, counts)| counts.durations).collect();
     let failed: Vec<bool> = rows.iter().map(|(_, counts)| counts.any_failed()).collect();
@@ -243,16 +278,16 @@ async fn write(pool: &PgPool, writer: Uuid, rows: &[(Key, Counts)]) -> Result<()
     sqlx::query(
         "insert into postrider.minute_statistics
             (endpoint_id, minute, writer, delivered, retried, dead, any_failed, classes, durations)
-         select r.endpoint_id, to_timestamp(r.minute * 60), $1, r.delivered, r.retried, r.dead, r.any_failed,
+         select r.endpoint_id, to_timestamp(r.minute * 60), r.writer, r.delivered, r.retried, r.dead, r.any_failed,
                 ($8::int[])[(r.number - 1) * $10 + 1 : r.number * $10],
                 ($9::int[])[(r.number - 1) * $11 + 1 : r.number * $11]
-         from unnest($2::int[], $3::bigint[], $4::int[], $5::int[], $6::int[], $7::bool[]) with ordinality
-             as r (endpoint_id, minute, delivered, retried, dead, any_failed, number)
+         from unnest($1::uuid[], $2::int[], $3::bigint[], $4::int[], $5::int[], $6::int[], $7::bool[]) with ordinality
+             as r (writer, endpoint_id, minute, delivered, retried, dead, any_failed, number)
          on conflict (endpoint_id, minute, writer) do update
          set delivered = excluded.delivered, retried = excluded.retried, dead = excluded.dead,
              any_failed = excluded.any_failed, classes = excluded.classes, durations = excluded.durations",
     )
-    .bind(writer)
+    .bind(writers)
     .bind(endpoints)
     .bind(minutes)
     .bind(column(|counts| counts.delivered))
@@ -355,7 +390,11 @@ mod tests {
             changed: true,
             ..Counts::default()
         };
-        statistics.lock().insert((EndpointId(7), 10), counts);
+        let writer = statistics.lock().writer_of(10);
+        statistics
+            .lock()
+            .counts
+            .insert((EndpointId(7), 10, writer), counts);
         let taken = statistics.take(at(10));
         assert_eq!(taken.len(), 1);
         assert!(statistics.take(at(10)).is_empty(), "it did not change again");
@@ -366,6 +405,22 @@ mod tests {
             "also when its minute is over by now"
         );
         assert!(statistics.take(at(12)).is_empty());
-        assert!(statistics.lock().is_empty());
+        assert!(statistics.lock().counts.is_empty());
+    }
+
+    #[test]
+    fn a_minute_that_was_forgotten_and_comes_again_is_not_written_over() {
+        let mut kept = Kept::default();
+        let first = kept.writer_of(100);
+        assert_eq!(kept.writer_of(101), first);
+        assert_eq!(kept.writer_of(100), first, "it is still known");
+        let second = kept.writer_of(90);
+        assert_ne!(second, first, "the clock stepped back");
+        assert_eq!(kept.writer_of(91), second);
+        assert_eq!(
+            kept.writer_of(100),
+            second,
+            "and what comes then is another row too"
+        );
     }
 }

@@ -1,17 +1,19 @@
 //! One private cluster: made once, started, stopped, and found again after a `kill -9`.
-//! Invariant: whoever calls this holds the data directory's lock, so a server found running is a leftover of ours.
+//! Invariant: one process at a time has a cluster, by a lock in the cluster's own folder, so that a server found running in it
+//! is a leftover of ours. No process is signalled before it is known to be that server.
 
 use std::{
-    fs,
+    fs::{self, File, OpenOptions, TryLockError},
     io::Write,
-    os::unix::{ffi::OsStrExt, net::UnixStream},
+    os::unix::{ffi::OsStrExt, fs::OpenOptionsExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Arc,
 };
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, postgres::PgConnectOptions};
 
-use super::{EmbeddedError, Home, Programs};
+use super::{EmbeddedError, Home, Programs, process::works_in};
 
 /// Part of the socket's name only: nothing listens on TCP.
 const PORT: u16 = 5432;
@@ -36,29 +38,43 @@ log_line_prefix = '%m [%p] '
 pub struct Cluster {
     home: Home,
     programs: Programs,
+    /// Held until the process ends, however it ends.
+    _lock: Arc<File>,
 }
 
 impl Cluster {
     /// Makes the cluster if it is not there, and starts it. `extra` lines are added to its configuration.
     pub fn start(home: Home, extra: &str) -> Result<Self, EmbeddedError> {
         let programs = Programs::for_data(&home.data())?;
-        let cluster = Self { home, programs };
+        let lock = lock(&home)?.into();
+        let cluster = Self {
+            home,
+            programs,
+            _lock: lock,
+        };
         if cluster.home.data().join("PG_VERSION").is_file() {
             cluster.end_leftover()?;
         } else {
             cluster.initialise()?;
         }
         cluster.configure(extra)?;
+        cluster.launch().map(|()| cluster)
+    }
+
+    /// With the configuration as it is, after it has ended by itself.
+    pub(super) fn start_again(&self) -> Result<(), EmbeddedError> {
+        self.end_leftover()?;
+        self.launch()
+    }
+
+    fn launch(&self) -> Result<(), EmbeddedError> {
         let wait = WAIT_SECONDS.to_string();
-        let started = cluster.pg_ctl(
-            &["start", "-w", "-s", "-t", &wait, "-l"],
-            Some(&cluster.home.log()),
-        );
+        let started = self.pg_ctl(&["start", "-w", "-s", "-t", &wait, "-l"], Some(&self.home.log()));
         if let Err(EmbeddedError::Program { program, told }) = started {
-            let told = format!("{told}; its log is {}", cluster.home.log().display());
+            let told = format!("{told}; its log is {}", self.home.log().display());
             return Err(EmbeddedError::Program { program, told });
         }
-        started.map(|()| cluster)
+        started
     }
 
     /// Made beside its place and moved there when it is complete: a kill in the middle leaves no half cluster.
@@ -100,22 +116,35 @@ impl Cluster {
 
     /// After a `kill -9` of ours the server runs on. It is stopped, so that it starts with today's configuration.
     fn end_leftover(&self) -> Result<(), EmbeddedError> {
-        let pid_file = self.home.data().join("postmaster.pid");
-        let Ok(text) = fs::read_to_string(&pid_file) else {
-            return Ok(());
-        };
-        let pid = text.lines().next().unwrap_or_default().trim().to_owned();
-        let socket = self.home.sockets.join(format!(".s.PGSQL.{PORT}"));
-        if UnixStream::connect(socket).is_ok() || runs_postgres(&pid) {
+        if self.is_running() {
             tracing::info!("stopping the database server that an earlier run left behind");
             return self.stop();
         }
-        // After a reboot the number may belong to another process by now, and Postgres would not start beside it.
-        fs::remove_file(&pid_file).map_err(EmbeddedError::at(pid_file))
+        // The number may belong to another process by now, or to a zombie, and Postgres would not start beside it. In a copy of
+        // a folder it is the original's.
+        let socket_lock = self.home.sockets.join(format!(".s.PGSQL.{PORT}.lock"));
+        for left in [self.home.data().join("postmaster.pid"), socket_lock] {
+            match fs::remove_file(&left) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(EmbeddedError::at(left)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
-    /// Ends the server: sessions are cut off, what was committed is on disk.
+    /// Whether the process that the cluster's own file names is its server.
+    pub(super) fn is_running(&self) -> bool {
+        self.pid()
+            .is_some_and(|pid| works_in(self.home.account, pid, &self.home.data()))
+    }
+
+    /// Ends the server: sessions are cut off, what was committed is on disk. One that has ended is fine too.
     pub fn stop(&self) -> Result<(), EmbeddedError> {
+        if !self.is_running() {
+            return Ok(());
+        }
         self.pg_ctl(
             &["stop", "-w", "-s", "-m", "fast", "-t", &WAIT_SECONDS.to_string()],
             None,
@@ -239,11 +268,19 @@ fn run(mut command: Command, program: &str) -> Result<(), EmbeddedError> {
     }))
 }
 
-/// Small systems have no `ps`, others no `/proc`.
-fn runs_postgres(pid: &str) -> bool {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).or_else(|_| {
-        let answer = Command::new("ps").args(["-o", "comm=", "-p", pid]).output()?;
-        Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer.stdout).into_owned())
-    });
-    name.is_ok_and(|name| name.contains("postgres"))
+/// In the cluster's folder and not in the data directory's: two directories may lead to one cluster.
+fn lock(home: &Home) -> Result<File, EmbeddedError> {
+    let path = home.folder.join("lock");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(EmbeddedError::at(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(EmbeddedError::InUse(home.folder.clone())),
+        Err(TryLockError::Error(error)) => Err(EmbeddedError::at(path)(error)),
+    }
 }

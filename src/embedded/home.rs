@@ -1,8 +1,10 @@
 //! Where the cluster lives: a folder that the account which runs the server can reach, and a socket with a short path.
+//! Invariant: a cluster outside the data directory belongs to one data directory, which its folder names. A copy of that
+//! directory points to the same cluster, and is refused.
 
 use std::{
     fs,
-    os::unix::ffi::OsStrExt,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -31,7 +33,7 @@ impl Home {
         let folder = if let Ok(recorded) = fs::read_to_string(&pointer) {
             PathBuf::from(recorded.trim_end())
         } else if account.can_enter(data_dir) {
-            data_dir.join("pg")
+            return Self::at(data_dir.join("pg"), account);
         } else {
             // A new name each time: a directory that was deleted and made anew must not find its old database, whose
             // secrets are encrypted with a key that is gone.
@@ -40,7 +42,31 @@ impl Home {
             fs::write(&pointer, format!("{}\n", folder.display())).map_err(EmbeddedError::at(&pointer))?;
             folder
         };
-        Self::at(folder, account)
+        let home = Self::at(folder, account)?;
+        home.belong_to(data_dir)?;
+        Ok(home)
+    }
+
+    /// Notes whose the cluster is, or refuses one that is another directory's. A directory may be moved: what counts is the
+    /// directory itself, not its path.
+    fn belong_to(&self, data_dir: &Path) -> Result<(), EmbeddedError> {
+        let note = self.folder.join("data-dir");
+        let found = fs::metadata(data_dir).map_err(EmbeddedError::at(data_dir))?;
+        let identity = format!("{}:{}", found.dev(), found.ino());
+        let noted = fs::read_to_string(&note).ok();
+        let noted = noted.as_deref().and_then(|text| text.trim_end().split_once(' '));
+        if let Some((owner, path)) = noted
+            && owner != identity
+        {
+            return Err(EmbeddedError::OfAnother {
+                data_dir: data_dir.to_owned(),
+                cluster: self.folder.clone(),
+                owner: PathBuf::from(path),
+                note,
+            });
+        }
+        let text = format!("{identity} {}\n", data_dir.display());
+        fs::write(&note, text).map_err(EmbeddedError::at(&note))
     }
 
     /// In this very folder.

@@ -257,6 +257,42 @@ async fn a_new_master_key_that_a_running_role_lacks_is_refused_unless_forced() {
     assert_eq!(database.count(holders).await, 0, "who stops says so");
 }
 
+/// Nothing is encrypted yet, so that nothing stored can tell which key is right: the roles that run can.
+#[tokio::test]
+async fn a_role_with_another_master_key_does_not_start_beside_one_that_runs() {
+    let database = Database::fresh().await;
+    let mut dashboard = Postrider::on_database("dashboard", &database).start().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    for role in ["dispatcher", "dashboard", "up"] {
+        let output = Postrider::on_database(role, &database)
+            .set("POSTRIDER_DATA_DIR", folder.path().display())
+            .set("POSTRIDER_MASTER_KEY", OTHER_KEY)
+            .under(&["timeout", "30"])
+            .output();
+        assert_eq!(output.status.code(), Some(1), "{role}");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        let named = format!("dashboard (process {} at", dashboard.pid());
+        assert!(
+            told.contains("POSTRIDER_MASTER_KEY") && told.contains(&named),
+            "{role}: {told}"
+        );
+    }
+    // Both keys, as in the middle of a change: nobody is locked out.
+    let both = format!("{MASTER_KEY},{OTHER_KEY}");
+    let mut dispatcher = Postrider::on_database("dispatcher", &database)
+        .set("POSTRIDER_MASTER_KEY", both)
+        .start()
+        .await;
+    assert!(dispatcher.stop().await.success());
+    assert!(dashboard.stop().await.success());
+    // Nobody else runs, and nothing is stored: any key will do.
+    let mut dispatcher = Postrider::on_database("dispatcher", &database)
+        .set("POSTRIDER_MASTER_KEY", OTHER_KEY)
+        .start()
+        .await;
+    assert!(dispatcher.stop().await.success());
+}
+
 #[tokio::test]
 async fn a_change_of_the_master_key_that_is_killed_in_the_middle_goes_on_where_it_was() {
     const SECRETS: usize = 1_201;

@@ -1,9 +1,14 @@
 //! Deleting a tenant removes what is stored of it, all of it, and nothing of anybody else's.
 
+use std::time::Duration;
+
+use postrider_dispatcher::erasure;
+use postrider_proto::TenantId;
 use reqwest::{Method, StatusCode};
 use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use crate::support::{Database, Person, Postrider, Receiver, until};
+use crate::support::{Api, Database, Person, Postrider, Receiver, until};
 
 #[tokio::test]
 async fn a_deleted_tenant_s_data_goes_also_what_a_producer_commits_late() {
@@ -124,6 +129,187 @@ async fn a_deleted_tenant_s_data_goes_also_what_a_producer_commits_late() {
         api.deliveries("acme", "").await.is_empty(),
         "the name is free again"
     );
+}
+
+async fn run(connection: &mut PgConnection, statements: &[&'static str]) {
+    for statement in statements {
+        sqlx::raw_sql(AssertSqlSafe(*statement))
+            .execute(&mut *connection)
+            .await
+            .expect(statement);
+    }
+}
+
+async fn erasure_of_acme(api: &Api) -> String {
+    let erasure = until("an erasure has begun", || async {
+        let erasures = api.get("/erasures").await;
+        erasures["data"][0]["id"].as_str().map(str::to_owned)
+    })
+    .await;
+    format!("/erasures/{erasure}")
+}
+
+async fn wait_until_done(api: &Api, path: &str) {
+    until("the erasure is over", || async {
+        (api.get(path).await["state"] == "done").then_some(())
+    })
+    .await;
+}
+
+const LEFT: &str = "select (select count(*) from postrider.events e join postrider.tenants t on t.id = e.tenant_id
+                            where t.deleted_at is not null)
+                         + (select count(*) from postrider.event_ids i join postrider.tenants t on t.id = i.tenant_id
+                            where t.deleted_at is not null)";
+
+/// Its snapshot still shows the tenant: it may wait as long as it likes, and emits nothing.
+#[tokio::test]
+async fn a_transaction_that_began_before_the_tenant_was_deleted_can_not_emit_for_it_afterwards() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    api.acme("http://127.0.0.1:9/hook", json!({})).await;
+    api.tenant("other").await;
+    let emits = [
+        "select postrider.emit('acme', 'invoice.paid', '{}', 'late')",
+        "select postrider.emit('acme', 'invoice.paid', '{}')",
+        "select postrider.emit_batch('acme', array['invoice.paid', 'invoice.paid'], array['{}', '{}'])",
+        "select postrider.emit_traced('00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01',
+            'acme', 'invoice.paid', '{}')",
+    ];
+    let mut producers = Vec::new();
+    for level in ["repeatable read", "serializable"] {
+        for emit in emits {
+            let mut producer = database.connect().await;
+            let begin = format!("begin isolation level {level}; select count(*) from postrider.tenants");
+            sqlx::raw_sql(AssertSqlSafe(begin))
+                .execute(&mut producer)
+                .await
+                .expect("begun");
+            producers.push((producer, level, emit));
+        }
+    }
+    let mut bystander = database.connect().await;
+    run(
+        &mut bystander,
+        &["begin isolation level repeatable read", "select 1"],
+    )
+    .await;
+    let (status, _) = api.call(Method::DELETE, "/tenants/acme", None).await;
+    assert_eq!(status, StatusCode::NO_CONTENT);
+    wait_until_done(&api, &erasure_of_acme(&api).await).await;
+
+    for (mut producer, level, emit) in producers {
+        let refused = sqlx::raw_sql(AssertSqlSafe(emit)).execute(&mut producer).await;
+        let code = refused
+            .err()
+            .and_then(|error| error.into_database_error()?.code().map(String::from));
+        assert_eq!(code.as_deref(), Some("40001"), "{level}: {emit}");
+    }
+    assert_eq!(database.count(LEFT).await, 0, "nothing came late");
+    // Others are not in its way, and it holds nothing that others wait for.
+    run(
+        &mut bystander,
+        &["select postrider.emit('other', 'invoice.paid', '{}', 'fine')"],
+    )
+    .await;
+    let (status, _) = api
+        .call(Method::PUT, "/tenants/other", Some(json!({ "name": "Other" })))
+        .await;
+    assert_eq!(status, StatusCode::OK, "an open producer locks no tenant");
+    run(&mut bystander, &["commit"]).await;
+}
+
+/// The deletion has its transaction number before the producer, and commits after the producer has read the tenant.
+#[tokio::test]
+async fn an_erasure_waits_for_a_producer_that_began_while_the_deletion_was_under_way() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    api.acme("http://127.0.0.1:9/hook", json!({})).await;
+    let mut lock = database.connect().await;
+    run(
+        &mut lock,
+        &["begin", "select from postrider.endpoints for update"],
+    )
+    .await;
+    let deleting = tokio::spawn({
+        let api = program.api();
+        async move { api.call(Method::DELETE, "/tenants/acme", None).await.0 }
+    });
+    until("the deletion waits for an endpoint", || async {
+        let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'
+                       and datname = current_database()";
+        (database.count(waiting).await > 0).then_some(())
+    })
+    .await;
+    let mut late = database.connect().await;
+    run(
+        &mut late,
+        &[
+            "begin",
+            "select postrider.emit('acme', 'invoice.paid', '{}', 'late')",
+        ],
+    )
+    .await;
+    run(&mut lock, &["rollback"]).await;
+    assert_eq!(deleting.await.expect("no panic"), StatusCode::NO_CONTENT);
+    let path = erasure_of_acme(&api).await;
+    // A few passes of the job, each of which may not believe that it is over.
+    for _ in 0..40 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(
+            api.get(&path).await["state"],
+            "running",
+            "a producer may still commit"
+        );
+    }
+    run(&mut late, &["commit"]).await;
+    wait_until_done(&api, &path).await;
+    assert_eq!(database.count(LEFT).await, 0, "nothing came late");
+}
+
+#[tokio::test]
+async fn a_tenant_of_any_size_can_be_deleted_and_all_of_it_is_counted() {
+    const EVENTS: i64 = 600_000;
+    let database = Database::fresh().await;
+    let mut program = Postrider::start(&database).await;
+    program.api().acme("http://127.0.0.1:9/hook", json!({})).await;
+    assert!(program.stop().await.success());
+    let many = format!(
+        "insert into postrider.events (id, tenant_id, type_id, schema_id, body)
+         select postrider.uuid_at(clock_timestamp()), t.id, y.id, s.id, ''
+         from generate_series(1, {EVENTS}), postrider.tenants t, postrider.event_types y, postrider.schemas s
+         where t.slug = 'acme' and y.name = 'invoice.paid' and s.type_id = y.id"
+    );
+    database.execute(&many).await;
+    let tenant: TenantId = sqlx::query_scalar("select id from postrider.tenants where slug = 'acme'")
+        .fetch_one(&mut database.connect().await)
+        .await
+        .expect("a tenant");
+    // What a request has is ten seconds: this is the same with fewer events.
+    let mut connection = database.connect().await;
+    let mut transaction = connection.begin().await.expect("begun");
+    for statement in [
+        "set local statement_timeout = '25ms'",
+        "update postrider.tenants set deleted_at = clock_timestamp() where slug = 'acme'",
+    ] {
+        sqlx::query(statement)
+            .execute(&mut *transaction)
+            .await
+            .expect(statement);
+    }
+    erasure::begin(&mut transaction, tenant, "era_000000000000000000000007", "a test")
+        .await
+        .expect("it begins");
+    transaction.commit().await.expect("committed");
+    program.restart().await;
+    let api = program.api();
+    let counted = until("it is counted", || async {
+        let erasure = api.get("/erasures/era_000000000000000000000007").await;
+        (erasure["total"] == EVENTS).then_some(erasure)
+    })
+    .await;
+    assert_eq!(counted["state"], "running", "{counted}");
 }
 
 /// For each table how to find what is left of the tenant: by its number, by those of its endpoints, and by its name. What

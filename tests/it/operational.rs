@@ -284,3 +284,49 @@ async fn told_of_nothing_else(database: &Database, listener: &Receiver, count: u
     told(database).await;
     assert_eq!(listener.count(), count);
 }
+
+/// A fault that one endpoint's events meet, whatever it is.
+#[tokio::test]
+async fn a_notice_that_can_not_be_told_of_does_not_hold_up_the_others() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let (broken, listener) = (Receiver::start().await, Receiver::start().await);
+    broken.answer(Answer::Status(503));
+    let api = program.api();
+    let dead_at_once = json!({ "retry_schedule": ["0s"] });
+    let operational = json!({ "types": ["postrider.*"], "retry_schedule": ["0s"] });
+    api.acme(&broken.url("/first"), dead_at_once.clone()).await;
+    api.endpoint("acme", &listener.url("/acme"), operational.clone())
+        .await;
+    api.tenant("other").await;
+    api.endpoint("other", &broken.url("/second"), dead_at_once).await;
+    api.endpoint("other", &listener.url("/other"), operational).await;
+    database
+        .execute(
+            "create function postrider.planted() returns trigger language plpgsql as $$ begin
+                if new.tenant_id = (select id from postrider.tenants where slug = 'acme')
+                   and new.type_id = (select id from postrider.event_types where name = 'postrider.delivery.dead') then
+                    raise exception 'planted';
+                end if;
+                return new;
+             end $$;
+             create trigger planted before insert on postrider.queue for each row execute function postrider.planted()",
+        )
+        .await;
+    emit(&api, "e1").await;
+    api.wait_for_state("acme", "dead", 1).await;
+    api.emit("other", json!({ "id": "e2", "type": "invoice.paid", "data": {} }))
+        .await;
+    listener
+        .wait_until("the other's is told", |receiver| {
+            receiver.received().iter().any(|request| request.path == "/other")
+        })
+        .await;
+    database.execute("drop trigger planted on postrider.queue").await;
+    listener
+        .wait_until("the first one's is told later", |receiver| {
+            receiver.received().iter().any(|request| request.path == "/acme")
+        })
+        .await;
+    told(&database).await;
+}

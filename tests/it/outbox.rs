@@ -1,6 +1,6 @@
 //! Producers with a database of their own: an outbox there, and a relay that moves each event exactly once.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::json;
 
@@ -128,4 +128,169 @@ async fn an_outbox_does_not_go_into_the_main_database() {
     let output = Postrider::on_database("migrate --outbox-only", &database).output();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("main schema"));
+}
+
+/// Sessions of the main database that wait for a lock.
+async fn waiting_sessions(database: &Database) -> i64 {
+    database
+        .count(
+            "select count(*) from pg_stat_activity
+             where wait_event_type = 'Lock' and datname = current_database()",
+        )
+        .await
+}
+
+#[tokio::test]
+async fn a_key_or_an_id_that_is_locked_holds_up_its_own_events_and_nobody_else_s() {
+    const BLOCKED: i64 = 300;
+    let database = Database::fresh().await;
+    let source = with_outbox().await;
+    let program = Postrider::start_with(&database, &[("POSTRIDER_SOURCES", &source.url())]).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/acme"), json!({ "ordered": true })).await;
+    api.tenant("other").await;
+    api.endpoint("other", &receiver.url("/other"), json!({})).await;
+    let mut open = database.connect().await;
+    sqlx::raw_sql(
+        "begin;
+         select postrider.emit('acme', 'invoice.paid', '{}', 'first', ordering_key => 'k');
+         select postrider.emit('acme', 'invoice.paid', '{}', 'taken')",
+    )
+    .execute(&mut open)
+    .await
+    .expect("emitted");
+    // More than a batch of them stand before everybody else's.
+    let blocked = format!(
+        "select postrider.emit('acme', 'invoice.paid', '{{}}', 'k' || n, ordering_key => 'k')
+         from generate_series(1, {BLOCKED}) n;
+         select postrider.emit('acme', 'invoice.paid', '{{}}', 'taken')"
+    );
+    source.execute(&blocked).await;
+    source
+        .execute(
+            "select postrider.emit('other', 'invoice.paid', '{}', 'o' || n) from generate_series(1, 50) n;
+             select postrider.emit('acme', 'invoice.paid', '{}', 'l' || n, ordering_key => 'l')
+             from generate_series(1, 5) n;
+             select postrider.emit('acme', 'invoice.paid', '{}', 'free')",
+        )
+        .await;
+    let began = std::time::Instant::now();
+    receiver.wait_for(56).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(10), "it took {took:?}");
+    assert_eq!(
+        count(&source, "outbox").await,
+        BLOCKED + 1,
+        "they wait in the outbox"
+    );
+    // Later events of the key do not overtake, and go on for others.
+    source
+        .execute(
+            "select postrider.emit('acme', 'invoice.paid', '{}', 'k-last', ordering_key => 'k');
+             select postrider.emit('other', 'invoice.paid', '{}', 'o-last')",
+        )
+        .await;
+    receiver.wait_for(57).await;
+    // No session waits for the lock for longer than a moment.
+    until("nobody waits", || async {
+        (waiting_sessions(&database).await == 0).then_some(())
+    })
+    .await;
+    let statements = "select coalesce(max(extract(epoch from clock_timestamp() - query_start)), 0)::bigint
+        from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
+    assert!(database.count(statements).await < 2);
+    sqlx::raw_sql("rollback")
+        .execute(&mut open)
+        .await
+        .expect("let go");
+    until("all went on", || async {
+        (count(&source, "outbox").await == 0).then_some(())
+    })
+    .await;
+    receiver.wait_for(57 + BLOCKED as usize + 2).await;
+    let order: Vec<String> = receiver
+        .received()
+        .iter()
+        .filter(|request| request.path == "/acme")
+        .map(|request| request.event_id().to_owned())
+        .filter(|id| id.starts_with('k'))
+        .collect();
+    let mut expected: Vec<String> = (1..=BLOCKED).map(|n| format!("k{n}")).collect();
+    expected.push("k-last".to_owned());
+    assert_eq!(order, expected, "in the order of the key");
+}
+
+/// One tenant with hundreds of locked keys costs the others no more than one with a single one.
+#[tokio::test]
+async fn a_tenant_with_hundreds_of_locked_keys_does_not_hold_up_the_others() {
+    const KEYS: i64 = 600;
+    let database = Database::fresh().await;
+    let source = with_outbox().await;
+    let program = Postrider::start_with(&database, &[("POSTRIDER_SOURCES", &source.url())]).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/acme"), json!({})).await;
+    api.tenant("other").await;
+    api.endpoint("other", &receiver.url("/other"), json!({})).await;
+    let mut open = database.connect().await;
+    let lock = format!(
+        "begin; select postrider.emit('acme', 'invoice.paid', '{{}}', ordering_key => 'k' || n)
+         from generate_series(1, {KEYS}) n"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(lock))
+        .execute(&mut open)
+        .await
+        .expect("locked");
+    let emits = format!(
+        "select postrider.emit('acme', 'invoice.paid', '{{}}', ordering_key => 'k' || n)
+         from generate_series(1, {KEYS}) n;
+         select postrider.emit('other', 'invoice.paid', '{{}}', 'o' || n) from generate_series(1, 20) n"
+    );
+    source.execute(&emits).await;
+    let began = std::time::Instant::now();
+    receiver.wait_for(20).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(10), "it took {took:?}");
+    sqlx::raw_sql("rollback")
+        .execute(&mut open)
+        .await
+        .expect("let go");
+    until("all went on", || async {
+        (count(&source, "outbox").await == 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_outbox_row_that_is_no_utf8_is_refused_and_holds_nothing_up() {
+    let database = Database::fresh().await;
+    let source = Database::empty_in_ascii().await;
+    let output = Postrider::on_database("migrate --outbox-only", &source).output();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let program = Postrider::start_with(&database, &[("POSTRIDER_SOURCES", &source.url())]).await;
+    let receiver = Receiver::start().await;
+    program.api().acme(&receiver.url("/hook"), json!({})).await;
+    source
+        .execute(
+            r#"select postrider.emit('acme', 'invoice.paid', E'{"name":"\xe9\xe8"}', 'latin');
+               select postrider.emit('acme', 'invoice.paid', '{"name":"é"}', 'fine')"#,
+        )
+        .await;
+    assert_eq!(receiver.wait_for(1).await[0].event_id(), "fine");
+    until("it is refused", || async {
+        (count(&source, "outbox_refused").await == 1).then_some(())
+    })
+    .await;
+    let refused = source
+        .text("select id || ' ' || refusal || ' ' || message from postrider.outbox_refused")
+        .await;
+    assert!(
+        refused.starts_with("latin PR422 ") && refused.contains("UTF-8"),
+        "{refused}"
+    );
 }

@@ -133,3 +133,23 @@ async fn hours_are_made_of_minutes_and_making_them_again_changes_nothing() {
         assert_eq!(hours, [hour(0), hour(1)]);
     }
 }
+
+/// Made by a clock that was ahead, it says nothing about what is missing before it.
+#[tokio::test]
+async fn an_hour_from_the_future_does_not_keep_others_from_being_made() {
+    let database = Database::fresh().await;
+    database
+        .execute(
+            "insert into postrider.hour_statistics values
+                (0, date_trunc('hour', clock_timestamp(), 'UTC') + interval '40 hours', 1, 0, 0, '{1}', '{1}');
+             insert into postrider.minute_statistics
+                (endpoint_id, minute, writer, delivered, retried, dead, any_failed, classes, durations)
+             values (0, date_trunc('hour', clock_timestamp(), 'UTC') - interval '30 minutes', gen_random_uuid(),
+                     7, 0, 0, false, '{7}', '{7}')",
+        )
+        .await;
+    let pool = PgPool::connect_with(database.options()).await.expect("a pool");
+    rollup::run(&pool).await.expect("hours");
+    let made = "select coalesce(sum(delivered), 0)::bigint from postrider.hour_statistics where hour < clock_timestamp()";
+    assert_eq!(database.count(made).await, 7);
+}

@@ -199,3 +199,38 @@ async fn what_was_rotated_by_hand_opted_out_or_has_three_secrets_is_left_alone()
         assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{bad}");
     }
 }
+
+#[tokio::test]
+async fn a_rotation_that_fails_does_not_hold_up_the_others() {
+    let database = Database::fresh().await;
+    let dashboard = Postrider::on_database("dashboard", &database).start().await;
+    let api = dashboard.api();
+    let first = api.acme("http://127.0.0.1:9/first", json!({})).await;
+    api.endpoint("acme", "http://127.0.0.1:9/second", json!({})).await;
+    policy(&api, json!(30)).await;
+    change(
+        &database,
+        "update postrider.secrets set created_at = clock_timestamp() - interval '40 days'",
+    )
+    .await;
+    let pool = PgPool::connect_with(database.options()).await.expect("connected");
+    assert_eq!(run(&pool).await.announced, 2);
+    change(
+        &database,
+        &format!(
+            "update postrider.planned_rotations set rotates_at = clock_timestamp() - interval '1 hour';
+             create function postrider.planted() returns trigger language plpgsql as $$ begin
+                if new.endpoint_id = (select id from postrider.endpoints where public_id = '{}') then
+                    raise exception 'planted';
+                end if;
+                return new;
+             end $$;
+             create trigger planted before insert on postrider.secrets for each row execute function postrider.planted()",
+            first.id
+        ),
+    )
+    .await;
+    assert_eq!(run(&pool).await.rotated, 1, "the other one's");
+    change(&database, "drop trigger planted on postrider.secrets").await;
+    assert_eq!(run(&pool).await.rotated, 1, "and the first one's later");
+}

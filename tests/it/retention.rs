@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
-use postrider_dispatcher::retention;
+use postrider_dispatcher::{partitions, retention, schema};
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sqlx::PgPool;
@@ -281,4 +281,164 @@ async fn a_partition_with_an_open_transaction_on_it_is_dropped_later_and_no_emit
     })
     .await;
     receiver.wait_for(6).await;
+}
+
+/// From now until the first instant that no partition is for, in hours.
+const HORIZON_HOURS: &str = "with recursive bound as (
+        select substring(pg_get_expr(c.relpartbound, c.oid) from $$FROM \\('([0-9a-f-]+)'\\)$$)::uuid as low,
+               substring(pg_get_expr(c.relpartbound, c.oid) from $$TO \\('([0-9a-f-]+)'\\)$$)::uuid as high
+        from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        where i.inhparent = 'postrider.{table}'::regclass and not i.inhdetachpending
+     ), reached as (
+        select b.high from bound b
+        where b.low <= postrider.uuid_floor(clock_timestamp()) and b.high > postrider.uuid_floor(clock_timestamp())
+        union select b.high from reached r join bound b on b.low = r.high
+     )
+     select coalesce(extract(epoch from postrider.uuid_time(max(high::text)::uuid) - clock_timestamp()) / 3600, 0)::bigint
+     from reached";
+
+#[tokio::test]
+async fn producers_can_do_without_us_for_weeks_however_little_is_kept() {
+    for kept in ["10s", "20m", "2h", "24h", "30d"] {
+        let database = Database::empty().await;
+        for _ in 0..2 {
+            let output = Postrider::on_database("migrate", &database)
+                .set("POSTRIDER_RETENTION", kept)
+                .output();
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{told}");
+        }
+        for table in ["events", "attempts"] {
+            let hours = database.count(&HORIZON_HOURS.replace("{table}", table)).await;
+            assert!(hours >= 14 * 24 - 1, "{kept}: {table} for {hours} h");
+        }
+    }
+}
+
+/// As after weeks without a dispatcher: time has come to the wide partition.
+#[tokio::test]
+async fn what_is_emitted_beyond_the_horizon_is_kept_delivered_and_forgotten_in_time() {
+    let database = Database::empty().await;
+    let pool = PgPool::connect_with(database.options()).await.expect("connected");
+    schema::migrate(&pool).await.expect("migrated");
+    let kept = Duration::from_secs(10);
+    let past = Utc::now() - TimeDelta::minutes(30);
+    partitions::make_ahead_at(&pool, kept, past).await.expect("made");
+    let horizon = HORIZON_HOURS.replace("{table}", "events");
+    assert!(
+        database.count(&horizon).await >= 13 * 24,
+        "the wide one is in use"
+    );
+    let program = Postrider::start_with(&database, &[("POSTRIDER_RETENTION", "10s")]).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({})).await;
+    for n in 0..5 {
+        let event = json!({ "id": format!("e{n}"), "type": "invoice.paid", "data": {} });
+        assert_eq!(api.emit("acme", event).await.0, StatusCode::ACCEPTED);
+    }
+    receiver.wait_for(5).await;
+    for table in ["events", "attempts", "event_ids"] {
+        let left = format!("select count(*) from postrider.{table}");
+        until("what is old goes", || async {
+            (database.count(&left).await == 0).then_some(())
+        })
+        .await;
+    }
+    assert_eq!(
+        api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+            .await
+            .0,
+        StatusCode::ACCEPTED
+    );
+}
+
+#[tokio::test]
+async fn partitions_are_made_ahead_while_a_producer_is_open_and_no_emit_waits_long() {
+    let database = Database::empty().await;
+    let pool = PgPool::connect_with(database.options()).await.expect("connected");
+    schema::migrate(&pool).await.expect("migrated");
+    let begin = Utc::now();
+    partitions::make_ahead_at(&pool, MONTH, begin)
+        .await
+        .expect("made");
+    database
+        .execute(
+            "insert into postrider.tenants (slug) values ('acme');
+             with made as (insert into postrider.event_types (name, matches) values ('a.b', '{*}') returning id)
+             insert into postrider.schemas (type_id, version, schema) select id, '1', '{}' from made",
+        )
+        .await;
+    let horizon = HORIZON_HOURS.replace("{table}", "events");
+    let before = database.count(&horizon).await;
+    let mut producer = database.connect().await;
+    sqlx::raw_sql("begin; select postrider.emit('acme', 'a.b', '{}')")
+        .execute(&mut producer)
+        .await
+        .expect("emitted");
+    let slowest = tokio::spawn({
+        let mut others = database.connect().await;
+        async move {
+            let (mut slowest, began) = (Duration::ZERO, std::time::Instant::now());
+            while began.elapsed() < Duration::from_secs(3) {
+                let one = std::time::Instant::now();
+                sqlx::query("select postrider.emit('acme', 'a.b', '{}')")
+                    .execute(&mut others)
+                    .await
+                    .expect("emitted");
+                slowest = slowest.max(one.elapsed());
+            }
+            slowest
+        }
+    });
+    // The producer is in the way: nothing is lost by it.
+    partitions::make_ahead_at(&pool, MONTH, begin + TimeDelta::days(1))
+        .await
+        .expect("it is tried again later");
+    assert!(
+        database.count(&horizon).await >= before,
+        "the horizon does not shrink"
+    );
+    sqlx::raw_sql("commit")
+        .execute(&mut producer)
+        .await
+        .expect("committed");
+    for day in 1..4 {
+        partitions::make_ahead_at(&pool, MONTH, begin + TimeDelta::days(day))
+            .await
+            .expect("made");
+    }
+    let slowest = slowest.await.expect("no panic");
+    println!("the slowest emit beside it took {slowest:?}");
+    assert!(slowest < Duration::from_millis(700), "{slowest:?}");
+    let days = database
+        .count("select count(*) from pg_class where relname ~ '^events_[0-9]{8}$' and relkind = 'r'")
+        .await;
+    assert!(days >= 18, "days are made, {days} of them");
+    assert!(database.count(&horizon).await >= before + 3 * 24 - 1);
+}
+
+#[tokio::test]
+async fn jobs_go_a_week_after_their_end_whichever_end_it_was() {
+    let database = Database::fresh().await;
+    let job = |status: &str, attempts: i32, days: i32| {
+        format!(
+            "insert into apalis.jobs (id, job_type, job, status, attempts, max_attempts, run_at)
+             values (apalis.generate_ulid(), 'a test''s', '', '{status}', {attempts}, 3, now() - interval '{days} days');"
+        )
+    };
+    for (status, attempts, days) in [
+        ("Done", 1, 8),
+        ("Killed", 1, 8),
+        ("Failed", 3, 8),
+        // These may still be wanted.
+        ("Failed", 2, 8),
+        ("Pending", 0, 8),
+        ("Killed", 1, 6),
+    ] {
+        database.execute(&job(status, attempts, days)).await;
+    }
+    let pool = PgPool::connect_with(database.options()).await.expect("connected");
+    retention::run(&pool, MONTH).await.expect("done");
+    assert_eq!(database.count("select count(*) from apalis.jobs").await, 3);
 }

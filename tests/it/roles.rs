@@ -60,3 +60,56 @@ async fn migrate_brings_an_empty_database_up_to_date_and_may_run_again() {
     let dashboard = Postrider::on_database("dashboard", &database).start().await;
     dashboard.api().get("/tenants").await;
 }
+
+/// The rights that docs/operations.md asks for: schemas and extensions may be made in the database, which is another's.
+#[tokio::test]
+async fn migrate_needs_no_more_than_the_right_to_create_in_the_database_and_leaves_public_alone() {
+    let database = Database::empty().await;
+    let role = format!("migrator_{}", database.name());
+    let name = database.name();
+    database
+        .execute_as_superuser(&format!("create role {role} login"))
+        .await;
+    let migrate =
+        Postrider::on_database("migrate", &database).set("POSTRIDER_DATABASE_URL", database.url_as(&role));
+    let output = migrate.output();
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let right = format!("grant create on database \"{name}\" to \"{role}\"");
+    assert_eq!(told.matches(&right).count(), 1, "{told}");
+    assert!(told.matches("permission denied").count() <= 1, "{told}");
+
+    database
+        .execute_as_superuser(&format!("grant create on database {name} to {role}"))
+        .await;
+    for _ in 0..2 {
+        let output = migrate.output();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{told}");
+    }
+    let in_public = "select (select count(*) from pg_class where relnamespace = 'public'::regnamespace)
+        + (select count(*) from pg_proc where pronamespace = 'public'::regnamespace)
+        + (select count(*) from pg_type where typnamespace = 'public'::regnamespace)
+        + (select count(*) from pg_extension where extnamespace = 'public'::regnamespace)";
+    assert_eq!(database.count(in_public).await, 0, "nothing is made in public");
+    // Background work is carried by it too.
+    let data = crate::support::DataFolder::new();
+    let mut program = Postrider::on_database("up", &database)
+        .set("POSTRIDER_DATABASE_URL", database.url_as(&role))
+        .set("POSTRIDER_DATA_DIR", data.path().display())
+        .start()
+        .await;
+    let done = format!(
+        "select count(*) from pg_class c where c.relname = 'jobs' and has_table_privilege('{role}', c.oid, 'select')"
+    );
+    assert_eq!(database.count(&done).await, 1);
+    database
+        .execute_as_superuser(&format!("grant {role} to postrider"))
+        .await;
+    until("the duties of this hour are done", || async {
+        let done = "select count(*) from apalis.jobs where status = 'Done'";
+        (database.count(done).await >= 5).then_some(())
+    })
+    .await;
+    assert!(program.stop().await.success());
+}

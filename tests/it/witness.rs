@@ -113,6 +113,55 @@ async fn no_connection_to_a_forbidden_address_is_even_asked_for() {
     run_inside("witness::inside", addresses).await;
 }
 
+/// The same without a namespace, where there may be none: every way to write an address, with a listener on loopback that
+/// must hear nothing. Names, which need a name server that lies, are left to the test above.
+#[tokio::test]
+async fn no_form_of_a_forbidden_address_is_called_where_there_is_no_namespace() {
+    let database = crate::support::Database::fresh().await;
+    let decoy = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let port = decoy.local_addr().expect("an address").port();
+    let knocked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = knocked.clone();
+    tokio::spawn(async move {
+        while decoy.accept().await.is_ok() {
+            counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+    });
+    let data = crate::support::DataFolder::new();
+    let program = crate::support::Postrider::on_database("up", &database)
+        .unset("POSTRIDER_ALLOW_NETWORKS")
+        .set("POSTRIDER_DATA_DIR", data.path().display())
+        .start()
+        .await;
+    let api = program.api();
+    api.tenant("acme").await;
+    api.event_type("invoice.paid").await;
+    let named = |host: &&str| !host.contains("example.com");
+    let mut count = 0;
+    for host in FORBIDDEN.iter().filter(|host| named(host)) {
+        let more = json!({ "retry_schedule": ["0s"], "timeout_ms": 5_000 });
+        let made = api.endpoint("acme", "http://93.184.216.34/", more).await;
+        let url = match host.rsplit_once(':') {
+            Some((_, port)) if port.parse::<u16>().is_ok() => format!("http://{host}/"),
+            _ => format!("http://{host}:{port}/"),
+        };
+        sqlx::query("update postrider.endpoints set url = $1 where public_id = $2")
+            .bind(&url)
+            .bind(&made.id)
+            .execute(&mut database.connect().await)
+            .await
+            .expect("smuggled in");
+        count += 1;
+    }
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    let ended = api.wait_for_state("acme", "dead", count).await;
+    for delivery in ended {
+        assert_eq!(delivery["reason"], "refused_address", "{delivery}");
+    }
+    assert_eq!(knocked.load(std::sync::atomic::Ordering::SeqCst), 0);
+}
+
 async fn name_server() -> NameServer {
     let turns = |second: &str| Reply::Turns(vec![Reply::addresses([PUBLIC]), Reply::addresses([second])]);
     NameServer::start([

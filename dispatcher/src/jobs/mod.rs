@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use apalis::prelude::*;
 use apalis_cron::{CronScheduler, Schedule, Tick, timezone::Utc};
 use apalis_postgres::{Config, PostgresStorage};
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool, migrate::MigrateError};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{notices::Teller, replays::run::Runner, vault::Vault};
@@ -27,9 +27,10 @@ const TICK_SECONDS_MIN: u64 = 5;
 const POLL_EVERY: Duration = Duration::from_secs(10);
 const RESTART_WAIT: Duration = Duration::from_secs(5);
 
-/// Makes the tables that apalis keeps its jobs in, in a schema of its own.
-pub(crate) async fn migrate(pool: &PgPool) -> Result<(), apalis_postgres::Error> {
-    PostgresStorage::setup(pool).await
+/// Makes the tables that apalis keeps its jobs in, in a schema of its own. The session's search path says where its extensions
+/// go.
+pub(crate) async fn migrate(connection: &mut PgConnection) -> Result<(), MigrateError> {
+    PostgresStorage::migrations().run(connection).await
 }
 
 pub(crate) async fn run(pool: PgPool, vault: Vault, runner: Runner, teller: Teller, stop: CancellationToken) {

@@ -57,6 +57,18 @@ impl Database {
         Self::copy_of(shared(), "template0").await
     }
 
+    /// Without our schema, on a cluster made just now.
+    pub(crate) async fn empty_on_a_new_cluster() -> Self {
+        let server = tokio::task::spawn_blocking(|| start(&std::env::temp_dir(), "")).await;
+        Self::copy_of(Arc::new(server.expect("a server")), "template0").await
+    }
+
+    /// Without our schema, and without an encoding: it takes any bytes for text.
+    pub(crate) async fn empty_in_ascii() -> Self {
+        let options = "template0 encoding 'SQL_ASCII' locale 'C'";
+        Self::copy_of(shared(), options).await
+    }
+
     async fn copy_of(server: Arc<Shared>, template: &str) -> Self {
         let name = format!("test_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let create = format!("create database {name} template {template} owner postrider");
@@ -143,8 +155,13 @@ impl Database {
     }
 
     pub(crate) fn url(&self) -> String {
+        self.url_as("postrider")
+    }
+
+    /// As another role; `postgres` is the superuser.
+    pub(crate) fn url_as(&self, role: &str) -> String {
         let folder = self.server.cluster.home().sockets().display();
-        format!("postgresql://postrider@localhost/{}?host={folder}", self.name)
+        format!("postgresql://{role}@localhost/{}?host={folder}", self.name)
     }
 
     pub(crate) async fn connect(&self) -> PgConnection {

@@ -11,6 +11,7 @@ mod namespace;
 mod person;
 mod process;
 mod receiver;
+mod skipped;
 mod tool;
 mod world;
 
@@ -26,6 +27,7 @@ pub(crate) use namespace::{database_inside, run_inside};
 pub(crate) use person::{Form, Person, text_of};
 pub(crate) use process::{ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, Launch, MASTER_KEY, Postrider};
 pub(crate) use receiver::{Answer, Received, Receiver, most_at_once};
+pub(crate) use skipped::skip;
 pub(crate) use tool::{RunningTool, tool, tool_with};
 pub(crate) use world::World;
 
