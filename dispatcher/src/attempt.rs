@@ -273,6 +273,7 @@ impl Attempts {
         let next = retry::decide(
             &outcome,
             job.step,
+            job.number(),
             &endpoint.schedule,
             self.jitter,
             &mut rand::rng(),

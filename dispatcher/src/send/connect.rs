@@ -158,7 +158,7 @@ impl Connector {
             match proxy.tunnel(&mut stream, *address).await {
                 Ok(()) => return Ok(stream),
                 Err(error @ TunnelError::Proxy(_)) => return Err(error.into()),
-                Err(error @ TunnelError::Endpoint(_)) => failed = Some(error),
+                Err(error @ (TunnelError::Endpoint(_) | TunnelError::Forbidden(_))) => failed = Some(error),
             }
         }
         Err(failed
