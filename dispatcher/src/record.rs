@@ -313,7 +313,7 @@ async fn write_delivered(
         .bind(column(batch, |one| i64::from(one.shard.0)))
         .bind(column(batch, |one| one.epoch))
         .bind(column(batch, |one| one.started_at))
-        .bind(column(batch, |one| duration_ms(one)))
+        .bind(column(batch, duration_ms))
         .bind(column(batch, |one| one.outcome.status().map(small)))
         .bind(column(batch, |one| one.signature.as_deref()))
         .bind(column(batch, |one| {
@@ -466,7 +466,7 @@ async fn write(
         .bind(column(batch, |one| one.epoch))
         .bind(column(batch, |one| i32::from(one.number)))
         .bind(column(batch, |one| one.started_at))
-        .bind(column(batch, |one| duration_ms(one)))
+        .bind(column(batch, duration_ms))
         .bind(column(batch, |one| one.outcome.kind() as i16))
         .bind(column(batch, |one| one.outcome.status().map(small)))
         .bind(column(batch, |one| one.outcome.error()))

@@ -14,7 +14,7 @@ use postrider_proto::{
     DeadReason, DeliveryState, EndpointId, EndpointState, EventId, ReplayId, ReplayKind, ReplaySource,
     ReplayState, TenantId, TypeId,
 };
-use sqlx::{FromRow, PgConnection, PgPool, Postgres, Transaction};
+use sqlx::{Connection, FromRow, PgConnection, PgPool, Postgres, Transaction};
 use tokio::task::{self, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -39,6 +39,8 @@ const TURN_TIME_MAX: Duration = Duration::from_millis(500);
 const STEP_WAIT: Duration = Duration::from_millis(50);
 const STEP_WAIT_MAX: Duration = Duration::from_secs(10);
 const ERROR_WAIT: Duration = Duration::from_secs(1);
+/// A turn in which nothing could move holds its place for so long.
+const IDLE_PAUSE: Duration = Duration::from_millis(100);
 /// How much of a measurement is still in the rate that is shown a second later.
 const MEASURE_KEPT: f64 = 0.7;
 
@@ -78,6 +80,17 @@ impl Round {
             Self::Failed => doubled.max(ERROR_WAIT),
         }
     }
+}
+
+enum Look {
+    Movable(Vec<PartRow>),
+    Stuck,
+    Over,
+}
+
+enum Turn {
+    Used,
+    Idle,
 }
 
 #[derive(FromRow)]
@@ -171,12 +184,9 @@ impl Runner {
             })
             .collect();
         while let Some(one) = turns.next(&mut due) {
-            let Some(claimed) = self.claim(one.replay).answered().await? else {
-                continue;
-            };
             turns.begin(one);
             let runner = self.clone();
-            let turn = running.spawn(async move { runner.turn(one.replay, claimed).await });
+            let turn = running.spawn(async move { runner.turn(one.replay).await });
             begun.insert(turn.id(), one);
         }
         Ok(later.map_or(LOOK_EVERY, |ms| {
@@ -203,84 +213,87 @@ impl Runner {
         .await
     }
 
-    /// None when another process was faster, or the replay is over.
-    async fn claim(&self, id: ReplayId) -> Result<Option<ClaimedRow>, sqlx::Error> {
-        sqlx::query_as(
-            "update postrider.replays set step_at = clock_timestamp() + $2 * interval '1 millisecond'
-             where id = $1 and state = 'running' and step_at <= clock_timestamp()
-             returning idle_ms, rate_per_second",
-        )
-        .bind(id)
-        .bind(millis(TURN_LEASE))
-        .fetch_optional(&self.pool)
-        .await
-    }
-
-    async fn turn(&self, id: ReplayId, claimed: ClaimedRow) {
-        if let Err(error) = self.take_turn(id, claimed).await {
-            // The next turn is due when the lease of this one is over.
-            tracing::warn!(replay = %id, %error, "a turn of a replay failed; trying again");
+    async fn turn(&self, id: ReplayId) {
+        let pause = match self.take_turn(id).await {
+            Ok(Turn::Used) => return,
+            // However many replays can't move, they cost the database little.
+            Ok(Turn::Idle) => IDLE_PAUSE,
+            Err(error) => {
+                tracing::warn!(replay = %id, %error, "a turn of a replay failed; trying again");
+                ERROR_WAIT
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = self.stop.cancelled() => {}
         }
     }
 
-    async fn take_turn(&self, id: ReplayId, claimed: ClaimedRow) -> Result<(), sqlx::Error> {
+    /// All of it on one connection.
+    async fn take_turn(&self, id: ReplayId) -> Result<Turn, sqlx::Error> {
+        let mut connection = self.pool.acquire().await?;
+        let Some(claimed) = claim(&mut connection, id).answered().await? else {
+            return Ok(Turn::Used);
+        };
         let before = Duration::from_millis(claimed.idle_ms.max(0).unsigned_abs().into());
-        let parts = self.look(id, before).answered().await?;
-        if parts.is_empty() {
-            return Ok(());
-        }
-        let round = self.round(id, &parts).await;
+        let parts = match look(&mut connection, id, before).answered().await? {
+            Look::Movable(parts) => parts,
+            Look::Stuck => return Ok(Turn::Idle),
+            Look::Over => return Ok(Turn::Used),
+        };
+        let round = self.round(&mut connection, id, &parts).await?;
         let wait = round.wait(before, claimed.rate_per_second);
         let rested = async {
-            let mut tx = self.pool.begin_with(BEGIN_STEP).await?;
+            let mut tx = connection.begin_with(BEGIN_STEP).await?;
             rest(&mut tx, id, wait).await?;
             tx.commit().await
         };
-        rested.answered().await
+        rested.answered().await?;
+        Ok(Turn::Used)
     }
 
-    /// The parts that can move. When there are none, the replay is over or its next turn is later.
-    async fn look(&self, id: ReplayId, before: Duration) -> Result<Vec<PartRow>, sqlx::Error> {
-        let mut tx = self.pool.begin_with(BEGIN_STEP).await?;
-        let parts = movable(&mut tx, id).await?;
-        if parts.is_empty() && !finish(&mut tx, id).await? {
-            rest(&mut tx, id, Round::Nothing.wait(before, 1)).await?;
-        }
-        tx.commit().await?;
-        Ok(parts)
-    }
-
-    /// One step of each part. One that fails does not hold up the others.
-    async fn round(&self, id: ReplayId, parts: &[PartRow]) -> Round {
+    /// One step of each part. One that the database refuses does not hold up the others.
+    async fn round(
+        &self,
+        connection: &mut PgConnection,
+        id: ReplayId,
+        parts: &[PartRow],
+    ) -> Result<Round, sqlx::Error> {
         let began = Instant::now();
         let mut round = Round::Nothing;
         for part in parts {
             if self.stop.is_cancelled() || began.elapsed() > TURN_TIME_MAX {
-                return Round::More;
+                return Ok(Round::More);
             }
-            round = round.and(match self.step(id, part).answered().await {
+            round = round.and(match self.step(connection, id, part).answered().await {
                 Ok(None) => Round::Nothing,
                 Ok(Some(0)) => Round::More,
                 Ok(Some(_)) => {
                     self.wake.now();
                     Round::Moved
                 }
-                Err(error) => {
+                Err(error @ sqlx::Error::Database(_)) => {
                     tracing::warn!(replay = %id, endpoint = %part.endpoint_id, %error, "a step of a replay failed; trying again");
                     Round::Failed
                 }
+                Err(error) => return Err(error),
             });
         }
         if parts.len() == PARTS_PER_TURN {
             round = round.and(Round::More);
         }
-        round
+        Ok(round)
     }
 
     /// One transaction: take, queue, move the cursor. Returns how many were queued; none when the part could not get on.
-    async fn step(&self, id: ReplayId, part: &PartRow) -> Result<Option<i64>, sqlx::Error> {
-        let mut tx = self.pool.begin_with(BEGIN_STEP).await?;
-        let Some(held) = self.hold(&mut tx, id, part).await? else {
+    async fn step(
+        &self,
+        connection: &mut PgConnection,
+        id: ReplayId,
+        part: &PartRow,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        let mut tx = connection.begin_with(BEGIN_STEP).await?;
+        let Some(held) = hold(&mut tx, id, part).await? else {
             return Ok(None);
         };
         let mut moved = Moved {
@@ -326,38 +339,70 @@ impl Runner {
         tx.commit().await?;
         Ok(Some(moved.moved))
     }
+}
 
-    /// None when another one is at it, or the replay is over.
-    async fn hold(
-        &self,
-        tx: &mut Transaction<'_, Postgres>,
-        id: ReplayId,
-        part: &PartRow,
-    ) -> Result<Option<HeldPart>, sqlx::Error> {
-        let row: Option<HeldPart> = sqlx::query_as(
-            "select r.public_id, r.tenant_id, r.kind, r.type_id, r.reason, r.since, r.until, r.created_at,
-                r.rate_per_second, p.after_event, p.stepped_at, e.state as endpoint_state, clock_timestamp() as now,
-                (select count(*) from postrider.queue q
-                 where q.endpoint_id = p.endpoint_id and q.replay_id is not null) as in_line
-             from postrider.replay_parts p
-             join postrider.replays r on r.id = p.replay_id
-             join postrider.endpoints e on e.id = p.endpoint_id
-             where p.replay_id = $1 and p.endpoint_id = $2 and p.source = $3::postrider.replay_source and not p.ended
-             for update of p skip locked",
-        )
-        .bind(id)
-        .bind(part.endpoint_id)
-        .bind(part.source)
-        .fetch_optional(&mut **tx)
-        .await?;
-        // A cancellation waits for this step, and no step comes after it.
-        let state: Option<ReplayState> =
-            sqlx::query_scalar("select state from postrider.replays where id = $1 for share")
-                .bind(id)
-                .fetch_optional(&mut **tx)
-                .await?;
-        Ok(row.filter(|_| state == Some(ReplayState::Running)))
-    }
+/// None when another process was faster, or the replay is over.
+async fn claim(connection: &mut PgConnection, id: ReplayId) -> Result<Option<ClaimedRow>, sqlx::Error> {
+    sqlx::query_as(
+        "with due as (
+            select id from postrider.replays
+            where id = $1 and state = 'running' and step_at <= clock_timestamp() for no key update skip locked
+         )
+         update postrider.replays r set step_at = clock_timestamp() + $2 * interval '1 millisecond'
+         from due where r.id = due.id
+         returning r.idle_ms, r.rate_per_second",
+    )
+    .bind(id)
+    .bind(millis(TURN_LEASE))
+    .fetch_optional(connection)
+    .await
+}
+
+/// The parts that can move. When there are none, the replay is over or its next turn is later.
+async fn look(connection: &mut PgConnection, id: ReplayId, before: Duration) -> Result<Look, sqlx::Error> {
+    let mut tx = connection.begin_with(BEGIN_STEP).await?;
+    let parts = movable(&mut tx, id).await?;
+    let look = match parts.is_empty() {
+        false => Look::Movable(parts),
+        true if finish(&mut tx, id).await? => Look::Over,
+        true => {
+            rest(&mut tx, id, Round::Nothing.wait(before, 1)).await?;
+            Look::Stuck
+        }
+    };
+    tx.commit().await?;
+    Ok(look)
+}
+
+/// None when another one is at it, or the replay is over.
+async fn hold(
+    tx: &mut Transaction<'_, Postgres>,
+    id: ReplayId,
+    part: &PartRow,
+) -> Result<Option<HeldPart>, sqlx::Error> {
+    let row: Option<HeldPart> = sqlx::query_as(
+        "select r.public_id, r.tenant_id, r.kind, r.type_id, r.reason, r.since, r.until, r.created_at,
+            r.rate_per_second, p.after_event, p.stepped_at, e.state as endpoint_state, clock_timestamp() as now,
+            (select count(*) from postrider.queue q
+             where q.endpoint_id = p.endpoint_id and q.replay_id is not null) as in_line
+         from postrider.replay_parts p
+         join postrider.replays r on r.id = p.replay_id
+         join postrider.endpoints e on e.id = p.endpoint_id
+         where p.replay_id = $1 and p.endpoint_id = $2 and p.source = $3::postrider.replay_source and not p.ended
+         for update of p skip locked",
+    )
+    .bind(id)
+    .bind(part.endpoint_id)
+    .bind(part.source)
+    .fetch_optional(&mut **tx)
+    .await?;
+    // A cancellation waits for this step, and no step comes after it.
+    let state: Option<ReplayState> =
+        sqlx::query_scalar("select state from postrider.replays where id = $1 for share")
+            .bind(id)
+            .fetch_optional(&mut **tx)
+            .await?;
+    Ok(row.filter(|_| state == Some(ReplayState::Running)))
 }
 
 /// Parts that a step could get on with: there is room in the queue, and the pace allows it. Those that have waited longest

@@ -53,7 +53,7 @@ impl Turns {
         *self.busy.entry(one.tenant).or_default() += 1;
         self.latest.insert(one.tenant, self.number);
         let forgotten = self.number.saturating_sub(REMEMBERED);
-        if self.number % REMEMBERED == 0 {
+        if self.number.is_multiple_of(REMEMBERED) {
             self.latest.retain(|_, number| *number > forgotten);
         }
     }
