@@ -218,7 +218,9 @@ fn has_no_partition(error: &sqlx::Error) -> bool {
 /// Whether the database answered that the values themselves are wrong, which trying again would not change.
 fn is_about_the_rows(error: &sqlx::Error) -> bool {
     match error {
-        sqlx::Error::Database(e) => e.code().is_some_and(|code| matches!(&code[..2], "22" | "23")),
+        sqlx::Error::Database(e) => e
+            .code()
+            .is_some_and(|code| matches!(&code[..2], "21" | "22" | "23")),
         sqlx::Error::Encode(_) => true,
         _ => false,
     }

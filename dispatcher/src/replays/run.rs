@@ -233,7 +233,7 @@ impl Runner {
     async fn take_turn(&self, id: ReplayId) -> Result<Turn, sqlx::Error> {
         let mut connection = self.pool.acquire().await?;
         let Some(claimed) = claim(&mut connection, id).answered().await? else {
-            return Ok(Turn::Used);
+            return Ok(Turn::Idle);
         };
         let before = Duration::from_millis(claimed.idle_ms.max(0).unsigned_abs().into());
         let parts = match look(&mut connection, id, before).answered().await? {
@@ -341,7 +341,7 @@ impl Runner {
     }
 }
 
-/// None when another process was faster, or the replay is over.
+/// None when another process was faster, the replay is over, or somebody is changing it just now.
 async fn claim(connection: &mut PgConnection, id: ReplayId) -> Result<Option<ClaimedRow>, sqlx::Error> {
     sqlx::query_as(
         "with due as (
