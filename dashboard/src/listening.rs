@@ -1,13 +1,17 @@
 //! The connection that a listener's requests go out on: one JSON object a line, for as long as somebody reads.
-//! Invariants: a request is handed over once, signed at that instant over the stored bytes; the memory of a stream is
-//! bounded by what its reader takes; a listener that nobody holds ends within a minute.
+//! Invariants: a request is signed at that instant over the stored bytes, and leaves the queue only after it was handed
+//! over, so that none is lost with the connection or the process; the memory of a stream is bounded by what its reader
+//! takes; a listener that nobody holds ends within a minute.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
 use data_encoding::BASE64;
 use postrider_dispatcher::send::webhook_headers;
-use postrider_proto::signature::{Secret, sign};
+use postrider_proto::{
+    EventId,
+    signature::{Secret, sign},
+};
 use serde_json::json;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
@@ -95,9 +99,15 @@ impl Session {
                 renewed = Instant::now();
                 write(lines, Bytes::from_static(b"{}\n")).await?;
             }
-            let taken = listeners::take(&self.pool, self.listener.id, self.holder, TAKEN_AT_ONCE_MAX).await?;
-            for row in taken {
-                write(lines, self.line(&row)).await?;
+            let waiting =
+                listeners::waiting(&self.pool, self.listener.id, self.holder, TAKEN_AT_ONCE_MAX).await?;
+            for row in &waiting {
+                write(lines, self.line(row)).await?;
+            }
+            if !waiting.is_empty() {
+                handed_over(lines).await?;
+                let events: Vec<EventId> = waiting.iter().map(|row| row.id).collect();
+                listeners::remove(&self.pool, self.listener.id, self.holder, &events).await?;
             }
         }
     }
@@ -121,6 +131,14 @@ impl Session {
 async fn write(lines: &mpsc::Sender<Bytes>, line: Bytes) -> Result<(), End> {
     match timeout(STALL_MAX, lines.send(line)).await {
         Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) | Err(_) => Err(End::Over),
+    }
+}
+
+/// When the connection has taken every line.
+async fn handed_over(lines: &mpsc::Sender<Bytes>) -> Result<(), End> {
+    match timeout(STALL_MAX, lines.reserve_many(LINES_WAITING_MAX)).await {
+        Ok(Ok(_)) => Ok(()),
         Ok(Err(_)) | Err(_) => Err(End::Over),
     }
 }

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use postrider_proto::{DeliveryId, EndpointState, TenantId};
+use postrider_proto::{DeliveryId, EndpointState, TenantId, limits::ATTEMPTS_PER_DELIVERY_MAX};
 use sqlx::{PgConnection, PgExecutor};
 
 use crate::{
@@ -51,6 +51,11 @@ pub(crate) async fn replay(
         EndpointState::Deleted => return Err(Problem::conflict("The endpoint was deleted.")),
     }
 
+    if i32::from(delivery.attempt_count) >= i32::from(ATTEMPTS_PER_DELIVERY_MAX) {
+        return Err(Problem::conflict(format!(
+            "The delivery has had {ATTEMPTS_PER_DELIVERY_MAX} attempts, the most a delivery can have. Emit a new event instead."
+        )));
+    }
     let seen = asked.seen.unwrap_or(delivery.attempt_count);
     match back_in_line(connection, id, seen, asked.arrived.0).await? {
         Some(Moved::Now) => {}

@@ -301,6 +301,7 @@ impl Attempts {
         let next = retry::decide(
             &outcome,
             job.step,
+            job.number(),
             &endpoint.schedule,
             self.jitter,
             &mut rand::rng(),

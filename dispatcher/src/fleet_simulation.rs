@@ -595,7 +595,8 @@ impl World {
             }
         };
         let jitter = Jitter::new(0.2).expect("a share");
-        let next = retry::decide(&outcome, attempt.job.step, &self.schedule, jitter, &mut self.rng);
+        let (step, number) = (attempt.job.step, attempt.job.number());
+        let next = retry::decide(&outcome, step, number, &self.schedule, jitter, &mut self.rng);
         let one = &mut self.nodes[node];
         if let Some(lane) = one.lanes.get_mut(&attempt.endpoint)
             && lane.epoch() == attempt.epoch

@@ -67,7 +67,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use postrider_proto::EndpointId;
+use postrider_proto::{EndpointId, EventId};
 use sqlx::{
     PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -83,6 +83,9 @@ pub use wake::Wake;
 /// Connections that renew the lease, apart from all others: nothing else may make it wait. The second one is for when the
 /// first has fallen silent.
 const LEASE_CONNECTIONS: u32 = 2;
+/// Connections for what others wait for: changed settings, cancelled replays and endpoints to disable, one for each of the
+/// tasks that use them. Background work can't take them away.
+const CONTROL_CONNECTIONS: u32 = 3;
 /// For the last statements, once nothing is on the wire. A little more than one may take.
 const LEAVE_MAX: Duration = Duration::from_secs(12);
 
@@ -104,6 +107,8 @@ const READ_AHEAD: usize = 16;
 const PUBLISH_AGAIN: Duration = Duration::from_millis(100);
 const DROP_AGAIN: Duration = Duration::from_millis(100);
 const DROP_AGAIN_MAX: Duration = Duration::from_secs(5);
+/// Rows of a deleted endpoint removed by one statement.
+const DROP_BATCH: i64 = 2_000;
 
 /// Everything a dispatcher needs; made by the root.
 pub struct Dispatcher {
@@ -162,9 +167,14 @@ impl Dispatcher {
             .connect_with(self.direct.clone())
             .await?;
         meters::watch_pool("lease", &leases);
+        let control = answer::lively(PgPoolOptions::new())
+            .max_connections(CONTROL_CONNECTIONS)
+            .connect_lazy_with((*self.pool.connect_options()).clone());
+        meters::watch_pool("control", &control);
+        let to_disable = Wake::default();
         let recorder = record::Recorder {
             line: line::Line::new(direct.clone()),
-            pool: self.pool.clone(),
+            to_disable: to_disable.clone(),
             owner: id,
             finished: finished_out,
             out: events.clone(),
@@ -216,8 +226,13 @@ impl Dispatcher {
             statistics,
             activity: activity_out,
         };
+        let disabler = disable::Disabler {
+            pool: control.clone(),
+            wake: to_disable,
+            stop: leave.clone(),
+        };
         let withdrawer = replays::withdraw::Withdrawer {
-            pool: self.pool.clone(),
+            pool: control.clone(),
             owner: id,
             withdrawals: withdrawals_out,
             out: events.clone(),
@@ -249,9 +264,10 @@ impl Dispatcher {
         let reader = tokio::spawn(reader.run(leave.clone()));
         tokio::spawn(surveyor.run(leave.clone()));
         let shards = tokio::spawn(shards.run(stop.clone(), leave.clone()));
-        tokio::spawn(publish_applied(self.pool.clone(), id, applied_out));
+        tokio::spawn(publish_applied(control, id, applied_out));
         tokio::spawn(drop_deleted(self.pool.clone(), deleted_out, leave.clone()));
         tokio::spawn(withdrawer.run());
+        tokio::spawn(disabler.run());
         let flusher = tokio::spawn(flusher.run(leave.clone()));
         let runner = replays::run::Runner {
             pool: self.pool.clone(),
@@ -332,7 +348,7 @@ async fn drop_deleted(
 ) {
     while let Some(endpoint) = deleted.recv().await {
         let mut wait = DROP_AGAIN;
-        while let Err(error) = drop_rows(&pool, endpoint).await {
+        while let Err(error) = drop_rows(&pool, endpoint, &stop).await {
             tracing::warn!(%error, %endpoint, "rows of a deleted endpoint could not be dropped yet; trying again");
             tokio::select! {
                 () = tokio::time::sleep(wait) => wait = (wait * 2).min(DROP_AGAIN_MAX),
@@ -342,14 +358,36 @@ async fn drop_deleted(
     }
 }
 
-async fn drop_rows(pool: &PgPool, endpoint: EndpointId) -> Result<(), sqlx::Error> {
+/// A batch at a time, each after the one before: no statement takes long, and none sees the rows of those before it again.
+async fn drop_rows(pool: &PgPool, endpoint: EndpointId, stop: &CancellationToken) -> Result<(), sqlx::Error> {
     for statement in [
-        "delete from postrider.queue where endpoint_id = $1",
-        "delete from postrider.retries where endpoint_id = $1",
+        "with picked as materialized (
+            select event_id from postrider.queue where endpoint_id = $1 and event_id > $2 order by event_id limit $3
+         ), gone as (
+            delete from postrider.queue q using picked p where q.endpoint_id = $1 and q.event_id = p.event_id returning 1
+         )
+         select (select count(*) from gone), (select event_id from picked order by event_id desc limit 1)",
+        "with picked as materialized (
+            select event_id from postrider.retries where endpoint_id = $1 and event_id > $2 order by event_id limit $3
+         ), gone as (
+            delete from postrider.retries q using picked p where q.endpoint_id = $1 and q.event_id = p.event_id returning 1
+         )
+         select (select count(*) from gone), (select event_id from picked order by event_id desc limit 1)",
     ] {
-        let delete = sqlx::query(statement).bind(endpoint).execute(pool);
-        let done = delete.answered().await?;
-        meters::METERS.dropped.increment(done.rows_affected());
+        let mut after = EventId::LOWEST;
+        while !stop.is_cancelled() {
+            let batch = sqlx::query_as(statement)
+                .bind(endpoint)
+                .bind(after)
+                .bind(DROP_BATCH)
+                .fetch_one(pool);
+            let (dropped, last): (i64, Option<EventId>) = batch.answered().await?;
+            meters::METERS.dropped.increment(dropped.unsigned_abs());
+            let Some(last) = last else {
+                break;
+            };
+            after = last;
+        }
     }
     Ok(())
 }

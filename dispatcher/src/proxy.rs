@@ -84,6 +84,9 @@ pub(crate) enum TunnelError {
     /// The proxy works, and could not get through to the endpoint.
     #[error("the egress proxy could not connect to the endpoint: it answered {0}")]
     Endpoint(u16),
+    /// The proxy works, and its rules do not allow this destination.
+    #[error("the egress proxy does not allow connections to the endpoint: it answered {0}")]
+    Forbidden(u16),
 }
 
 impl Proxy {
@@ -100,6 +103,9 @@ impl Proxy {
             200..=299 => Ok(()),
             status @ (502..=504) => Err(TunnelError::Endpoint(status)),
             407 => Err(TunnelError::Proxy("asks for other credentials (407)".to_owned())),
+            // It has no time for us now.
+            status @ (408 | 429) => Err(TunnelError::Proxy(format!("refused with {status}"))),
+            status @ 400..=499 => Err(TunnelError::Forbidden(status)),
             status => Err(TunnelError::Proxy(format!("refused with {status}"))),
         }
     }

@@ -646,8 +646,8 @@ impl WaitingRow {
             event: self.event_id,
             tenant: self.tenant_id,
             type_id: self.type_id,
-            attempt: self.attempt.max(0) as u16,
-            step: self.step.max(0) as u16,
+            attempt: u16::try_from(self.attempt).unwrap_or(0),
+            step: u16::try_from(self.step).unwrap_or(0),
             key: self.key_id,
             replay: self.replay_id.map(String::into_boxed_str),
         }

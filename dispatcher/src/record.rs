@@ -7,32 +7,30 @@
 //! What was recorded goes back to `engine.rs`.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     time::{Duration, Instant},
 };
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, OutcomeKind, Shard};
-use sqlx::{AssertSqlSafe, FromRow, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, FromRow, PgConnection};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    answer::Answered,
-    clock::Clock,
-    disable::{Cause, disable},
-    endpoint::Endpoint,
-    engine::Event,
-    job::Job,
-    line::Line,
-    meters::METERS,
-    retry::Next,
-    statistics::Statistics,
+    Wake, answer::Answered, clock::Clock, endpoint::Endpoint, engine::Event, job::Job, line::Line,
+    meters::METERS, retry::Next, statistics::Statistics,
 };
 
 const BATCH_MAX: usize = 500;
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(1);
+/// An endpoint is disabled when it has failed for so many days without one success,
+const FAILING_DAYS: i32 = 5;
+/// on so many of them at least,
+const FAILED_ON_DAYS_MIN: i32 = 3;
+/// and never more than so many days went by between two days of failure.
+const FAILING_PAUSE_DAYS_MAX: i32 = 2;
 
 /// An attempt that has come to its end.
 #[derive(Debug)]
@@ -103,8 +101,8 @@ pub(crate) enum Fate {
 
 pub(crate) struct Recorder {
     pub(crate) line: Line,
-    /// For what is rare.
-    pub(crate) pool: PgPool,
+    /// Told when endpoints are to be disabled. Nothing here waits for that.
+    pub(crate) to_disable: Wake,
     pub(crate) owner: Uuid,
     pub(crate) finished: mpsc::UnboundedReceiver<Finished>,
     pub(crate) out: mpsc::UnboundedSender<Event>,
@@ -143,11 +141,8 @@ impl Recorder {
                 Ok(rows) => {
                     METERS.record_seconds.record(began.elapsed());
                     METERS.record_rows.record(batch.len() as f64);
-                    for (endpoint, cause) in to_disable(batch, &rows) {
-                        if let Err(error) = disable(&self.pool, endpoint, cause).answered().await {
-                            // Its next answer brings us here again.
-                            tracing::warn!(%endpoint, %error, "an endpoint could not be disabled yet");
-                        }
+                    if rows.iter().any(|row| row.disabling) {
+                        self.to_disable.now();
                     }
                     let recorded = fates(batch, &rows);
                     count(batch, &recorded);
@@ -184,7 +179,7 @@ impl Recorder {
                 endpoint_id: one.endpoint,
                 event_id: one.event,
                 due_at: None,
-                failing_long: false,
+                disabling: false,
             })
             .collect())
     }
@@ -223,7 +218,9 @@ fn has_no_partition(error: &sqlx::Error) -> bool {
 /// Whether the database answered that the values themselves are wrong, which trying again would not change.
 fn is_about_the_rows(error: &sqlx::Error) -> bool {
     match error {
-        sqlx::Error::Database(e) => e.code().is_some_and(|code| matches!(&code[..2], "22" | "23")),
+        sqlx::Error::Database(e) => e
+            .code()
+            .is_some_and(|code| matches!(&code[..2], "21" | "22" | "23")),
         sqlx::Error::Encode(_) => true,
         _ => false,
     }
@@ -234,26 +231,8 @@ struct WrittenRow {
     endpoint_id: EndpointId,
     event_id: EventId,
     due_at: Option<DateTime<Utc>>,
-    failing_long: bool,
-}
-
-/// Endpoints that these results take out of service. Void ones do not count.
-fn to_disable(batch: &[Finished], rows: &[WrittenRow]) -> HashMap<EndpointId, Cause> {
-    let written: HashSet<_> = rows.iter().map(|row| (row.endpoint_id, row.event_id)).collect();
-    let gone = batch
-        .iter()
-        .filter(|one| one.outcome.status() == Some(410) && written.contains(&(one.endpoint, one.event)))
-        .map(|one| (one.endpoint, Cause::Gone));
-    let answered = |id| {
-        batch
-            .iter()
-            .any(|one| one.endpoint == id && one.next == Next::Delivered)
-    };
-    rows.iter()
-        .filter(|row| row.failing_long && !answered(row.endpoint_id))
-        .map(|row| (row.endpoint_id, Cause::Failing))
-        .chain(gone)
-        .collect()
+    /// Its endpoint is to be taken out of service.
+    disabling: bool,
 }
 
 /// A void result was another's to count.
@@ -336,10 +315,8 @@ async fn write_delivered(
         .bind(column(batch, |one| i64::from(one.shard.0)))
         .bind(column(batch, |one| one.epoch))
         .bind(column(batch, |one| one.started_at))
-        .bind(column(batch, |one| one.duration.as_millis() as i32))
-        .bind(column(batch, |one| {
-            one.outcome.status().map(|status| status as i16)
-        }))
+        .bind(column(batch, duration_ms))
+        .bind(column(batch, |one| one.outcome.status().map(small)))
         .bind(column(batch, |one| one.signature.as_deref()))
         .bind(column(batch, |one| {
             one.outcome.answer().map(|answer| answer.head.as_str())
@@ -359,7 +336,7 @@ async fn write(
     kept: Kept,
 ) -> Result<Vec<WrittenRow>, sqlx::Error> {
     let retry = |one: &Finished| match one.next {
-        Next::Retry { step, wait } => (step as i16, wait.as_millis() as i64),
+        Next::Retry { step, wait } => (small(step), i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)),
         Next::Delivered | Next::Dead(_) | Next::Filtered => (0, 0),
     };
     let statement =
@@ -371,8 +348,9 @@ async fn write(
              order by s.shard for share
          ),
          result as materialized (
-             select i.*, clock_timestamp() + i.wait_ms * interval '1 millisecond' as due_at
-             from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::smallint[], $7::timestamptz[],
+             select i.*, clock_timestamp() + i.wait_ms * interval '1 millisecond' as due_at,
+                    least(i.number, 32767) as kept_number
+             from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::int[], $7::timestamptz[],
                          $8::int[], $9::smallint[], $10::smallint[], $11::text[], $12::text[], $13::text[],
                          $14::bytea[], $15::postrider.final_state[], $16::postrider.dead_reason[],
                          $17::smallint[], $18::bigint[], $19::bool[])
@@ -388,7 +366,7 @@ async fn write(
          moved as (
              insert into postrider.retries (endpoint_id, event_id, tenant_id, type_id, key_id, sequence, replay_id,
                                             attempt, step, due_at)
-             select endpoint_id, event_id, tenant_id, type_id, key_id, sequence, replay_id, number, step, due_at
+             select endpoint_id, event_id, tenant_id, type_id, key_id, sequence, replay_id, kept_number, step, due_at
              from from_queue where final is null and not filtered
          ),
          ended as (
@@ -398,7 +376,7 @@ async fn write(
              returning r.*, w.tenant_id, w.type_id, w.key_id, w.sequence, w.replay_id
          ),
          again as (
-             update postrider.retries w set attempt = r.number, step = r.step, due_at = r.due_at
+             update postrider.retries w set attempt = r.kept_number, step = r.step, due_at = r.due_at
              from result r
              where w.endpoint_id = any (array[r.endpoint_id]) and w.event_id = r.event_id and w.attempt + 1 = r.number
                and r.final is null and not r.filtered
@@ -411,13 +389,19 @@ async fn write(
              insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
                                              outcome, status, error, signature, response_head, response_body,
                                              replay_id, final)
-             select event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms, outcome, status, error,
+             select event_id, endpoint_id, kept_number, tenant_id, type_id, started_at, duration_ms, outcome, status, error,
                     signature, head, body, replay_id, final
              from matched where not filtered
+             -- Only the last number that can be stored comes twice.
+             on conflict (event_id, endpoint_id, number) do update
+                 set started_at = excluded.started_at, duration_ms = excluded.duration_ms, outcome = excluded.outcome,
+                     status = excluded.status, error = excluded.error, signature = excluded.signature,
+                     response_head = excluded.response_head, response_body = excluded.response_body,
+                     replay_id = excluded.replay_id, final = excluded.final
          ),
          dead as (
              insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt, replay_id)
-             select endpoint_id, event_id, tenant_id, type_id, reason, number, replay_id from matched where final = 'dead'
+             select endpoint_id, event_id, tenant_id, type_id, reason, kept_number, replay_id from matched where final = 'dead'
          ),
          counted as (
              insert into postrider.dead_letter_counts as c (endpoint_id, type_id, reason, tenant_id, count)
@@ -429,18 +413,46 @@ async fn write(
              delete from postrider.endpoint_health h
              where h.endpoint_id = any (array(select distinct m.endpoint_id from matched m where m.final = 'delivered'))
          ),
-         failing as (
-             insert into postrider.endpoint_health (endpoint_id)
+         failed as materialized (
              select endpoint_id from matched
              group by endpoint_id
              having bool_or(outcome between 2 and 7) and bool_and(final is distinct from 'delivered')
+         ),
+         failing as (
+             insert into postrider.endpoint_health (endpoint_id) select endpoint_id from failed on conflict do nothing
+         ),
+         -- Once a day. After a long pause nobody knows whether the endpoint has failed all the while.
+         failing_again as (
+             update postrider.endpoint_health h
+             set failing_since = case when h.last_failed_on < d.today - $20 then clock_timestamp() else h.failing_since end,
+                 failed_days = case when h.last_failed_on < d.today - $20 then 1 else least(h.failed_days + 1, 1000) end,
+                 last_failed_on = d.today
+             from (select (clock_timestamp() at time zone 'UTC')::date as today) d
+             where h.endpoint_id = any (array(select f.endpoint_id from failed f)) and h.last_failed_on < d.today
+         ),
+         -- As it was before this statement.
+         failing_long as materialized (
+             select h.endpoint_id
+             from postrider.endpoint_health h, (select (clock_timestamp() at time zone 'UTC')::date as today) d
+             where h.endpoint_id = any (array(select f.endpoint_id from failed f))
+               and h.failing_since < clock_timestamp() - $21 * interval '1 day'
+               and h.last_failed_on >= d.today - $20
+               and h.failed_days + (h.last_failed_on < d.today)::int >= $22
+         ),
+         to_disable as (
+             insert into postrider.endpoints_to_disable (endpoint_id, cause)
+             select endpoint_id, max(cause)
+             from (
+                 select endpoint_id, 'failing' as cause from failing_long
+                 union all
+                 select endpoint_id, 'gone' from matched where status = 410
+             ) c
+             group by endpoint_id
              on conflict do nothing
          )
          select m.endpoint_id, m.event_id, case when m.final is null and not m.filtered then m.due_at end as due_at,
-                m.outcome between 2 and 7 and exists (
-                    select from postrider.endpoint_health h
-                    where h.endpoint_id = m.endpoint_id and h.failing_since < clock_timestamp() - interval '5 days'
-                ) as failing_long
+                coalesce(m.status = 410, false)
+                    or exists (select from failing_long l where l.endpoint_id = m.endpoint_id) as disabling
          from matched m";
     let query = match kept {
         Kept::ByDay => sqlx::query_as(statement),
@@ -454,13 +466,11 @@ async fn write(
         .bind(column(batch, |one| one.event))
         .bind(column(batch, |one| i64::from(one.shard.0)))
         .bind(column(batch, |one| one.epoch))
-        .bind(column(batch, |one| one.number as i16))
+        .bind(column(batch, |one| i32::from(one.number)))
         .bind(column(batch, |one| one.started_at))
-        .bind(column(batch, |one| one.duration.as_millis() as i32))
+        .bind(column(batch, duration_ms))
         .bind(column(batch, |one| one.outcome.kind() as i16))
-        .bind(column(batch, |one| {
-            one.outcome.status().map(|status| status as i16)
-        }))
+        .bind(column(batch, |one| one.outcome.status().map(small)))
         .bind(column(batch, |one| one.outcome.error()))
         .bind(column(batch, |one| one.signature.as_deref()))
         .bind(column(batch, |one| {
@@ -474,12 +484,24 @@ async fn write(
         .bind(column(batch, |one| retry(one).0))
         .bind(column(batch, |one| retry(one).1))
         .bind(column(batch, |one| one.next == Next::Filtered))
+        .bind(FAILING_PAUSE_DAYS_MAX)
+        .bind(FAILING_DAYS)
+        .bind(FAILED_ON_DAYS_MIN)
         .fetch_all(connection)
         .await
 }
 
 fn column<'a, T>(batch: &'a [Finished], of: impl FnMut(&'a Finished) -> T) -> Vec<T> {
     batch.iter().map(of).collect()
+}
+
+/// Never wraps: a status has three digits and a schedule a few dozen steps.
+fn small(number: u16) -> i16 {
+    i16::try_from(number).unwrap_or(i16::MAX)
+}
+
+fn duration_ms(one: &Finished) -> i32 {
+    i32::try_from(one.duration.as_millis()).unwrap_or(i32::MAX)
 }
 
 fn final_state(next: Next) -> Option<FinalState> {

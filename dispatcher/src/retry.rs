@@ -4,13 +4,15 @@ use std::{str::FromStr, time::Duration};
 
 use postrider_proto::{
     DeadReason, Outcome, OutcomeKind,
-    limits::{RETRY_AFTER_SECONDS_MAX, SCHEDULE_STEPS_MAX},
+    limits::{ATTEMPTS_PER_DELIVERY_MAX, RETRY_AFTER_SECONDS_MAX, SCHEDULE_STEPS_MAX},
 };
 use rand::{Rng, RngExt};
 
 const WAIT_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// After a fault of the egress proxy.
+/// After a fault of the egress proxy, of the first attempts and of those that follow: weeks until none is left.
 const PROXY_WAIT: Duration = Duration::from_secs(120);
+const PROXY_WAIT_LATER: Duration = Duration::from_secs(60 * 60);
+const PROXY_SOON_MAX: u16 = 100;
 
 /// The wait before each attempt, counted from the one before. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,17 +122,42 @@ pub enum Next {
     },
 }
 
-/// `step` is the position of the attempt that just ended.
-pub fn decide(outcome: &Outcome, step: u16, schedule: &Schedule, jitter: Jitter, rng: &mut impl Rng) -> Next {
+/// `step` is the position of the attempt that just ended, `number` counts all attempts of the delivery.
+pub fn decide(
+    outcome: &Outcome,
+    step: u16,
+    number: u16,
+    schedule: &Schedule,
+    jitter: Jitter,
+    rng: &mut impl Rng,
+) -> Next {
+    match by_schedule(outcome, step, number, schedule, jitter, rng) {
+        Next::Retry { .. } if number >= ATTEMPTS_PER_DELIVERY_MAX => Next::Dead(DeadReason::Exhausted),
+        next => next,
+    }
+}
+
+fn by_schedule(
+    outcome: &Outcome,
+    step: u16,
+    number: u16,
+    schedule: &Schedule,
+    jitter: Jitter,
+    rng: &mut impl Rng,
+) -> Next {
     let retry_after = match outcome {
         // The endpoint has had no chance: this uses up none of its tries.
         Outcome::Unreachable {
             kind: OutcomeKind::ProxyFailed,
             ..
         } => {
+            let wait = match number {
+                ..=PROXY_SOON_MAX => PROXY_WAIT,
+                _ => PROXY_WAIT_LATER,
+            };
             return Next::Retry {
                 step,
-                wait: jitter.stretch(PROXY_WAIT, rng),
+                wait: jitter.stretch(wait, rng),
             };
         }
         Outcome::Accepted { .. } => return Next::Delivered,
@@ -172,7 +199,14 @@ mod tests {
 
     fn decide_plain(outcome: &Outcome, step: u16) -> Next {
         let mut rng = StdRng::seed_from_u64(1);
-        decide(outcome, step, &Schedule::default(), Jitter(0.0), &mut rng)
+        decide(
+            outcome,
+            step,
+            step + 1,
+            &Schedule::default(),
+            Jitter(0.0),
+            &mut rng,
+        )
     }
 
     #[test]
@@ -209,6 +243,36 @@ mod tests {
         for step in [0, 6] {
             let wait = PROXY_WAIT;
             assert_eq!(decide_plain(&fault, step), Next::Retry { step, wait });
+        }
+    }
+
+    #[test]
+    fn no_delivery_has_more_attempts_than_are_allowed() {
+        let fault = Outcome::Unreachable {
+            kind: OutcomeKind::ProxyFailed,
+            error: String::new(),
+        };
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut decide = |outcome: &Outcome, number| {
+            decide(outcome, 0, number, &Schedule::default(), Jitter(0.0), &mut rng)
+        };
+        let mut waited = Duration::ZERO;
+        for number in 1..ATTEMPTS_PER_DELIVERY_MAX {
+            match decide(&fault, number) {
+                Next::Retry { step: 0, wait } => waited += wait,
+                other => panic!("attempt {number}: {other:?}"),
+            }
+        }
+        assert!(waited > Duration::from_secs(30 * 24 * 60 * 60), "{waited:?}");
+        for number in [ATTEMPTS_PER_DELIVERY_MAX, u16::MAX] {
+            for outcome in [&fault, &refused(500, None)] {
+                assert_eq!(decide(outcome, number), Next::Dead(DeadReason::Exhausted));
+            }
+            let accepted = Outcome::Accepted {
+                status: 204,
+                answer: Answer::default(),
+            };
+            assert_eq!(decide(&accepted, number), Next::Delivered);
         }
     }
 
@@ -270,7 +334,7 @@ mod tests {
             let jitter = Jitter::new(share).expect("in bounds");
             let asked = retry_after.map_or(Duration::ZERO, |s| Duration::from_secs(s.into()).min(Duration::from_secs(RETRY_AFTER_SECONDS_MAX)));
             let mut rng = StdRng::seed_from_u64(seed);
-            match decide(&refused(503, retry_after.map(u64::from)), step, &schedule, jitter, &mut rng) {
+            match decide(&refused(503, retry_after.map(u64::from)), step, step + 1, &schedule, jitter, &mut rng) {
                 Next::Retry { step: next, wait } => {
                     let base = schedule.wait(next).expect("a step of the schedule");
                     prop_assert_eq!(next, step + 1);

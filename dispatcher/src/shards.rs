@@ -165,9 +165,12 @@ impl Shards {
             .bind(self.id)
             .execute(&self.pool)
             .await?;
-        // Rows of dispatchers that died long ago go with it.
+        // Rows of dispatchers that died long ago go with it, once their shards are others': the row of an owner is what a
+        // takeover locks.
         sqlx::query(
-            "delete from postrider.dispatchers where id = $1 or expires_at < clock_timestamp() - interval '1 hour'",
+            "delete from postrider.dispatchers d
+             where d.id = $1 or (d.expires_at < clock_timestamp() - interval '1 hour'
+                 and not exists (select from postrider.shards s where s.owner = d.id))",
         )
         .bind(self.id)
         .execute(&self.pool)
@@ -194,14 +197,26 @@ async fn watch(lease: Lease, events: mpsc::UnboundedSender<Event>) {
 
 /// Nothing is recorded under the old owner once this is committed. A shard that its last records hold `for share` is left
 /// for the next time: waiting for them, on a connection that may hang, would cost this process its own lease.
+///
+/// The old owner's row is locked as well. If it is being renewed at this moment, its owner is not dead; if it is renewed
+/// after this, the renewal waits for this commit, and its owner reads that it has lost the shard before it goes on.
 async fn take(pool: &PgPool, me: Uuid, free: &[(Shard, Epoch)]) -> Result<Vec<(Shard, Epoch)>, sqlx::Error> {
     let (shards, epochs): (Vec<Shard>, Vec<Epoch>) = free.iter().copied().unzip();
     sqlx::query_as(
-        "with free as (
-             select s.shard from postrider.shards s
+        "with wanted as materialized (
+             select s.shard, s.epoch, s.owner from postrider.shards s
              where (s.shard, s.epoch) in (select * from unnest($2::smallint[], $3::bigint[]))
-               and not exists (select from postrider.dispatchers d
-                               where d.id = s.owner and d.expires_at > clock_timestamp())
+         ),
+         dead as materialized (
+             select d.id from postrider.dispatchers d
+             where d.id in (select w.owner from wanted w) and d.expires_at <= clock_timestamp()
+             order by d.id for update skip locked
+         ),
+         free as (
+             select s.shard from postrider.shards s
+             where (s.shard, s.epoch) in (select w.shard, w.epoch from wanted w)
+               and (s.owner is null or s.owner in (select d.id from dead d)
+                    or not exists (select from postrider.dispatchers d where d.id = s.owner))
              order by s.shard for update skip locked
          )
          update postrider.shards s set owner = $1, epoch = s.epoch + 1

@@ -22,6 +22,10 @@ pub const ANSWER_READ_BYTES_MAX: usize = 64 * 1024;
 pub const ANSWER_KEPT_BYTES_MAX: usize = 4 * 1024;
 pub const RETRY_AFTER_SECONDS_MAX: u64 = 24 * 60 * 60;
 pub const SCHEDULE_STEPS_MAX: usize = 50;
+/// Those of its schedule and of its replays together. The columns that count them hold 32,767.
+pub const ATTEMPTS_PER_DELIVERY_MAX: u16 = 1_000;
+/// Bulk replays that are not over.
+pub const REPLAYS_RUNNING_PER_TENANT_MAX: i64 = 100;
 /// Of a policy that rotates secrets by itself. The old one signs for three days and is announced three days before.
 pub const ROTATE_DAYS_MIN: i64 = 7;
 pub const ROTATE_DAYS_MAX: i64 = 730;

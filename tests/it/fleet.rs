@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::support::{Answer, Endpoint, Fleet, Receiver, repeated, times, until};
+use crate::support::{Answer, Database, Endpoint, Fleet, Receiver, repeated, times, until};
 
 /// One lease, and a second to notice; the rest is for a busy machine.
 const TAKEOVER: Duration = Duration::from_secs(7);
@@ -223,4 +223,38 @@ async fn an_answer_that_a_frozen_dispatcher_hears_too_late_changes_nothing() {
             .await,
         4
     );
+}
+
+#[tokio::test]
+async fn shards_of_an_owner_that_is_just_renewing_its_lease_are_not_taken() {
+    let database = Database::fresh().await;
+    database
+        .execute(
+            "insert into postrider.dispatchers (id, name, expires_at)
+             values ('00000000-0000-0000-0000-000000000001', 'asleep', clock_timestamp() - interval '1 minute');
+             update postrider.shards set owner = '00000000-0000-0000-0000-000000000001', epoch = 1",
+        )
+        .await;
+    // It wakes: its renewal is not committed yet.
+    let mut owner = database.connect().await;
+    sqlx::raw_sql(
+        "begin; update postrider.dispatchers set expires_at = clock_timestamp() + interval '1 minute' where name = 'asleep'",
+    )
+    .execute(&mut owner)
+    .await
+    .expect("renewed");
+    let fleet = Fleet::start_on(database, 1, &[]).await;
+    // Longer than a lease of silence, after which the other one takes what is free.
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    let taken = "select count(*) from postrider.shards where epoch > 1";
+    assert_eq!(fleet.database().count(taken).await, 0, "while it renews");
+    sqlx::raw_sql("commit")
+        .execute(&mut owner)
+        .await
+        .expect("committed");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(fleet.database().count(taken).await, 0, "it has renewed");
+    let asleep = "update postrider.dispatchers set expires_at = clock_timestamp() - interval '1 minute' where name = 'asleep'";
+    fleet.database().execute(asleep).await;
+    fleet.balanced().await;
 }

@@ -2,8 +2,9 @@
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::{Answer, Database, Postrider, Receiver, RunningTool, tool, until};
+use crate::support::{ADMIN_API_KEY, Answer, Database, Postrider, Receiver, RunningTool, tool, until};
 
 async fn emit(program: &Postrider, id: &str, type_name: &str) {
     let event = json!({"type": type_name, "data": {"note": "ü", "n": 1.0}, "id": id});
@@ -145,4 +146,67 @@ async fn a_server_that_stops_does_not_wait_for_those_who_listen() {
     assert!(program.stop().await.success());
     let unsettled = tool(&program, &["events", "tail", "--no-follow", "--tenant", "acme"]).await;
     assert_eq!(unsettled.status, 1);
+}
+
+/// What a connection to a listener's stream has read when it is closed, or when `enough` is there.
+async fn read_stream(stream: &mut tokio::net::TcpStream, enough: &str) -> String {
+    let mut read = Vec::new();
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(1..) = stream
+        .read(&mut buffer)
+        .await
+        .inspect(|n| read.extend_from_slice(&buffer[..*n]))
+    {
+        if String::from_utf8_lossy(&read).contains(enough) {
+            break;
+        }
+    }
+    String::from_utf8_lossy(&read).into_owned()
+}
+
+#[tokio::test]
+async fn no_event_is_lost_when_the_server_stops_while_a_reader_is_slow() {
+    const EVENTS: usize = 60;
+    let database = Database::fresh().await;
+    let mut program = Postrider::start(&database).await;
+    program.api().tenant("acme").await;
+    program.api().event_type("invoice.paid").await;
+    let path = "/tenants/acme/listeners";
+    let (status, listener) = program.api().call(Method::POST, path, None).await;
+    assert_eq!(status, StatusCode::CREATED, "{listener}");
+    let emitted = format!(
+        "select postrider.emit('acme', 'invoice.paid', json_build_object('x', repeat('x', 200000))::text, 'event-' || n || '-')
+         from generate_series(1, {EVENTS}) n"
+    );
+    database.execute(&emitted).await;
+    let id = listener["id"].as_str().expect("an id").to_owned();
+    let mut read = String::new();
+    for round in 0..2 {
+        let address = program.url("").replace("http://", "");
+        let mut stream = tokio::net::TcpStream::connect(address.trim_end_matches('/'))
+            .await
+            .expect("connected");
+        let head = format!(
+            "GET /v1/tenants/acme/listeners/{id}/requests HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN_API_KEY}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.expect("asked");
+        if round == 0 {
+            // Nothing is read until the server can't write any more.
+            until("some were written", || async {
+                let left = database.count("select count(*) from postrider.queue").await;
+                (left < EVENTS as i64).then_some(())
+            })
+            .await;
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            let (_, rest) = tokio::join!(program.stop(), read_stream(&mut stream, "no such text"));
+            read += &rest;
+            program.restart().await;
+        } else {
+            read += &read_stream(&mut stream, &format!("event-{EVENTS}-")).await;
+        }
+    }
+    let lost: Vec<usize> = (1..=EVENTS)
+        .filter(|n| !read.contains(&format!("event-{n}-")))
+        .collect();
+    assert!(lost.is_empty(), "lost {lost:?}");
 }

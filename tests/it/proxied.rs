@@ -85,3 +85,46 @@ async fn deliveries_go_through_the_operators_proxy_and_its_failures_are_not_the_
         "nothing goes past the proxy when it is down"
     );
 }
+
+/// A proxy that does not let anything through.
+async fn refusing(answer: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap_or(b'\n'));
+                }
+                let _ = stream.write_all(answer.as_bytes()).await;
+            });
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_destination_that_the_proxy_refuses_is_a_failure_of_the_delivery_and_ends_as_a_dead_letter() {
+    let database = Database::fresh().await;
+    let url = refusing("HTTP/1.1 403 Forbidden\r\n\r\n").await;
+    let program = Postrider::start_with(&database, &[("POSTRIDER_EGRESS_PROXY", &url)]).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let schedule = json!({ "retry_schedule": ["0s", "100ms"] });
+    api.acme(&receiver.url("/hook"), schedule).await;
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    let dead = api.wait_for_state("acme", "dead", 1).await.remove(0);
+    assert_eq!(
+        (&dead["reason"], &dead["attempt_count"]),
+        (&json!("exhausted"), &json!(2)),
+        "{dead}"
+    );
+    let path = format!("/tenants/acme/deliveries/{}", dead["id"].as_str().expect("an id"));
+    let seen = api.get(&path).await;
+    assert_eq!(seen["attempts"][0]["outcome"], "connection_failed", "{seen}");
+    let words = "the egress proxy does not allow connections to the endpoint: it answered 403";
+    assert_eq!(seen["attempts"][0]["error"], words, "{seen}");
+    assert_eq!(receiver.count(), 0);
+}

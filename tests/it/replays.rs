@@ -1,6 +1,9 @@
 //! Bulk replays: counted before, carried out as a job that a kill does not harm, told of while they run, cancelled.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -580,5 +583,248 @@ async fn a_person_chooses_a_group_previews_it_replays_it_and_sees_how_far_it_is(
     assert_eq!(
         api.get(&format!("/tenants/acme/replays/{id}")).await["state"],
         "cancelled"
+    );
+}
+
+/// A tenant whose endpoint is paused with more deliveries than may be queued for it, and as many replays as it may have.
+async fn stuck_replays(
+    database: &Database,
+    api: &Api,
+    receiver: &Receiver,
+    tenant: &str,
+    replays: usize,
+) -> usize {
+    const DELIVERED: usize = 600;
+    api.tenant(tenant).await;
+    let endpoint = api.endpoint(tenant, &receiver.url("/bad"), json!({})).await;
+    let emitted = format!(
+        "select postrider.emit('{tenant}', 'invoice.paid', '{{}}') from generate_series(1, {DELIVERED})"
+    );
+    database.execute(&emitted).await;
+    api.wait_for_state(tenant, "delivered", DELIVERED).await;
+    let path = format!("/tenants/{tenant}/endpoints/{}", endpoint.id);
+    api.call(Method::PATCH, &path, Some(json!({ "enabled": false })))
+        .await;
+    let path = format!("/tenants/{tenant}/replays");
+    let mut running = 0;
+    for _ in 0..replays {
+        let body = json!({ "endpoint": endpoint.id, "state": "delivered" });
+        let (status, answer) = api.call(Method::POST, &path, Some(body)).await;
+        match status {
+            StatusCode::ACCEPTED => running += 1,
+            StatusCode::CONFLICT => {
+                let detail = answer["detail"].as_str().expect("words");
+                assert!(detail.contains("100 replays"), "{answer}");
+            }
+            other => panic!("{other}: {answer}"),
+        }
+    }
+    running
+}
+
+/// From the request to the delivery, of replays of one delivery that follow each other. The slowest.
+async fn slowest_replay(api: &Api, receiver: &Receiver, count: usize) -> Duration {
+    let mut slowest = Duration::ZERO;
+    for _ in 0..count {
+        let (before, began) = (receiver.count(), Instant::now());
+        let id = start(api, json!({ "state": "delivered" })).await;
+        receiver.wait_for(before + 1).await;
+        slowest = slowest.max(began.elapsed());
+        ended(api, &id).await;
+    }
+    slowest
+}
+
+/// Transactions a second of the whole database.
+async fn transactions_per_second(database: &Database) -> i64 {
+    const WINDOW: Duration = Duration::from_secs(5);
+    let committed =
+        "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()";
+    let before = database.count(committed).await;
+    tokio::time::sleep(WINDOW).await;
+    (database.count(committed).await - before) / WINDOW.as_secs() as i64
+}
+
+#[tokio::test]
+async fn tenants_with_hundreds_of_replays_that_cannot_move_delay_no_other_tenant() {
+    const REPLAYS: usize = 200;
+    const SAMPLES: usize = 12;
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let (receiver, bad) = (Receiver::start().await, Receiver::start().await);
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({})).await;
+    emit(&database, 1, "healthy").await;
+    api.wait_for_state("acme", "delivered", 1).await;
+    let alone = slowest_replay(&api, &receiver, SAMPLES).await;
+    let idle = transactions_per_second(&database).await;
+
+    let mut running = 0;
+    for tenant in ["bad-1", "bad-2", "bad-3"] {
+        running += stuck_replays(&database, &api, &bad, tenant, REPLAYS).await;
+    }
+    // Replays that can't move look less and less often.
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let stuck = transactions_per_second(&database).await;
+    let beside = slowest_replay(&api, &receiver, SAMPLES).await;
+    println!("alone {alone:?}, beside {running} {beside:?}; {idle} transactions a second, then {stuck}");
+    assert!(running <= 300, "{running} replays of three tenants run");
+    assert!(
+        beside <= alone.mul_f64(1.5),
+        "{beside:?} beside the bad tenant, {alone:?} alone"
+    );
+    assert!(
+        stuck - idle < 300,
+        "{stuck} transactions a second, {idle} when idle"
+    );
+}
+
+#[tokio::test]
+async fn a_replay_goes_on_when_its_endpoint_is_resumed_and_beside_others_of_its_tenant() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let (receiver, bad) = (Receiver::start().await, Receiver::start().await);
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({})).await;
+    stuck_replays(&database, &api, &bad, "bad", 30).await;
+    let other = api.endpoint("bad", &receiver.url("/other"), json!({})).await;
+    api.emit("bad", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    receiver.wait_for(1).await;
+    api.wait_for_state("bad", "delivered", 1).await;
+    let body = json!({ "endpoint": other.id, "state": "delivered" });
+    let (status, replay) = api.call(Method::POST, "/tenants/bad/replays", Some(body)).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{replay}");
+    receiver.wait_for(2).await;
+    let paused = database
+        .text("select public_id from postrider.endpoints where state = 'paused'")
+        .await;
+    let path = format!("/tenants/bad/endpoints/{paused}");
+    api.call(Method::PATCH, &path, Some(json!({ "enabled": true })))
+        .await;
+    until("every replay is over", || async {
+        let running = "select count(*) from postrider.replays where state = 'running'";
+        (database.count(running).await == 0).then_some(())
+    })
+    .await;
+}
+
+/// One dead letter of acme with so many attempts, by its delivery's id.
+async fn attempted(database: &Database, api: &Api, receiver: &Receiver, attempts: usize) -> String {
+    receiver.answer(Answer::Status(500));
+    let schedule = json!({ "retry_schedule": ["0s"] });
+    api.acme(&receiver.url("/hook"), schedule).await;
+    emit(database, 1, "e").await;
+    let dead = api.wait_for_state("acme", "dead", 1).await;
+    database
+        .execute(&format!(
+            "update postrider.attempts set number = {attempts}; update postrider.dead_letters set attempt = {attempts}"
+        ))
+        .await;
+    receiver.answer(Answer::Status(204));
+    dead[0]["id"].as_str().expect("an id").to_owned()
+}
+
+#[tokio::test]
+async fn a_delivery_with_as_many_attempts_as_are_allowed_is_not_replayed() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let id = attempted(&database, &api, &receiver, 1_000).await;
+    let path = format!("/tenants/acme/deliveries/{id}/replay");
+    let (status, problem) = api.call(Method::POST, &path, None).await;
+    assert_eq!(status, StatusCode::CONFLICT, "{problem}");
+    assert!(
+        problem["detail"]
+            .as_str()
+            .is_some_and(|words| words.contains("1000 attempts")),
+        "{problem}"
+    );
+    let mut person = Person::signed_in(&program).await;
+    let (_, page) = person.visit(&format!("/deliveries/{id}")).await;
+    let (status, page) = person.submit(&Form::find(&page, "/replay")).await;
+    assert_eq!(status, StatusCode::CONFLICT, "{page}");
+
+    let replay = ended(&api, &start(&api, json!({ "state": "dead" })).await).await;
+    assert_eq!(
+        (
+            &replay["total"],
+            &replay["done"],
+            &replay["skipped"],
+            &replay["state"]
+        ),
+        (&json!(1), &json!(1), &json!(1), &json!("done")),
+        "{replay}"
+    );
+    assert_eq!(receiver.count(), 1, "nothing was sent again");
+
+    // One less is not too many, and it is the last.
+    database
+        .execute(
+            "update postrider.attempts set number = 999; update postrider.dead_letters set attempt = 999",
+        )
+        .await;
+    let (status, problem) = api.call(Method::POST, &path, None).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{problem}");
+    let delivered = api.wait_for_state("acme", "delivered", 1).await;
+    assert_eq!(delivered[0]["attempt_count"], 1_000);
+    let replay = ended(&api, &start(&api, json!({ "state": "delivered" })).await).await;
+    assert_eq!((&replay["skipped"], receiver.count()), (&json!(1), 2), "{replay}");
+}
+
+#[tokio::test]
+async fn a_delivery_past_the_last_number_that_can_be_stored_is_sent_once_and_ends() {
+    let database = Database::fresh().await;
+    let mut program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::Status(500));
+    let api = program.api();
+    let schedule = json!({ "retry_schedule": ["0s", "2h"] });
+    api.acme(&receiver.url("/hook"), schedule).await;
+    emit(&database, 1, "e").await;
+    until("it waits", || async {
+        (database.count("select count(*) from postrider.retries").await == 1).then_some(())
+    })
+    .await;
+    program.kill();
+    database
+        .execute(
+            "update postrider.attempts set number = 32767;
+             update postrider.retries set attempt = 32767, due_at = clock_timestamp()",
+        )
+        .await;
+    program.restart().await;
+    let api = program.api();
+    api.wait_for_state("acme", "dead", 1).await;
+    database.drained().await;
+    assert_eq!(receiver.count(), 2, "it was sent once more");
+}
+
+#[tokio::test]
+async fn a_replay_of_a_whole_tenant_leaves_listeners_out() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({})).await;
+    let (status, listener) = api
+        .call(Method::POST, "/tenants/acme/listeners", Some(json!({})))
+        .await;
+    assert!(status.is_success(), "{listener}");
+    emit(&database, 1, "e").await;
+    api.wait_for_state("acme", "delivered", 1).await;
+    // As if the listener had failed to take it.
+    database
+        .execute(
+            "insert into postrider.retries (endpoint_id, event_id, tenant_id, type_id, attempt, step, due_at)
+             select endpoint_id, event_id, tenant_id, type_id, 1, 1, 'infinity' from postrider.queue",
+        )
+        .await;
+    let (status, preview) = ask(&api, json!({ "dry_run": true })).await;
+    assert_eq!(
+        (status, &preview["total"]),
+        (StatusCode::OK, &json!(0)),
+        "{preview}"
     );
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Endpoint, Fleet, Receiver, repeated, until};
+use crate::support::{Answer, Database, Endpoint, Fleet, Postrider, Receiver, repeated, until};
 
 /// What a busy machine may add to a wait.
 const SLACK: Duration = Duration::from_millis(1_500);
@@ -217,7 +217,8 @@ async fn an_endpoint_that_failed_for_five_days_is_disabled_and_one_failure_after
     })
     .await;
     assert_eq!(shown(&fleet, &endpoint).await["state"], "active");
-    let long_ago = "update postrider.endpoint_health set failing_since = now() - interval '5 days 1 minute'";
+    let long_ago = "update postrider.endpoint_health
+        set failing_since = now() - interval '5 days 1 minute', failed_days = 4, last_failed_on = last_failed_on - 1";
     fleet.database().execute(long_ago).await;
     fleet.emit("invoice.paid", "second", 1).await;
     let shown_then = disabled(&fleet, &endpoint).await;
@@ -297,4 +298,118 @@ async fn after_ten_failures_in_a_row_one_attempt_at_a_time_probes_until_one_succ
         200,
         "what failed waits a day, as its schedule says"
     );
+}
+
+#[tokio::test]
+async fn failures_on_one_day_or_after_a_long_pause_do_not_disable_an_endpoint() {
+    let fleet = Fleet::start(1).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::Status(502));
+    let settings = json!({ "retry_schedule": ["0s", "1d"] });
+    let endpoint = fleet.endpoint(&receiver.url("/hook"), settings).await;
+    let fail = async |number: i64| {
+        fleet.emit("invoice.paid", &format!("e{number}"), 1).await;
+        until("the failure is recorded", || async {
+            let recorded = "select count(*) from postrider.attempts";
+            (fleet.database().count(recorded).await == number).then_some(())
+        })
+        .await;
+        // Disabling it would follow at once.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(
+            shown(&fleet, &endpoint).await["state"],
+            "active",
+            "failure {number}"
+        );
+    };
+    fail(1).await;
+    let old = "update postrider.endpoint_health set failing_since = now() - interval '6 days'";
+    fleet.database().execute(old).await;
+    fail(2).await;
+
+    // A delivery that failed on three days and died; nothing was sent for four days since.
+    let pause = "update postrider.endpoint_health
+        set failing_since = now() - interval '6 days', failed_days = 3, last_failed_on = last_failed_on - 4";
+    fleet.database().execute(pause).await;
+    fail(3).await;
+    let began = "select count(*) from postrider.endpoint_health
+        where failing_since > now() - interval '1 minute' and failed_days = 1";
+    assert_eq!(
+        fleet.database().count(began).await,
+        1,
+        "counted from this failure"
+    );
+}
+
+#[tokio::test]
+async fn an_endpoint_that_cannot_be_disabled_yet_holds_up_no_results_and_is_disabled_later() {
+    let database = Database::fresh().await;
+    let mut program = Postrider::start(&database).await;
+    let (gone, healthy) = (Receiver::start().await, Receiver::start().await);
+    gone.answer(Answer::Status(410));
+    let api = program.api();
+    api.tenant("acme").await;
+    api.tenant("other").await;
+    api.event_type("invoice.paid").await;
+    let endpoint = api.endpoint("acme", &gone.url("/gone"), json!({})).await;
+    api.endpoint("other", &healthy.url("/hook"), json!({})).await;
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("begin; select from postrider.endpoints where url like '%/gone' for update")
+        .execute(&mut holder)
+        .await
+        .expect("locked");
+    let event = json!({ "type": "invoice.paid", "data": {} });
+    api.emit("acme", event.clone()).await;
+    api.wait_for_state("acme", "dead", 1).await;
+    let began = Instant::now();
+    for _ in 0..20 {
+        api.emit("other", event.clone()).await;
+    }
+    api.wait_for_state("other", "delivered", 20).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(5), "the results waited {took:?}");
+
+    // That it is to be disabled outlives the process, and needs no other answer of the endpoint.
+    program.kill();
+    sqlx::raw_sql("rollback")
+        .execute(&mut holder)
+        .await
+        .expect("unlocked");
+    program.restart().await;
+    let api = program.api();
+    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
+    let shown = until("the endpoint is disabled", || async {
+        let shown = api.get(&path).await;
+        (shown["state"] == "disabled").then_some(shown)
+    })
+    .await;
+    assert_eq!(shown["state_reason"], "gone", "{shown}");
+    assert_eq!(gone.count(), 1);
+}
+
+#[tokio::test]
+async fn the_rows_of_a_deleted_endpoint_are_removed_in_batches() {
+    const ROWS: i64 = 30_000;
+    let fleet = Fleet::start(1).await;
+    let receiver = Receiver::start().await;
+    let endpoint = fleet.endpoint(&receiver.url("/hook"), json!({})).await;
+    patch(&fleet, &endpoint, json!({ "enabled": false })).await;
+    let database = fleet.database();
+    database
+        .execute(&format!(
+            "insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id)
+             select e.id, gen_random_uuid(), e.shard, e.tenant_id, 1 from postrider.endpoints e, generate_series(1, {ROWS});
+             create function refuse_many() returns trigger language plpgsql as $$
+             begin
+                 if (select count(*) from gone) > 5000 then raise exception 'too many rows in one statement'; end if;
+                 return null;
+             end $$;
+             create trigger refuse_many after delete on postrider.queue referencing old table as gone
+                 for each statement execute function refuse_many()"
+        ))
+        .await;
+    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
+    let (status, _) = fleet.api().call(Method::DELETE, &path, None).await;
+    assert_eq!(status, StatusCode::NO_CONTENT);
+    database.drained().await;
 }

@@ -12,7 +12,7 @@ use chrono::{DateTime, Utc};
 use postrider_dispatcher::replays::{self, Ask, Part, RATE_DEFAULT, RATE_MAX, Replay, Sampled};
 use postrider_proto::{
     DeadReason, DeliveryId, DeliveryState, EndpointState, ReplayKind, ReplayState, TenantId,
-    routing::is_type_name,
+    limits::REPLAYS_RUNNING_PER_TENANT_MAX, routing::is_type_name,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -299,16 +299,22 @@ pub(crate) async fn dry_run(
     })
 }
 
-/// The replay with its parts, its job and its audit line, in the caller's transaction.
+/// The replay with its parts and its audit line, in the caller's transaction.
 pub(crate) async fn begin(
     app: &App,
     connection: &mut PgConnection,
     actor: &Actor,
     wanted: &Wanted,
 ) -> Result<Replay, Problem> {
-    let (parts, _) = count(app, connection, wanted).await?;
-    let public_id = random_public_id("rpl");
     let Wanted { ask, rate } = wanted;
+    // Before the count, which may take long, and once more when others can't add to them.
+    check_running(connection, ask.tenant).await?;
+    let (parts, _) = count(app, connection, wanted).await?;
+    if !tables::tenants::lock(&mut *connection, ask.tenant).await? {
+        return Err(Problem::not_found("tenant"));
+    }
+    check_running(connection, ask.tenant).await?;
+    let public_id = random_public_id("rpl");
     replays::begin(&mut *connection, &public_id, ask, &parts, *rate, &actor.0).await?;
     let replay = replays::find(&mut *connection, Some(ask.tenant), &public_id)
         .await?
@@ -326,6 +332,16 @@ pub(crate) async fn begin(
     };
     audit::write(connection, entry).await?;
     Ok(replay)
+}
+
+async fn check_running(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Problem> {
+    if replays::count_running(connection, tenant).await? < REPLAYS_RUNNING_PER_TENANT_MAX {
+        return Ok(());
+    }
+    Err(Problem::conflict(format!(
+        "The tenant has {REPLAYS_RUNNING_PER_TENANT_MAX} replays running, the most it can have. \
+         Wait until one is done, or cancel one."
+    )))
 }
 
 async fn count(

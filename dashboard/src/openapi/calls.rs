@@ -285,6 +285,7 @@ fn deliveries() -> Vec<Operation> {
             "replayDelivery",
             "Send a delivery again",
         )
+        .tells("Refused with 409 when the delivery has had as many attempts as one can have.")
         .answers::<DeliveryWithAttempts>(202, "It is pending again, due now."),
         Operation::get(
             Own,
@@ -316,7 +317,8 @@ fn deliveries() -> Vec<Operation> {
         Operation::post(Own, REPLAYS, "startReplay", "Send many deliveries again")
             .tells(
                 "A job that survives restarts. Live deliveries go first; replays hold at most a quarter of an endpoint's \
-                 places. `kind: missing` sends what an endpoint never got.",
+                 places. `kind: missing` sends what an endpoint never got. Refused with 409 when as many replays of the \
+                 tenant are running as it can have.",
             )
             .may_take::<ReplayForm>()
             .answers::<ReplayView>(202, "It has begun.")

@@ -107,6 +107,11 @@ fn introduction() -> String {
         format!("endpoints of a tenant: {}", limits::ENDPOINTS_PER_TENANT_MAX),
         format!("types of an endpoint: {}", limits::TYPES_PER_ENDPOINT_MAX),
         format!(
+            "attempts of a delivery: {}; replays of a tenant that run at a time: {}",
+            limits::ATTEMPTS_PER_DELIVERY_MAX,
+            limits::REPLAYS_RUNNING_PER_TENANT_MAX
+        ),
+        format!(
             "custom headers: {} of {} bytes",
             limits::CUSTOM_HEADERS_MAX,
             limits::CUSTOM_HEADER_BYTES_MAX

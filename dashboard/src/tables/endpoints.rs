@@ -394,7 +394,10 @@ pub(crate) async fn set_tls(
 /// Whoever sets an endpoint going again gives it time anew: its old failures no longer count.
 pub(crate) async fn forget_failures(db: impl PgExecutor<'_>, id: EndpointId) -> Result<(), sqlx::Error> {
     sqlx::query(
-        "update postrider.endpoint_health set failing_since = clock_timestamp() where endpoint_id = $1",
+        "with kept as (delete from postrider.endpoints_to_disable where endpoint_id = $1)
+         update postrider.endpoint_health
+         set failing_since = clock_timestamp(), failed_days = 1, last_failed_on = (clock_timestamp() at time zone 'UTC')::date
+         where endpoint_id = $1",
     )
     .bind(id)
     .execute(db)

@@ -21,10 +21,10 @@ pub(crate) struct ListenerRow {
     pub(crate) signature: SignatureFormat,
 }
 
-/// An event that waited, and the instant it was taken at.
+/// An event that waits, and the instant it was read at.
 #[derive(Debug, FromRow)]
 pub(crate) struct TakenRow {
-    id: EventId,
+    pub(crate) id: EventId,
     chosen_id: Option<String>,
     pub(crate) type_name: String,
     pub(crate) body: Vec<u8>,
@@ -119,25 +119,21 @@ pub(crate) async fn renew(
     Ok(done.rows_affected() > 0)
 }
 
-/// The oldest that wait for it, if it is held by this one. They leave the queue with that: each is taken once.
-pub(crate) async fn take(
+/// The oldest that wait for it, if it is held by this one.
+pub(crate) async fn waiting(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
     holder: Uuid,
     limit: i64,
 ) -> Result<Vec<TakenRow>, sqlx::Error> {
     sqlx::query_as(
-        "with next as (
-            select q.endpoint_id, q.event_id from postrider.queue q
+        "select e.id, e.chosen_id, y.name as type_name, e.body, clock_timestamp() as now
+         from (
+            select q.event_id from postrider.queue q
             where q.endpoint_id = $1 and exists (select from postrider.listeners where endpoint_id = $1 and holder = $2)
-            order by q.event_id limit $3 for update skip locked
-         ), taken as (
-            delete from postrider.queue q using next n
-            where q.endpoint_id = n.endpoint_id and q.event_id = n.event_id
-            returning q.event_id
-         )
-         select e.id, e.chosen_id, y.name as type_name, e.body, clock_timestamp() as now
-         from taken t join postrider.events e on e.id = t.event_id join postrider.event_types y on y.id = e.type_id
+            order by q.event_id limit $3
+         ) q
+         join postrider.events e on e.id = q.event_id join postrider.event_types y on y.id = e.type_id
          order by e.id",
     )
     .bind(endpoint)
@@ -145,6 +141,26 @@ pub(crate) async fn take(
     .bind(limit)
     .fetch_all(db)
     .await
+}
+
+/// Those that were handed over, if it is still held by this one: another holder hands them over itself.
+pub(crate) async fn remove(
+    db: impl PgExecutor<'_>,
+    endpoint: EndpointId,
+    holder: Uuid,
+    events: &[EventId],
+) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "delete from postrider.queue q
+         where q.endpoint_id = $1 and q.event_id = any($3)
+           and exists (select from postrider.listeners where endpoint_id = $1 and holder = $2)",
+    )
+    .bind(endpoint)
+    .bind(holder)
+    .bind(events.iter().map(|event| event.0).collect::<Vec<_>>())
+    .execute(db)
+    .await?;
+    Ok(())
 }
 
 /// Its dispatcher drops what waits for a deleted endpoint.

@@ -1,4 +1,5 @@
-//! Durable background work, carried by apalis. Off the hot path: deliveries never pass through here.
+//! Durable background work, carried by apalis. Off the hot path: deliveries never pass through here. Replays run beside it:
+//! they need turns that are fair between tenants, which a queue of jobs does not give.
 //!
 //! A cron tick on every node pushes the hour's duties under a key made of the hour, so that one node does them. (Where
 //! little is kept the ticks come faster: see `tick_seconds`.) An
@@ -48,8 +49,9 @@ pub(crate) async fn run(pool: PgPool, vault: Vault, runner: Runner, teller: Tell
     }));
     tasks.spawn(keep_running("works", stop.clone(), {
         let stop = stop.clone();
-        move || works::do_works(pool.clone(), runner.clone(), stop.clone())
+        move || works::do_works(pool.clone(), stop.clone())
     }));
+    tasks.spawn(runner.run());
     tasks.spawn(async move { teller.run(&stop).await });
     tasks.close();
     tasks.wait().await;

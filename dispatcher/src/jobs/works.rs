@@ -1,17 +1,17 @@
 //! Work that somebody asked for: pushed in the transaction of the request, so that it is there if and only if the request
 //! was. It lasts as long as it takes; when its worker dies another one takes it up within seconds.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use apalis::prelude::*;
 use apalis_postgres::{Config, PostgresStorage};
-use postrider_proto::ReplayId;
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::{stopped, worker_name};
-use crate::{erasure, replays::run::Runner};
+use crate::erasure;
 
 const QUEUE: &str = "postrider.works";
 /// Each poll is several transactions of the library's: more often would cost an idle system more than all the rest.
@@ -22,13 +22,28 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 const HEARTBEATS_MISSED_MAX: usize = 3;
 /// It is begun anew whenever its worker dies or stops.
 const ATTEMPTS_MAX: i32 = 1_000_000;
-/// Works that one process has under way.
-const AT_ONCE_MAX: usize = 16;
+/// Works that one process takes with one poll. The library starts all it has taken, however many those are.
+const TAKEN_AT_ONCE_MAX: usize = 4;
+/// Erasures that one process has under way. Each holds a connection; the others wait without one.
+const ERASURES_AT_ONCE_MAX: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Work {
-    Replay { id: i64 },
-    Erase { id: i64 },
+    /// Of an earlier version. Replays are found by their own rows: see `replays/run.rs`.
+    Replay {
+        id: i64,
+    },
+    Erase {
+        id: i64,
+    },
+}
+
+/// What works are done with.
+#[derive(Clone)]
+struct Means {
+    pool: PgPool,
+    erasures: Arc<Semaphore>,
+    stop: CancellationToken,
 }
 
 /// In the caller's transaction. The library's own way to push takes a pool: the row is written as it would write it.
@@ -46,30 +61,36 @@ pub(crate) async fn push(connection: &mut PgConnection, work: &Work) -> Result<(
     Ok(())
 }
 
-pub(super) async fn do_works(
-    pool: PgPool,
-    runner: Runner,
-    stop: CancellationToken,
-) -> Result<(), WorkerError> {
+pub(super) async fn do_works(pool: PgPool, stop: CancellationToken) -> Result<(), WorkerError> {
     let config = Config::default()
         .queue(QUEUE)
-        .batch_size(AT_ONCE_MAX)
+        .batch_size(TAKEN_AT_ONCE_MAX)
         .heartbeat_interval(HEARTBEAT)
         .missed_heartbeats(HEARTBEATS_MISSED_MAX);
     let storage = PostgresStorage::new(&pool)
         .with_config(config)
         .poll_with_strategy(Strategy::new().interval(POLL_EVERY));
+    let means = Means {
+        pool,
+        erasures: Arc::new(Semaphore::new(ERASURES_AT_ONCE_MAX)),
+        stop: stop.clone(),
+    };
     let worker = WorkerBuilder::new(worker_name("works"))
         .backend(storage)
-        .data(runner)
+        .data(means)
         .build(perform);
     worker.run_until(stopped(stop)).await
 }
 
-async fn perform(work: Work, runner: Data<Runner>) -> Result<(), BoxDynError> {
-    match work {
-        Work::Replay { id } => runner.run(ReplayId(id)).await?,
-        Work::Erase { id } => erasure::run(&runner.pool, id, &runner.stop).await?,
-    }
+async fn perform(work: Work, means: Data<Means>) -> Result<(), BoxDynError> {
+    let id = match work {
+        Work::Replay { .. } => return Ok(()),
+        Work::Erase { id } => id,
+    };
+    let _place = tokio::select! {
+        place = means.erasures.acquire() => place?,
+        () = means.stop.cancelled() => return Err(erasure::Interrupted::Stopped.into()),
+    };
+    erasure::run(&means.pool, id, &means.stop).await?;
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! replay was asked for, $6 type, $7 reason.
 
 use chrono::{DateTime, Utc};
-use postrider_proto::{EndpointId, EventId, ReplaySource, TypeId};
+use postrider_proto::{EndpointId, EventId, ReplaySource, TypeId, limits::ATTEMPTS_PER_DELIVERY_MAX};
 use sqlx::{FromRow, PgConnection, PgExecutor, postgres::PgArguments, query::QueryAs};
 
 use super::{Ask, Part};
@@ -231,10 +231,13 @@ pub async fn sample(
     .await
 }
 
+/// Listeners are none: nothing is sent to them.
 async fn candidates(db: impl PgExecutor<'_>, ask: &Ask) -> Result<Vec<EndpointId>, sqlx::Error> {
     sqlx::query_scalar(
-        "select id from postrider.endpoints
-         where tenant_id = $1 and state in ('active', 'paused') and ($2::int is null or id = $2) order by id",
+        "select e.id from postrider.endpoints e
+         where e.tenant_id = $1 and e.state in ('active', 'paused') and ($2::int is null or e.id = $2)
+           and not exists (select from postrider.listeners l where l.endpoint_id = e.id)
+         order by e.id",
     )
     .bind(ask.tenant)
     .bind(ask.endpoint)
@@ -251,7 +254,8 @@ pub(super) struct Moved {
     pub(super) exhausted: bool,
 }
 
-/// Puts up to `limit` of one endpoint in line, in the caller's transaction. $8 is the limit, $9 the replay's id.
+/// Queues up to `limit` of one endpoint, in the caller's transaction. $8 is the limit, $9 the replay's id, $10 how many
+/// attempts a delivery may have. One that has had as many is passed over, and counts as skipped when the part ends.
 pub(super) async fn put_in_line(
     connection: &mut PgConnection,
     endpoint: EndpointId,
@@ -266,7 +270,7 @@ pub(super) async fn put_in_line(
             "with e as (select id, shard from postrider.endpoints where id = any($1)),
              picked as materialized (select d.event_id from e cross join lateral (select d.event_id ",
             dead!(),
-            " order by d.event_id limit $8) d),
+            " and d.attempt < $10 order by d.event_id limit $8) d),
              unburied as (
                 delete from postrider.dead_letters d using picked p, e
                 where d.endpoint_id = e.id and d.event_id = p.event_id
@@ -299,7 +303,7 @@ pub(super) async fn put_in_line(
             "with e as (select id, shard from postrider.endpoints where id = any($1)),
              picked as materialized (select d.event_id, d.number from e cross join lateral (select d.event_id, d.number ",
             delivered!(),
-            " order by d.event_id limit $8) d),
+            " and d.number < $10 order by d.event_id limit $8) d),
              cleared as (
                 update postrider.attempts a set final = null from picked p, e
                 where a.event_id = p.event_id and a.endpoint_id = e.id and a.number = p.number and a.final = 'delivered'
@@ -318,7 +322,7 @@ pub(super) async fn put_in_line(
             "with e as (select id, shard from postrider.endpoints where id = any($1)),
              picked as materialized (select d.event_id from e cross join lateral (select d.event_id ",
             waiting!(),
-            " order by d.event_id limit $8) d),
+            " and d.attempt < $10 order by d.event_id limit $8) d),
              taken as (
                 delete from postrider.retries r using picked p, e
                 where r.endpoint_id = e.id and r.event_id = p.event_id
@@ -335,7 +339,7 @@ pub(super) async fn put_in_line(
              select (select count(*) from taken) as moved, (select event_id from picked order by event_id desc limit 1) as last,
                 (select count(*) from picked) < $8 as exhausted"
         ),
-        // A bounded number of events is looked at, however few of them are wanted.
+        // A bounded number of events ($10) is looked at, however few of them are wanted.
         ReplaySource::Missing => concat!(
             "with e as (select id, shard from postrider.endpoints where id = any($1)),
              seen as materialized (select d.* from e cross join lateral ",
@@ -363,7 +367,9 @@ pub(super) async fn put_in_line(
         .bind(replay);
     match source {
         ReplaySource::Missing => query.bind(WINDOW),
-        ReplaySource::Dead | ReplaySource::Delivered | ReplaySource::Waiting => query,
+        ReplaySource::Dead | ReplaySource::Delivered | ReplaySource::Waiting => {
+            query.bind(i64::from(ATTEMPTS_PER_DELIVERY_MAX))
+        }
     }
     .fetch_one(connection)
     .await

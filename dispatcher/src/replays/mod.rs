@@ -1,7 +1,7 @@
 //! Bulk replays: deliveries that are sent again, or events that an endpoint never got, as a durable job.
 //!
-//! Asked for here, in the caller's transaction; carried out by `run.rs` in small steps; what a step takes is in
-//! `chosen.rs`, and what a cancelled one gives back in `withdraw.rs`. Progress is derived from what waits where, so that
+//! Asked for here, in the caller's transaction; carried out by `run.rs` in small steps, of which `turns.rs` says whose
+//! is next; what a step takes is in `chosen.rs`, and what a cancelled one gives back in `withdraw.rs`. Progress is derived from what waits where, so that
 //! recording an ordinary delivery costs nothing for it.
 //!
 //! Invariant: a step is one transaction that takes deliveries from where they were, puts them in line and moves the part's
@@ -9,6 +9,7 @@
 
 mod chosen;
 pub(crate) mod run;
+mod turns;
 pub(crate) mod withdraw;
 
 use chrono::{DateTime, Utc};
@@ -17,8 +18,6 @@ use postrider_proto::{
     TypeId,
 };
 use sqlx::{FromRow, PgConnection, PgExecutor};
-
-use crate::jobs::{self, Work};
 
 pub use chosen::{Sampled, count, sample};
 
@@ -162,7 +161,15 @@ macro_rules! replay {
     };
 }
 
-/// Writes down what is to be done, and pushes the job that does it, in the caller's transaction.
+/// Replays of a tenant that are not over.
+pub async fn count_running(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar("select count(*) from postrider.replays where tenant_id = $1 and state = 'running'")
+        .bind(tenant)
+        .fetch_one(db)
+        .await
+}
+
+/// Writes down what is to be done, in the caller's transaction. The dispatchers find it there.
 pub async fn begin(
     connection: &mut PgConnection,
     public_id: &str,
@@ -198,9 +205,8 @@ pub async fn begin(
     .bind(parts.iter().map(|part| part.endpoint.0).collect::<Vec<_>>())
     .bind(parts.iter().map(|part| part.source).collect::<Vec<_>>())
     .bind(parts.iter().map(|part| part.total).collect::<Vec<_>>())
-    .execute(&mut *connection)
+    .execute(connection)
     .await?;
-    jobs::push(connection, &Work::Replay { id: id.0 }).await?;
     Ok(id)
 }
 

@@ -72,7 +72,7 @@ async fn take_back(pool: &PgPool, owner: Uuid, asked: &Withdrawal) -> Result<(),
             delete from postrider.queue q
             where exists (select from held) and exists (select from kept)
               and q.endpoint_id = $4 and q.replay_id = any($5) and q.was_source is not null
-              and not exists (select from unnest($6::uuid[], $7::smallint[]) a (event_id, number)
+              and not exists (select from unnest($6::uuid[], $7::int[]) a (event_id, number)
                               where a.event_id = q.event_id and q.attempt < a.number)
             returning q.*
          ),
@@ -115,7 +115,7 @@ async fn take_back(pool: &PgPool, owner: Uuid, asked: &Withdrawal) -> Result<(),
     .bind(asked.endpoint)
     .bind(&asked.replays)
     .bind(asked.attempted.iter().map(|(event, _)| event.0).collect::<Vec<_>>())
-    .bind(asked.attempted.iter().map(|(_, number)| *number as i16).collect::<Vec<_>>())
+    .bind(asked.attempted.iter().map(|(_, number)| i32::from(*number)).collect::<Vec<_>>())
     .execute(&mut *tx)
     .await?;
     tx.commit().await

@@ -152,7 +152,7 @@ impl Connector<'_> {
             match proxy.tunnel(&mut socket.stream, *address).await {
                 Ok(()) => return Ok(socket),
                 Err(error @ TunnelError::Proxy(_)) => return Err(error.into()),
-                Err(error @ TunnelError::Endpoint(_)) => failed = Some(error),
+                Err(error @ (TunnelError::Endpoint(_) | TunnelError::Forbidden(_))) => failed = Some(error),
             }
         }
         Err(failed

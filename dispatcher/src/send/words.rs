@@ -31,7 +31,7 @@ pub(super) fn not_connected(error: ConnectError) -> Result<Outcome, OwnFault> {
         ConnectError::Name(NameError::NoAnswer(_)) => told(OutcomeKind::NameNotFound, error.to_string()),
         ConnectError::Tcp(error) => told(OutcomeKind::ConnectionFailed, of_io(error)),
         ConnectError::Tunnel(TunnelError::Proxy(_)) => told(OutcomeKind::ProxyFailed, error.to_string()),
-        ConnectError::Tunnel(TunnelError::Endpoint(_)) => {
+        ConnectError::Tunnel(TunnelError::Endpoint(_) | TunnelError::Forbidden(_)) => {
             told(OutcomeKind::ConnectionFailed, error.to_string())
         }
         ConnectError::Tls(error) => told(OutcomeKind::TlsFailed, of_handshake(error)),

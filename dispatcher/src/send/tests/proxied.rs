@@ -79,8 +79,18 @@ async fn a_fault_of_the_proxy_is_told_apart_from_one_of_the_endpoint() {
         ),
         (
             "HTTP/1.1 403 Forbidden\r\n\r\n",
+            OutcomeKind::ConnectionFailed,
+            "the egress proxy does not allow connections to the endpoint: it answered 403",
+        ),
+        (
+            "HTTP/1.1 429 Too Many Requests\r\n\r\n",
             OutcomeKind::ProxyFailed,
-            "the egress proxy refused with 403",
+            "the egress proxy refused with 429",
+        ),
+        (
+            "HTTP/1.1 500 Internal Server Error\r\n\r\n",
+            OutcomeKind::ProxyFailed,
+            "the egress proxy refused with 500",
         ),
         (
             "nonsense\r\n\r\n",
