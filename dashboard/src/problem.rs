@@ -29,6 +29,8 @@ pub(crate) enum Kind {
     Forbidden,
     NotFound,
     MethodNotAllowed,
+    /// The client did not send its request in time.
+    RequestTimeout,
     Conflict,
     /// The same request was answered just now: the answer is there to be given again.
     Answered,
@@ -58,6 +60,7 @@ impl Kind {
                 StatusCode::METHOD_NOT_ALLOWED,
                 "This method is not for this path",
             ),
+            Self::RequestTimeout => ("request-timeout", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
             Self::Conflict | Self::Answered => (
                 "conflict",
                 StatusCode::CONFLICT,
@@ -257,6 +260,10 @@ impl IntoResponse for Problem {
             }
             Kind::Answered => {
                 response.extensions_mut().insert(AnsweredBefore);
+            }
+            // The rest of the body may still come, and would be taken for the next request.
+            Kind::RequestTimeout => {
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             Kind::Busy | Kind::TooMany => {
                 headers.insert(header::RETRY_AFTER, self.retry_after_seconds.into());
