@@ -7,10 +7,13 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use axum::body::{Body, Bytes};
 use data_encoding::BASE64;
 use postrider_dispatcher::send::webhook_headers;
-use postrider_proto::signature::{Secret, sign};
+use postrider_proto::{
+    TenantId,
+    signature::{Secret, sign},
+};
 use serde_json::json;
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc},
+    sync::mpsc,
     time::{Instant, interval, timeout},
 };
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
@@ -19,6 +22,7 @@ use uuid::Uuid;
 
 use crate::{
     Pool,
+    slots::Slot,
     tables::listeners::{self, ListenerRow, TakenRow},
     transcript::USER_AGENT,
 };
@@ -27,6 +31,8 @@ use crate::{
 pub(crate) const LIFE: Duration = Duration::from_secs(30);
 /// Streams of one process.
 pub(crate) const STREAMS_MAX: usize = 64;
+/// Its listeners, and connections that are about to be replaced by later ones.
+pub(crate) const STREAMS_PER_TENANT_MAX: usize = 16;
 const RENEW_EVERY: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 const TAKEN_AT_ONCE_MAX: i64 = 16;
@@ -43,7 +49,7 @@ pub(crate) struct Session {
     pub(crate) secrets: Vec<Secret>,
     pub(crate) holder: Uuid,
     pub(crate) stop: CancellationToken,
-    pub(crate) place: OwnedSemaphorePermit,
+    pub(crate) place: Slot<TenantId>,
 }
 
 /// Why a stream ends.

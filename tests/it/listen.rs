@@ -146,3 +146,27 @@ async fn a_server_that_stops_does_not_wait_for_those_who_listen() {
     let unsettled = tool(&program, &["events", "tail", "--no-follow", "--tenant", "acme"]).await;
     assert_eq!(unsettled.status, 1);
 }
+
+#[tokio::test]
+async fn one_tenant_does_not_take_every_listener_s_stream() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let mut paths = Vec::new();
+    for tenant in ["acme", "globex"] {
+        api.tenant(tenant).await;
+        let (status, made) = api
+            .call(Method::POST, &format!("/tenants/{tenant}/listeners"), None)
+            .await;
+        assert_eq!(status, StatusCode::CREATED, "{made}");
+        let id = made["id"].as_str().expect("an id");
+        paths.push(format!("/tenants/{tenant}/listeners/{id}/requests"));
+    }
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        held.push(api.stream(&paths[0]).await);
+    }
+    let refused = held.last().expect("one").status();
+    assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(api.stream(&paths[1]).await.status(), StatusCode::OK);
+}
