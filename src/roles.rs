@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, anyhow, bail};
-use postrider_dashboard::{App, Emits, Pool, RequestRates, Trials};
+use postrider_dashboard::{App, Emits, Pool, RequestRates, Trials, TrustedProxies};
 use postrider_dispatcher::{
     Dispatcher, Wake,
     guard::Guard,
@@ -118,6 +118,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         trials: trials(guard.clone())?,
         guard,
         request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate).into(),
+        trusted_proxies: TrustedProxies::new(settings.trusted_proxies.clone()),
         public_url: public_url(&settings, &listener)?,
         defaults: settings.dispatcher,
         admin_api_key,

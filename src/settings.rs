@@ -18,8 +18,8 @@ use url::Url;
 pub use environment::Environment;
 use values::{
     number_between, parse_address, parse_bool, parse_collector, parse_filter, parse_format, parse_headers,
-    parse_jitter, parse_networks, parse_ports, parse_public_url, parse_rate, parse_retention, parse_share,
-    parse_timeout,
+    parse_jitter, parse_networks, parse_ports, parse_proxies, parse_public_url, parse_rate, parse_retention,
+    parse_share, parse_timeout,
 };
 
 const PASSWORD_CHARS_MIN: usize = 8;
@@ -80,6 +80,9 @@ pub struct Flags {
     /// Requests a second that a tenant key may make [default: 200]
     #[arg(long, env = "POSTRIDER_TENANT_REQUEST_RATE")]
     tenant_request_rate: Option<String>,
+    /// Proxies in front of the API whose X-Forwarded-For names the client [default: none]
+    #[arg(long, env = "POSTRIDER_TRUSTED_PROXIES")]
+    trusted_proxies: Option<String>,
     /// Whether endpoints may be plain http [default: false; `up` without a database: true]
     #[arg(long, env = "POSTRIDER_ALLOW_HTTP")]
     allow_http: Option<String>,
@@ -163,6 +166,7 @@ pub struct Settings {
     egress_proxy: Option<Proxy>,
     pub request_rate: NonZeroU32,
     pub tenant_request_rate: NonZeroU32,
+    pub trusted_proxies: Vec<IpNet>,
     pub log: Log,
     /// None: no traces.
     pub collector: Option<Collector>,
@@ -246,6 +250,8 @@ impl Settings {
                 parse_rate,
             )?
             .unwrap_or(TENANT_REQUEST_RATE_DEFAULT),
+            trusted_proxies: parse("POSTRIDER_TRUSTED_PROXIES", &flags.trusted_proxies, parse_proxies)?
+                .unwrap_or_default(),
             log: Log {
                 filter: parse("POSTRIDER_LOG", &flags.log, parse_filter)?
                     .unwrap_or_else(|| "info,apalis_core=warn,sqlx::postgres::notice=warn".to_owned()),

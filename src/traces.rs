@@ -90,6 +90,8 @@ impl Exporter {
             .default_headers(headers)
             .timeout(REQUEST_TIME_MAX)
             .no_proxy()
+            // The headers hold the collector's token, which is for nobody else.
+            .redirect(reqwest::redirect::Policy::none())
             .build()?;
         let resource = json!({ "attributes": [
             attribute("service.name", &Value::Text("postrider".to_owned())),

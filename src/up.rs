@@ -2,7 +2,7 @@
 //! Invariant: an embedded server does not outlive a clean stop.
 
 use anyhow::{Context, bail};
-use postrider_dashboard::{App, Emits, RequestRates};
+use postrider_dashboard::{App, Emits, RequestRates, TrustedProxies};
 use postrider_dispatcher::{Dispatcher, Wake, sealed, vault::Vault};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::spawn_blocking};
@@ -139,6 +139,7 @@ async fn run(
         trials: roles::trials(guard.clone())?,
         guard,
         request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate).into(),
+        trusted_proxies: TrustedProxies::new(settings.trusted_proxies.clone()),
         defaults: settings.dispatcher.clone(),
         public_url: public_url.clone(),
         admin_api_key: api_key.value.clone(),

@@ -1,30 +1,29 @@
 //! Emitting over gRPC: the words of `proto/postrider/v1/emit.proto` put into those of the HTTP API, which decides.
-//! Invariant: every call passes `auth::admit_producer` before anything is read of it.
+//! Invariant: every call passes `gate::check`, which asks for the key, before anything is read of its message.
 
 pub(crate) mod codec;
+mod connections;
+mod gate;
 
 use std::{io, sync::Arc, time::Duration};
 
-use axum::{http::HeaderMap, middleware::map_response, response::Response as HttpResponse};
+use axum::{
+    middleware::{from_fn_with_state, map_response},
+    response::Response as HttpResponse,
+};
 use postrider_proto::limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX};
 use prost_types::Timestamp;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Code, Request, Response, Status, Streaming,
-    metadata::MetadataMap,
-    service::Routes,
-    transport::{Server, server::TcpIncoming},
-};
+use tonic::{Code, Request, Response, Status, Streaming, metadata::MetadataMap, service::Routes};
 
 use crate::{
     App, Shared,
     api::{batch, events},
-    auth,
     emits::OwnedEvent,
     meters::{Call, METERS, Source},
     pool::proves_rollback,
-    problem::{Kind, Problem},
+    problem::{Fault, Kind, Problem},
     traced::{Carried, Traced},
 };
 
@@ -43,7 +42,8 @@ const STREAM_SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Events of one stream that wait for their commit.
 const STREAM_OPEN_MAX: usize = 256;
 const STREAM_REFUSED_MAX: usize = 1_000;
-const CALLS_PER_CONNECTION_MAX: usize = 256;
+/// A question of reflection is a name.
+const REFLECTION_BYTES_MAX: usize = 16 * 1024;
 /// The batch and what stands around it.
 const REQUEST_BYTES_MAX: usize = BATCH_BYTES_MAX + 64 * 1024;
 /// Trailers are small: the rest is in the status message.
@@ -53,18 +53,20 @@ const MESSAGE_BYTES_MAX: usize = 4 * 1024;
 pub(crate) async fn serve(listener: TcpListener, app: Arc<App>, stop: CancellationToken) -> io::Result<()> {
     let reflection =
         || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTION);
+    let (gate, proxies) = (gate::Gate::new(app.clone()), app.trusted_proxies.clone());
     let emitter = EmitterServer::new(Service { app }).max_decoding_message_size(REQUEST_BYTES_MAX);
+    let v1 = reflection().build_v1().map_err(io::Error::other)?;
+    let v1alpha = reflection().build_v1alpha().map_err(io::Error::other)?;
     let routes = Routes::new(emitter)
-        .add_service(reflection().build_v1().map_err(io::Error::other)?)
+        .add_service(v1.max_decoding_message_size(REFLECTION_BYTES_MAX))
         // Older tools ask for this one only.
-        .add_service(reflection().build_v1alpha().map_err(io::Error::other)?);
-    let routes = routes.into_axum_router().layer(map_response(told_as_a_problem));
-    Server::builder()
-        .concurrency_limit_per_connection(CALLS_PER_CONNECTION_MAX)
-        .add_routes(Routes::from(routes))
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener), stop.cancelled_owned())
-        .await
-        .map_err(io::Error::other)
+        .add_service(v1alpha.max_decoding_message_size(REFLECTION_BYTES_MAX));
+    let routes = routes
+        .into_axum_router()
+        .layer(map_response(told_as_a_problem))
+        .layer(from_fn_with_state(gate, gate::check));
+    connections::serve(listener, routes, proxies, stop).await;
+    Ok(())
 }
 
 /// A message that is too large never comes as far as a service: `tonic` refuses it with a status of its own, which nothing
@@ -84,10 +86,8 @@ struct Service {
 }
 
 impl Service {
-    async fn admit(&self, metadata: &MetadataMap) -> Result<Traced, Status> {
-        let headers: HeaderMap = metadata.clone().into_headers();
-        auth::admit_producer(&self.app, &headers).await.map_err(status)?;
-        Ok(Traced::begin(&self.app.tracer, &headers))
+    fn traced(&self, metadata: &MetadataMap) -> Traced {
+        Traced::begin(&self.app.tracer, &metadata.clone().into_headers())
     }
 }
 
@@ -129,7 +129,7 @@ impl Service {
         &self,
         request: Request<v1::EmitRequest>,
     ) -> Result<Response<v1::EmitResponse>, Status> {
-        let traced = self.admit(request.metadata()).await?;
+        let traced = self.traced(request.metadata());
         let emitted = in_time(async {
             let request = request.into_inner();
             emit_one(&self.app, request, &traced).await.map_err(status)
@@ -142,7 +142,7 @@ impl Service {
         &self,
         request: Request<v1::EmitBatchRequest>,
     ) -> Result<Response<v1::EmitBatchResponse>, Status> {
-        let traced = self.admit(request.metadata()).await?;
+        let traced = self.traced(request.metadata());
         let v1::EmitBatchRequest { tenant, events } = request.into_inner();
         let emitted = in_time(async {
             let emitted = emit_batch(&self.app, &tenant, events, traced.carried()).await;
@@ -160,9 +160,7 @@ impl Service {
         &self,
         request: Request<Streaming<v1::EmitRequest>>,
     ) -> Result<Response<v1::EmitStreamResponse>, Status> {
-        let metadata = request.metadata().clone();
-        self.admit(&metadata).await?;
-        let headers = metadata.into_headers();
+        let headers = request.metadata().clone().into_headers();
         let mut stream = request.into_inner();
         let mut done = v1::EmitStreamResponse::default();
         let mut open = JoinSet::new();
@@ -170,7 +168,7 @@ impl Service {
         loop {
             let next = timeout(STREAM_SILENCE_MAX, stream.message())
                 .await
-                .map_err(|_| Status::deadline_exceeded("No event came for a minute."))??;
+                .map_err(|_| status(Problem::new(Kind::RequestTimeout, "No event came for a minute.")))??;
             let Some(request) = next else { break };
             let (app, number) = (self.app.clone(), index);
             index += 1;
@@ -225,12 +223,26 @@ async fn close(open: &mut Open, most: usize, done: &mut v1::EmitStreamResponse) 
             }),
         }
         if done.refused.len() > STREAM_REFUSED_MAX {
-            return Err(Status::invalid_argument(
-                "Too many events of this stream are refused.",
-            ));
+            return Err(status(too_many_refused(done)));
         }
     }
     Ok(())
+}
+
+/// With the first of them, by their places in the stream.
+fn too_many_refused(done: &v1::EmitStreamResponse) -> Problem {
+    let detail = format!(
+        "More than {STREAM_REFUSED_MAX} events of this stream were refused; {} were taken.",
+        done.emitted
+    );
+    let refused = done.refused.iter().take(FAULTS_TOLD_MAX);
+    let errors = refused.map(|refusal| Fault {
+        pointer: format!("/{}", refusal.index),
+        detail: refusal.message.clone(),
+    });
+    let mut problem = Problem::new(Kind::Invalid, detail);
+    problem.errors = errors.collect();
+    problem
 }
 
 fn read(request: v1::EmitRequest) -> Result<OwnedEvent, Problem> {
@@ -341,6 +353,7 @@ fn status(mut problem: Problem) -> Status {
         Kind::Conflict | Kind::Answered | Kind::KeyReused | Kind::EventIdConflict => Code::AlreadyExists,
         Kind::KeyInProgress => Code::Aborted,
         Kind::TooMany => Code::ResourceExhausted,
+        Kind::RequestTimeout => Code::DeadlineExceeded,
         Kind::Busy => Code::Unavailable,
         // Not UNAVAILABLE, which clients try again by themselves.
         Kind::OutcomeUnknown => Code::Unknown,

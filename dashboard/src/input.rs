@@ -1,10 +1,20 @@
 //! Reading requests: JSON bodies and query strings, with refusals as problems.
 //! Invariant: no more of a body is read than its limit, and a body that is not UTF-8 goes no further.
 
-use std::{error::Error, fmt, marker::PhantomData};
+use std::{
+    error::Error,
+    fmt,
+    marker::PhantomData,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
 
 use axum::{
-    body::Bytes,
+    body::{Bytes, HttpBody},
     extract::{FromRequest, FromRequestParts, Request, rejection::QueryRejection},
     http::{header, request::Parts},
 };
@@ -25,6 +35,50 @@ use crate::{
 pub(crate) const BODY_BYTES_MAX: usize = 64 * 1024;
 
 const BODY_BYTES_DRAINED_MAX: usize = 32 * 1024 * 1024;
+
+/// Whether a request is held up by its own body.
+#[derive(Clone, Default)]
+pub(crate) struct BodyWait(Arc<AtomicBool>);
+
+impl BodyWait {
+    pub(crate) fn watch(request: Request) -> (Request, Self) {
+        let wait = Self::default();
+        let watched = wait.clone();
+        let request = request.map(|inner| axum::body::Body::new(WatchedBody { inner, wait: watched }));
+        (request, wait)
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+struct WatchedBody {
+    inner: axum::body::Body,
+    wait: BodyWait,
+}
+
+impl HttpBody for WatchedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<hyper::body::Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(context);
+        self.wait.0.store(polled.is_pending(), Ordering::Relaxed);
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        self.inner.size_hint()
+    }
+}
 
 /// The text of a body of at most `MAX` bytes.
 pub(crate) struct Text<const MAX: usize>(Bytes);

@@ -33,6 +33,7 @@ mod schema_table;
 mod settled;
 mod shares;
 mod signed;
+mod slots;
 mod tables;
 mod traced;
 mod transcript;
@@ -46,7 +47,8 @@ use std::{
 
 use axum::{Router, serve::ListenerExt};
 use postrider_dispatcher::{Settings, Wake, guard::Guard, traces::Tracer, vault::Vault};
-use tokio::{net::TcpListener, sync::Semaphore};
+use postrider_proto::TenantId;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use live::Live;
@@ -56,13 +58,14 @@ use patience::Patient;
 pub use api::events::read_emit_body;
 pub use auth::{
     PasswordError, REQUEST_RATE_DEFAULT, RequestRates, Role, Rule, TENANT_REQUEST_RATE_DEFAULT,
-    set_admin_password,
+    TrustedProxies, set_admin_password,
 };
 pub use emits::Emits;
 pub use openapi::document as openapi_document;
 pub use pool::{Held, Pool, Reserves, STATEMENT_TIMEOUT};
 pub use routes::Route;
 pub use shares::Limits;
+pub use slots::Slots;
 pub use trials::Trials;
 
 /// Everything the API and the pages need; made by the root.
@@ -84,17 +87,18 @@ pub struct App {
     pub admin_api_key: String,
     /// Ends what would go on for as long as somebody reads.
     pub stop: CancellationToken,
-    /// Places for those.
-    pub streams: Arc<Semaphore>,
+    /// Slots for those.
+    pub streams: Arc<Slots<TenantId>>,
     pub request_rates: Arc<RequestRates>,
+    pub trusted_proxies: TrustedProxies,
     /// The figures of this process, as Prometheus reads them.
     pub metrics: fn() -> String,
     pub tracer: Tracer,
 }
 
-/// Places for listeners' streams.
-pub fn streams() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(listening::STREAMS_MAX))
+/// Slots for listeners' streams.
+pub fn streams() -> Arc<Slots<TenantId>> {
+    Slots::new(listening::STREAMS_MAX, listening::STREAMS_PER_TENANT_MAX)
 }
 
 /// One copy for each request is one count more on an `Arc`.
@@ -121,7 +125,8 @@ pub async fn serve(
     meters::start();
     let app = Arc::new(app);
     tokio::spawn(listening::sweep(app.clone(), stop.clone()));
-    // With the peer's address: tries to sign in are counted by it.
+    let failures = auth::failures::keep(app.clone(), stop.clone());
+    // With the peer's address: failed sign-ins are counted by it.
     let live = Live::until(stop.clone());
     let mut router = routes::build(app.clone(), None, live.clone()).0;
     if let Some(pool) = replica {
@@ -144,6 +149,7 @@ pub async fn serve(
     let http = axum::serve(Patient(listener).tap_io(|_| {}), service)
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();
+    let http = async { tokio::join!(http, failures).0 };
     match grpc {
         None => http.await,
         Some(listener) => tokio::try_join!(http, grpc::serve(listener, app, stop)).map(|_| ()),

@@ -9,12 +9,12 @@ use axum::body::{Body, Bytes};
 use data_encoding::BASE64;
 use postrider_dispatcher::send::webhook_headers;
 use postrider_proto::{
-    EventId,
+    EventId, TenantId,
     signature::{Secret, sign},
 };
 use serde_json::json;
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc},
+    sync::mpsc,
     time::{Instant, interval, timeout},
 };
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use crate::{
     Pool,
-    shares::Share,
+    slots::Slot,
     tables::listeners::{self, ListenerRow, TakenRow},
     transcript::USER_AGENT,
 };
@@ -32,6 +32,8 @@ use crate::{
 pub(crate) const LIFE: Duration = Duration::from_secs(30);
 /// Streams of one process.
 pub(crate) const STREAMS_MAX: usize = 64;
+/// Its listeners, and connections that are about to be replaced by later ones.
+pub(crate) const STREAMS_PER_TENANT_MAX: usize = 16;
 const RENEW_EVERY: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 const TAKEN_AT_ONCE_MAX: i64 = 16;
@@ -48,9 +50,7 @@ pub(crate) struct Session {
     pub(crate) secrets: Vec<Secret>,
     pub(crate) holder: Uuid,
     pub(crate) stop: CancellationToken,
-    pub(crate) place: OwnedSemaphorePermit,
-    /// Its tenant's.
-    pub(crate) share: Share,
+    pub(crate) place: Slot<TenantId>,
 }
 
 /// Why a stream ends.
@@ -80,7 +80,7 @@ impl Session {
                 () = stop.cancelled() => {}
                 () = lines.closed() => {}
             }
-            drop((self.place, self.share));
+            drop(self.place);
         });
         Body::from_stream(ReceiverStream::new(waiting).map(Ok::<_, Infallible>))
     }

@@ -1,6 +1,6 @@
-//! Parts of pages that come anew while they are looked at, by server-sent events.
-//! Invariants: the number of streams is bounded; none outlives the program's stop, and none lives long enough to outlive
-//! its session by much: the browser asks again, and is asked who it is.
+//! Parts of pages that are sent again while they are looked at, by server-sent events.
+//! Invariants: the number of streams is bounded, in all and for each session, person and tenant; none outlives the
+//! program's stop, nor its session by more than a few seconds.
 
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
@@ -12,9 +12,24 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::problem::Problem;
+use crate::{
+    Pool,
+    auth::{Role, Session},
+    problem::Problem,
+    slots::{Slot, Slots},
+    tables::sessions::Holder,
+};
 
 const STREAMS_MAX: usize = 512;
+/// The rest is the team's.
+const CUSTOMERS_STREAMS_MAX: usize = 384;
+/// A tab has one.
+const STREAMS_PER_SESSION_MAX: usize = 16;
+/// Of one person, or of all customers of one tenant.
+const STREAMS_PER_HOLDER_MAX: usize = 64;
+/// How soon a stream notices that its session has ended.
+const SESSION_CHECK_EVERY: Duration = Duration::from_secs(4);
+const REFUSED_WAIT: Duration = Duration::from_secs(10);
 const LIFE_MAX: Duration = Duration::from_secs(15 * 60);
 /// Parts that are rendered at a time: their statements leave most connections to requests.
 const RENDERS_MAX: usize = 2;
@@ -23,9 +38,30 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// What streams share.
 #[derive(Clone)]
 pub(crate) struct Live {
-    places: Arc<Semaphore>,
+    sessions: Arc<Slots<[u8; 32]>>,
+    customers: Arc<Slots<Holder>>,
+    team: Arc<Slots<Holder>>,
     renders: Arc<Semaphore>,
     stop: CancellationToken,
+}
+
+/// The viewer of a stream.
+struct Viewer {
+    pool: Pool,
+    session: Session,
+    checked: Instant,
+    _slots: (Slot<[u8; 32]>, Slot<Holder>),
+}
+
+impl Viewer {
+    /// A database that does not answer says nothing about the session: it is asked again.
+    async fn has_left(&mut self) -> bool {
+        if self.checked.elapsed() < SESSION_CHECK_EVERY {
+            return false;
+        }
+        self.checked = Instant::now();
+        matches!(self.session.is_open(&self.pool).await, Ok(false))
+    }
 }
 
 impl Default for Live {
@@ -46,31 +82,46 @@ pub(crate) type Stream = Sse<axum::response::sse::KeepAliveStream<ReceiverStream
 impl Live {
     pub(crate) fn until(stop: CancellationToken) -> Self {
         Self {
-            places: Arc::new(Semaphore::new(STREAMS_MAX)),
+            sessions: Slots::new(STREAMS_MAX, STREAMS_PER_SESSION_MAX),
+            customers: Slots::new(CUSTOMERS_STREAMS_MAX, STREAMS_PER_HOLDER_MAX),
+            team: Slots::new(STREAMS_MAX - CUSTOMERS_STREAMS_MAX, STREAMS_PER_HOLDER_MAX),
             renders: Arc::new(Semaphore::new(RENDERS_MAX)),
             stop,
         }
     }
 
-    /// Renders the part every so often, and sends it when it is another.
+    fn admit(&self, pool: &Pool, session: Session) -> Result<Viewer, Problem> {
+        let (own, holder) = session.holders();
+        let holders = match session.role {
+            Role::Customer => &self.customers,
+            Role::Admin | Role::Operator | Role::ReadOnly => &self.team,
+        };
+        let slots = self.sessions.take(Some(own)).zip(holders.take(Some(holder)));
+        let slots = slots.ok_or_else(|| Problem::too_many("Too many live pages are open.", REFUSED_WAIT))?;
+        Ok(Viewer {
+            pool: pool.clone(),
+            session,
+            checked: Instant::now(),
+            _slots: slots,
+        })
+    }
+
+    /// Renders the part every so often, and sends it when it has changed.
     pub(crate) fn stream<F>(
         &self,
+        pool: &Pool,
+        session: Session,
         every: Duration,
         mut render: impl FnMut() -> F + Send + 'static,
     ) -> Result<Stream, Problem>
     where
         F: Future<Output = Result<Content, Problem>> + Send,
     {
-        let place = self
-            .places
-            .clone()
-            .try_acquire_owned()
-            .map_err(|_| Problem::busy())?;
+        let mut viewer = self.admit(pool, session)?;
         let (out, sent) = mpsc::channel(1);
         let stop = self.stop.clone();
         let renders = self.renders.clone();
         tokio::spawn(async move {
-            let _place = place;
             let ends = Instant::now() + LIFE_MAX;
             let mut before = String::new();
             while Instant::now() < ends {
@@ -78,6 +129,9 @@ impl Live {
                     () = sleep(every) => {}
                     () = stop.cancelled() => return,
                     () = out.closed() => return,
+                }
+                if viewer.has_left().await {
+                    return;
                 }
                 // What is wrong for a moment must not end the page's life; the browser would ask again anyway.
                 let turn = renders.acquire().await;
@@ -119,10 +173,18 @@ mod tests {
     use axum::response::IntoResponse;
     use http_body_util::BodyExt;
 
+    /// Of a database that is never asked within a test.
+    fn pool() -> Pool {
+        let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none");
+        pool.expect("a form").into()
+    }
+
     #[tokio::test]
     async fn a_part_is_sent_when_it_changed_and_the_stream_ends_with_the_last() {
         let mut contents = ["a\r\nb", "a\r\nb", "c"].into_iter();
-        let stream = Live::default().stream(Duration::from_millis(1), move || {
+        let session = Session::of_customer(1, 1);
+        let every = Duration::from_millis(1);
+        let stream = Live::default().stream(&pool(), session, every, move || {
             let content = match contents.next() {
                 Some(html) => Content::Html(html.to_owned()),
                 None => Content::Last("d".to_owned()),
@@ -138,22 +200,39 @@ mod tests {
         );
     }
 
+    fn open(live: &Live, session: Session) -> Result<Stream, Problem> {
+        live.stream(&pool(), session, Duration::from_secs(3_600), || async {
+            Ok(Content::Html(String::new()))
+        })
+    }
+
     #[tokio::test]
     async fn a_stop_ends_every_stream() {
         let stop = CancellationToken::new();
         let live = Live::until(stop.clone());
-        let stream = live.stream(Duration::from_secs(3_600), || async {
-            Ok(Content::Html(String::new()))
-        });
+        let stream = open(&live, Session::of_customer(1, 1));
         stop.cancel();
         let body = stream.expect("a stream").into_response().into_body();
         assert!(body.collect().await.expect("an end").to_bytes().is_empty());
         for _ in 0..100 {
-            if live.places.available_permits() == STREAMS_MAX {
+            if live.customers.taken() == (0, 0) && live.sessions.taken() == (0, 0) {
                 return;
             }
             tokio::task::yield_now().await;
         }
-        panic!("its place is free again");
+        panic!("its slots are free again");
+    }
+
+    #[tokio::test]
+    async fn neither_a_session_nor_a_tenant_takes_every_stream() {
+        let live = Live::default();
+        let mut open_streams = Vec::new();
+        for session in 0..20 {
+            let before = open_streams.len();
+            open_streams.extend((0..50).filter_map(|_| open(&live, Session::of_customer(1, session)).ok()));
+            assert!(open_streams.len() - before <= STREAMS_PER_SESSION_MAX);
+        }
+        assert_eq!(open_streams.len(), STREAMS_PER_HOLDER_MAX);
+        assert!(open(&live, Session::of_customer(2, 99)).is_ok());
     }
 }

@@ -1,7 +1,8 @@
 //! How long a connection may keep us waiting. Whoever connects and sends nothing, or a byte now and then, would hold it for
 //! ever: the time limit of a request begins only when its headers are there.
-//! Invariant: a connection that we have written nothing to for `PATIENCE` is closed. Each request is answered in less time,
-//! and streams write more often.
+//! Invariants: a connection that we have written nothing to for `PATIENCE` is closed, and one that has begun a request
+//! without being answered for `REQUEST_PATIENCE`. Each request is answered in less time once its headers are there, and
+//! streams write more often.
 
 use std::{
     io,
@@ -20,6 +21,8 @@ use tokio::{
 
 /// Longer than pools and proxies usually keep a connection that is idle: they should be the ones to close it.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// From the first byte of a request: half a request head is not waited for longer.
+const REQUEST_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A listener whose connections do not wait for ever.
 pub(crate) struct Patient(pub(crate) TcpListener);
@@ -30,7 +33,7 @@ impl Listener for Patient {
 
     async fn accept(&mut self) -> (Self::Io, SocketAddr) {
         let (stream, peer) = Listener::accept(&mut self.0).await;
-        (Waiting::new(stream, PATIENCE), peer)
+        (Waiting::new(stream, PATIENCE, REQUEST_PATIENCE), peer)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -41,17 +44,22 @@ impl Listener for Patient {
 pub(crate) struct Waiting<S> {
     stream: S,
     patience: Duration,
+    request_patience: Duration,
     written: Instant,
+    /// The first that was read since then.
+    asked: Option<Instant>,
     /// Goes off at the earliest moment that could be the end; it is set again when something was written meanwhile.
     alarm: Pin<Box<Sleep>>,
 }
 
 impl<S> Waiting<S> {
-    fn new(stream: S, patience: Duration) -> Self {
+    fn new(stream: S, patience: Duration, request_patience: Duration) -> Self {
         Self {
             stream,
             patience,
+            request_patience,
             written: Instant::now(),
+            asked: None,
             alarm: Box::pin(tokio::time::sleep(patience)),
         }
     }
@@ -59,8 +67,15 @@ impl<S> Waiting<S> {
     fn note<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if matches!(written, Poll::Ready(Ok(_))) {
             self.written = Instant::now();
+            self.asked = None;
         }
         written
+    }
+
+    fn end(&self) -> Instant {
+        let idle = self.written + self.patience;
+        self.asked
+            .map_or(idle, |asked| idle.min(asked + self.request_patience))
     }
 }
 
@@ -73,13 +88,22 @@ impl<S: AsyncRead + Unpin> AsyncRead for Waiting<S> {
         let this = &mut *self;
         // Before what has come is read: a byte now and then would put it off for ever.
         while this.alarm.as_mut().poll(context).is_ready() {
-            let end = this.written + this.patience;
+            let end = this.end();
             if end <= Instant::now() {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             this.alarm.as_mut().reset(end);
         }
-        Pin::new(&mut this.stream).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut this.stream).poll_read(context, buffer);
+        if buffer.filled().len() > before && this.asked.is_none() {
+            this.asked = Some(Instant::now());
+            let end = this.end();
+            this.alarm.as_mut().reset(end);
+            // The alarm must wake this task at its new time.
+            let _ = this.alarm.as_mut().poll(context);
+        }
+        read
     }
 }
 
@@ -125,7 +149,7 @@ mod tests {
     #[tokio::test]
     async fn who_sends_a_byte_now_and_then_is_given_up() {
         let (mut client, server) = duplex(64);
-        let mut server = Waiting::new(server, SHORT);
+        let mut server = Waiting::new(server, SHORT, SHORT * 10);
         let dripping = tokio::spawn(async move {
             while client.write_all(b"x").await.is_ok() {
                 tokio::time::sleep(SHORT / 20).await;
@@ -148,7 +172,7 @@ mod tests {
     #[tokio::test]
     async fn as_long_as_we_write_it_stays() {
         let (mut client, server) = duplex(64);
-        let mut server = Waiting::new(server, SHORT);
+        let mut server = Waiting::new(server, SHORT, SHORT * 10);
         let began = Instant::now();
         while began.elapsed() < SHORT * 3 {
             server.write_all(b"x").await.expect("taken");
@@ -156,5 +180,23 @@ mod tests {
             client.write_all(b"y").await.expect("taken");
             assert_eq!(server.read_u8().await.expect("it stays"), b'y');
         }
+    }
+
+    #[tokio::test]
+    async fn half_a_request_is_not_waited_for_as_long_as_a_connection_may_be_idle() {
+        let (mut client, server) = duplex(64);
+        let mut server = Waiting::new(server, SHORT * 20, SHORT);
+        tokio::time::sleep(SHORT * 2).await;
+        client
+            .write_all(b"GET / HT")
+            .await
+            .expect("an idle connection stays");
+        for _ in 0..8 {
+            server.read_u8().await.expect("what has come is read");
+        }
+        let began = Instant::now();
+        let error = server.read_u8().await.expect_err("the rest does not come");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(began.elapsed() < SHORT * 5, "{:?}", began.elapsed());
     }
 }

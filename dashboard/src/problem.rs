@@ -29,6 +29,8 @@ pub(crate) enum Kind {
     Forbidden,
     NotFound,
     MethodNotAllowed,
+    /// The client did not send its request in time.
+    RequestTimeout,
     Conflict,
     /// An `Idempotency-Key` with another body.
     KeyReused,
@@ -67,6 +69,7 @@ impl Kind {
                 StatusCode::METHOD_NOT_ALLOWED,
                 "This method is not for this path",
             ),
+            Self::RequestTimeout => ("request-timeout", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
             Self::Conflict | Self::Answered => (
                 "conflict",
                 StatusCode::CONFLICT,
@@ -311,6 +314,10 @@ impl Problem {
             }
             Kind::Answered => {
                 response.extensions_mut().insert(AnsweredBefore);
+            }
+            // The rest of the body may still come, and would be taken for the next request.
+            Kind::RequestTimeout => {
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             Kind::Busy | Kind::TooMany | Kind::KeyInProgress => {
                 headers.insert(header::RETRY_AFTER, self.retry_after_seconds.into());

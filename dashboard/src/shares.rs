@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{listening::STREAMS_MAX, problem::Problem};
+use crate::problem::Problem;
 
 /// What a client that is put off should wait.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -29,7 +29,6 @@ pub struct Limits {
     pub(crate) counts: Arc<Shares>,
     /// Files that are being written, which goes on after the response has begun.
     pub(crate) exports: Arc<Shares>,
-    pub(crate) listeners: Arc<Shares>,
 }
 
 impl Default for Limits {
@@ -58,12 +57,6 @@ impl Default for Limits {
                 each: 2,
                 all: 1_024,
                 waiting: 16,
-                wait,
-            }),
-            listeners: Shares::new(Bounds {
-                each: STREAMS_MAX / 4,
-                all: STREAMS_MAX,
-                waiting: 0,
                 wait,
             }),
         }

@@ -8,6 +8,7 @@ use data_encoding::BASE64;
 use postrider_dispatcher::vault::{Owner, Purpose, Vault};
 use postrider_proto::signature::{Secret, SignatureFormat, TOLERANCE_SECONDS, sign};
 use serde_json::Value;
+use subtle::ConstantTimeEq;
 
 use crate::tables::secrets::SecretRow;
 
@@ -79,9 +80,11 @@ impl Request<'_> {
 
     /// Which of the secrets made this signature.
     pub(crate) fn maker<'k>(&self, signature: &str, secrets: &'k [Known]) -> Option<&'k Known> {
-        secrets
-            .iter()
-            .find(|known| self.signature(&known.secret).as_deref() == Some(signature))
+        secrets.iter().find(|known| {
+            let made = self.signature(&known.secret).unwrap_or_default();
+            // In constant time: a signature could be guessed bit by bit otherwise.
+            !made.is_empty() && bool::from(made.as_bytes().ct_eq(signature.as_bytes()))
+        })
     }
 
     /// The usual mistakes, each with what it makes of this request under the secret.

@@ -36,10 +36,28 @@ pub fn is_same(a: &str, b: &str) -> bool {
 /// The same text with a line for each member and item, for people. Only spaces between its parts are changed; what is no
 /// JSON comes out nearly as it went in.
 pub fn lay_out(text: &str) -> String {
-    let mut laid_out = String::with_capacity(text.len() * 2);
+    lay_out_within(text, usize::MAX).text
+}
+
+/// What `lay_out_within` made of a text.
+pub struct LaidOut {
+    pub text: String,
+    /// Whether it is only the beginning.
+    pub is_cut: bool,
+}
+
+/// The same, and no more of it than about so many bytes: indented lines can be a hundred times as long as the text.
+pub fn lay_out_within(text: &str, bytes_max: usize) -> LaidOut {
+    let mut laid_out = String::with_capacity(text.len().saturating_mul(2).min(bytes_max));
     let mut level = 0_usize;
     let mut rest = text.trim_ascii();
     while let Some(first) = rest.chars().next() {
+        if laid_out.len() >= bytes_max {
+            return LaidOut {
+                text: laid_out,
+                is_cut: true,
+            };
+        }
         let length = match first {
             '"' => string_length(rest),
             _ => first.len_utf8(),
@@ -68,7 +86,10 @@ pub fn lay_out(text: &str) -> String {
             _ => laid_out.push_str(part),
         }
     }
-    laid_out
+    LaidOut {
+        text: laid_out,
+        is_cut: false,
+    }
 }
 
 fn begin_line(text: &mut String, level: usize) {
@@ -285,6 +306,16 @@ mod tests {
         assert_eq!(lay_out(text), laid_out);
         assert_eq!(lay_out(laid_out), laid_out);
         assert_eq!(lay_out(" true "), "true");
+    }
+
+    #[test]
+    fn of_what_would_be_too_long_only_the_beginning_is_laid_out() {
+        let deep = format!("{}{}1{}", "[".repeat(120), "1,".repeat(127_000), "]".repeat(120));
+        let cut = lay_out_within(&deep, 10_000);
+        assert!(cut.is_cut && cut.text.len() < 10_500, "{}", cut.text.len());
+        assert!(lay_out(&deep).starts_with(&cut.text));
+        let whole = lay_out_within("[1,2]", 10_000);
+        assert!(!whole.is_cut && whole.text == lay_out("[1,2]"));
     }
 
     fn any_json() -> impl Strategy<Value = Value> {

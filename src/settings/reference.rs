@@ -190,6 +190,11 @@ const SECTIONS: [Section; 7] = [
                 "the same for a tenant key",
             ),
             open(
+                "POSTRIDER_TRUSTED_PROXIES",
+                "none",
+                "proxies in front of the API, as networks or addresses with commas between them: of requests that come from them, the client's address is taken from `X-Forwarded-For`. [Failed sign-ins](#behind-a-proxy) and connections are counted by it",
+            ),
+            open(
                 "POSTRIDER_LOG",
                 "`info,apalis_core=warn,sqlx::postgres::notice=warn`",
                 "what is logged: `warn`, or `info,postrider_dispatcher=debug`",

@@ -1,6 +1,11 @@
 //! How each kind of value is read, and what is said when it can't be.
 
-use std::{net::SocketAddr, num::NonZeroU32, str::FromStr, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
+    str::FromStr,
+    time::Duration,
+};
 
 use ipnet::IpNet;
 use postrider_dispatcher::retry::{Jitter, parse_wait};
@@ -127,6 +132,17 @@ pub(super) fn parse_networks(text: &str) -> Result<Vec<IpNet>, String> {
     text.split(',').map(network).collect()
 }
 
+/// Networks, or single addresses: there are often one or two proxies.
+pub(super) fn parse_proxies(text: &str) -> Result<Vec<IpNet>, String> {
+    let network = |part: &str| {
+        let part = part.trim();
+        let single = || part.parse().ok().map(|address: IpAddr| IpNet::from(address));
+        let found = part.parse().ok().or_else(single);
+        found.ok_or_else(|| format!("`{part}` is not an address or a network like 10.0.0.0/8"))
+    };
+    text.split(',').map(network).collect()
+}
+
 pub(super) fn parse_ports(text: &str) -> Result<Vec<u16>, String> {
     text.split(',')
         .map(|part| number_between(part.trim(), 1, u16::MAX))
@@ -167,6 +183,17 @@ pub(super) fn parse_format(text: &str) -> Result<bool, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn proxies_are_networks_or_addresses() {
+        let read = |text: &str| parse_proxies(text).map(|all| all.iter().map(ToString::to_string).collect());
+        let expected: Vec<String> = ["10.0.0.0/8", "192.0.2.7/32", "fd00::1/128"]
+            .map(String::from)
+            .into();
+        assert_eq!(read("10.0.0.0/8, 192.0.2.7,fd00::1"), Ok(expected));
+        assert!(read("proxy.internal").is_err());
+        assert!(read("10.0.0.0/33").is_err());
+    }
 
     #[test]
     fn a_retention_is_a_number_and_a_unit_within_bounds() {

@@ -117,6 +117,7 @@ pub(crate) fn all_routes() -> Vec<Route> {
         trials: Trials::new(Default::default()).expect("a client"),
         request_rates: RequestRates::new(NonZeroU32::MAX, NonZeroU32::MAX).into(),
         stop: Default::default(),
+        trusted_proxies: Default::default(),
         streams: postrider_dashboard::streams(),
     })
 }

@@ -1,7 +1,7 @@
 //! The pages for tenants, keys, the audit log and the system, as an admin uses them without a browser.
 
 use reqwest::{Method, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{Database, Form, Person, Postrider, Receiver, text_of};
 
@@ -251,4 +251,36 @@ fn shell(command: &str) -> String {
         .expect("sh runs");
     assert!(output.status.success(), "{command}: {output:?}");
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[tokio::test]
+async fn the_audit_log_says_what_was_changed_of_a_tenant() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let put = async |body: Value| {
+        let (status, answer) = api.call(Method::PUT, "/tenants/acme", Some(body)).await;
+        assert!(status.is_success(), "{answer}");
+        api.get("/audit").await["data"][0].clone()
+    };
+    let made = put(json!({ "name": "Acme" })).await;
+    assert_eq!(made["action"], "tenant.put", "{made}");
+    assert_eq!(
+        made["detail"],
+        json!({ "created": true, "name": "Acme" }),
+        "{made}"
+    );
+    let changed = put(json!({ "name": "Acme", "all_operational_events": true })).await;
+    assert_eq!(
+        changed["detail"],
+        json!({ "all_operational_events": true }),
+        "{changed}"
+    );
+    let changed = put(json!({ "rotate_every_days": 30, "retention_days": 7 })).await;
+    let expected = json!({
+        "name": null, "all_operational_events": false, "rotate_every_days": 30, "retention_days": 7
+    });
+    assert_eq!(changed["detail"], expected, "{changed}");
+    let same = put(json!({ "rotate_every_days": 30, "retention_days": 7 })).await;
+    assert_eq!(same["detail"], json!({}), "{same}");
 }

@@ -229,6 +229,24 @@ async fn a_batch_from_sql_is_all_or_none_and_batches_in_opposite_order_do_not_de
     assert_eq!(code.as_deref(), Some("PR422"));
     assert!(refused.to_string().contains("event 1"), "{refused}");
     assert_eq!(count_events(&database).await, 0);
+    for (batch, position) in [
+        (
+            "array['invoice.paid', 'invoice.paid'], array['{}', null]",
+            "event 1",
+        ),
+        ("array['invoice.paid'], array[null]", "event 0"),
+        ("array['invoice.paid', null], array['{}', '{}']", "event 1"),
+    ] {
+        let statement = format!("select postrider.emit_batch('acme', {batch})");
+        let refused = sqlx::query(sqlx::AssertSqlSafe(statement))
+            .execute(&mut connection)
+            .await
+            .expect_err("refused");
+        let code = refused.as_database_error().and_then(|e| e.code());
+        assert_eq!(code.as_deref(), Some("PR422"), "{batch}: {refused}");
+        assert!(refused.to_string().contains(position), "{batch}: {refused}");
+    }
+    assert_eq!(count_events(&database).await, 0);
 
     let mut tasks = tokio::task::JoinSet::new();
     for worker in 0..8 {

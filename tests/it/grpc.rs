@@ -1,16 +1,38 @@
 //! Emitting over gRPC: the same keys, rules and refusals as over HTTP, and reflection for tools.
 
-use std::net::SocketAddr;
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use postrider_dashboard::grpc::v1::{EmitBatchRequest, EmitRequest, Event, emitter_client::EmitterClient};
 use reqwest::Method;
 use serde_json::{Value, json};
-use tonic::{Code, Request, Status, client::GrpcService, transport::Channel};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+    time::{Instant, timeout},
+};
+use tonic::{
+    Code, Request, Status,
+    client::GrpcService,
+    transport::{Channel, Endpoint},
+};
 
 use crate::support::{ADMIN_API_KEY, Database, Postrider, Receiver, until};
 
 async fn start(database: &Database) -> (Postrider, EmitterClient<Channel>, Channel) {
+    let (program, address) = listen(database).await;
+    let channel = endpoint(address).connect().await.expect("connected");
+    (program, EmitterClient::new(channel.clone()), channel)
+}
+
+fn endpoint(address: SocketAddr) -> Endpoint {
+    Channel::from_shared(format!("http://{address}")).expect("a URL")
+}
+
+async fn listen(database: &Database) -> (Postrider, SocketAddr) {
     let program = Postrider::start_with(database, &[("POSTRIDER_GRPC_LISTEN", "127.0.0.1:0")]).await;
     let address = until("the address of gRPC is told", || async {
         program.log_lines().iter().find_map(|line| {
@@ -20,12 +42,7 @@ async fn start(database: &Database) -> (Postrider, EmitterClient<Channel>, Chann
         })
     })
     .await;
-    let channel = Channel::from_shared(format!("http://{address}"))
-        .expect("a URL")
-        .connect()
-        .await
-        .expect("connected");
-    (program, EmitterClient::new(channel.clone()), channel)
+    (program, address)
 }
 
 fn event(id: Option<&str>, data: &str) -> Event {
@@ -180,33 +197,50 @@ async fn refusals_are_those_of_http() {
     assert_eq!(list["data"].as_array().map(Vec::len), Some(1), "{list}");
 }
 
-/// What no client library lets its caller send: bytes as they stand, in one frame.
-async fn send_raw(channel: &Channel, method: &str, message: Vec<u8>) -> Status {
-    use http_body_util::{BodyExt, Full};
+/// A message with its length before it.
+fn framed(message: &[u8]) -> Bytes {
     let mut frame = vec![0];
     frame.extend((message.len() as u32).to_be_bytes());
     frame.extend(message);
-    let body = Full::new(Bytes::from(frame)).map_err(|never| match never {});
-    let request = http::Request::post(format!("http://postrider/postrider.v1.Emitter/{method}"))
+    frame.into()
+}
+
+fn raw_request(method: &str, body: tonic::body::Body) -> http::Request<tonic::body::Body> {
+    http::Request::post(format!("http://postrider/postrider.v1.Emitter/{method}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
-        .header("authorization", format!("Bearer {ADMIN_API_KEY}"))
-        .body(tonic::body::Body::new(body))
-        .expect("a request");
+        .body(body)
+        .expect("a request")
+}
+
+fn bearer() -> http::HeaderValue {
+    format!("Bearer {ADMIN_API_KEY}").parse().expect("a value")
+}
+
+/// What no client library lets its caller send: bytes as they stand, in one frame.
+async fn send_raw(channel: &Channel, method: &str, message: Vec<u8>) -> Status {
+    use http_body_util::{BodyExt, Full};
+    let body = Full::new(framed(&message)).map_err(|never| match never {});
+    let mut request = raw_request(method, tonic::body::Body::new(body));
+    request.headers_mut().insert("authorization", bearer());
+    answer_to(channel, request).await.0
+}
+
+/// The status, and the answer's bytes where there are any.
+async fn answer_to(channel: &Channel, request: http::Request<tonic::body::Body>) -> (Status, Bytes) {
+    use http_body_util::BodyExt;
     let mut channel = channel.clone();
     std::future::poll_fn(|context| GrpcService::<tonic::body::Body>::poll_ready(&mut channel, context))
         .await
         .expect("ready");
     let answer = GrpcService::call(&mut channel, request).await.expect("an answer");
     let (head, body) = answer.into_parts();
-    let trailers = body
-        .collect()
-        .await
-        .ok()
-        .and_then(|body| body.trailers().cloned());
-    Status::from_header_map(&head.headers)
+    let body = body.collect().await.ok();
+    let trailers = body.as_ref().and_then(|body| body.trailers().cloned());
+    let status = Status::from_header_map(&head.headers)
         .or_else(|| Status::from_header_map(&trailers?))
-        .expect("a status")
+        .expect("a status");
+    (status, body.map(|body| body.to_bytes()).unwrap_or_default())
 }
 
 /// A field of a message: its number, how long it is, and what stands in it.
@@ -292,4 +326,169 @@ async fn tools_old_and_new_learn_the_service_by_reflection() {
             "{names:?}"
         );
     }
+}
+
+/// A body that never ends, and of which nothing comes but this.
+fn endless(first: Bytes) -> tonic::body::Body {
+    use http_body_util::StreamBody;
+    use tokio_stream::StreamExt;
+    let frames = tokio_stream::once(first).map(|bytes| Ok::<_, Status>(hyper::body::Frame::data(bytes)));
+    tonic::body::Body::new(StreamBody::new(frames.chain(tokio_stream::pending())))
+}
+
+#[tokio::test]
+async fn a_stranger_is_refused_before_a_message_is_read() {
+    let database = Database::fresh().await;
+    let (_program, _, channel) = start(&database).await;
+    for method in ["Emit", "EmitBatch", "EmitStream"] {
+        for key in [None, Some("Bearer wrong")] {
+            let mut request = raw_request(method, endless(Bytes::from_static(&[0, 0, 64, 0, 0, 1, 2, 3])));
+            if let Some(key) = key {
+                let value = key.parse().expect("a value");
+                request.headers_mut().insert("authorization", value);
+            }
+            let answered = timeout(Duration::from_secs(5), answer_to(&channel, request)).await;
+            let (status, _) = answered.expect("it does not wait for the message");
+            assert_eq!(status.code(), Code::Unauthenticated, "{method} {status:?}");
+            assert_eq!(problem(&status)["status"], 401, "{status:?}");
+        }
+    }
+}
+
+/// Waits until the server has closed the connection.
+async fn closed(stream: &mut TcpStream) {
+    let mut bytes = [0; 1024];
+    while stream.read(&mut bytes).await.is_ok_and(|read| read > 0) {}
+}
+
+#[tokio::test]
+async fn a_connection_that_says_nothing_is_closed() {
+    let database = Database::fresh().await;
+    let (_program, address) = listen(&database).await;
+    let mut silent = TcpStream::connect(address).await.expect("connected");
+    let mut half = TcpStream::connect(address).await.expect("connected");
+    half.write_all(b"PRI * HTTP/2.0").await.expect("written");
+    let both = async { tokio::join!(closed(&mut silent), closed(&mut half)) };
+    timeout(Duration::from_secs(20), both)
+        .await
+        .expect("both are closed");
+}
+
+#[tokio::test]
+async fn one_address_does_not_take_every_connection() {
+    let database = Database::fresh().await;
+    let (_program, address) = listen(&database).await;
+    // As browsers and probes do, and then nothing: the preface and empty settings.
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let mut kept = Vec::new();
+    let mut refused = 0;
+    for _ in 0..600 {
+        let mut stream = TcpStream::connect(address).await.expect("connected");
+        let mut byte = [0];
+        let answered = async {
+            stream.write_all(preface).await?;
+            stream.read(&mut byte).await
+        };
+        match answered.await {
+            Ok(1) => kept.push(stream),
+            _ => refused += 1,
+        }
+    }
+    assert!(refused > 0, "{} are open", kept.len());
+    let elsewhere = endpoint(address).local_address(Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2))));
+    let channel = elsewhere.connect().await.expect("another address gets in");
+    let status = EmitterClient::new(channel)
+        .emit(with_key(emit(None, "{}"), ADMIN_API_KEY))
+        .await
+        .expect_err("there is no tenant");
+    assert_eq!(status.code(), Code::NotFound, "{status}");
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket
+        .bind("127.0.0.3:0".parse().expect("an address"))
+        .expect("bound");
+    drop(socket.connect(address).await.expect("connected"));
+}
+
+#[tokio::test]
+async fn small_events_faster_than_they_are_stored_are_taken_whole_and_again_by_their_ids() {
+    use http_body_util::StreamBody;
+    use prost::Message;
+    use tokio_stream::StreamExt;
+    const EVENTS: usize = 8_000;
+    let database = Database::fresh().await;
+    let (program, mut client, channel) = start(&database).await;
+    program.api().tenant("acme").await;
+    program.api().event_type("invoice.paid").await;
+    for round in 0..2 {
+        // Each event in a frame of its own, as client libraries send what they are given one by one.
+        let frames = (0..EVENTS).map(|n| emit(Some(&format!("e{n}")), r#"{"x":"aaaa"}"#).encode_to_vec());
+        let frames = tokio_stream::iter(frames.map(|message| framed(&message)).collect::<Vec<_>>());
+        let frames = frames.map(|bytes| Ok::<_, Status>(hyper::body::Frame::data(bytes)));
+        let mut request = raw_request("EmitStream", tonic::body::Body::new(StreamBody::new(frames)));
+        request.headers_mut().insert("authorization", bearer());
+        let streaming = answer_to(&channel, request);
+        let beside = async {
+            let id = format!("beside{round}");
+            client.emit(with_key(emit(Some(&id), "{}"), ADMIN_API_KEY)).await
+        };
+        let ((status, answer), beside) = tokio::join!(streaming, beside);
+        assert_eq!(status.code(), Code::Ok, "round {round}: {status:?}");
+        beside.expect("another call of the channel is not disturbed");
+        // The field `emitted`, which is the first.
+        let emitted = postrider_dashboard::grpc::v1::EmitStreamResponse::decode(answer.slice(5..));
+        let emitted = emitted.expect("an answer");
+        assert_eq!((emitted.emitted, emitted.refused.len()), (EVENTS as u64, 0));
+    }
+    let stored = database.count("select count(*) from postrider.events").await;
+    assert_eq!(stored, EVENTS as i64 + 2);
+}
+
+#[tokio::test]
+async fn a_deadline_that_passes_here_is_told_as_one() {
+    use http_body_util::{BodyExt, Full};
+    use prost::Message;
+    let database = Database::fresh().await;
+    let (program, address) = listen(&database).await;
+    program.api().tenant("acme").await;
+    program.api().event_type("invoice.paid").await;
+    let mut holding = database.connect().await;
+    for statement in [
+        "begin",
+        "select postrider.emit('acme', 'invoice.paid', '{}', ordering_key => 'k')",
+    ] {
+        sqlx::query(statement).execute(&mut holding).await.expect("held");
+    }
+    let mut held = emit(None, "{}");
+    held.event.as_mut().expect("an event").ordering_key = Some("k".to_owned());
+    let body = Full::new(framed(&held.encode_to_vec())).map_err(|never| match never {});
+    let mut request = raw_request("Emit", tonic::body::Body::new(body));
+    request.headers_mut().insert("authorization", bearer());
+    let limit = "400m".parse().expect("a value");
+    request.headers_mut().insert("grpc-timeout", limit);
+    // A client that keeps no time itself.
+    let stream = TcpStream::connect(address).await.expect("connected");
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let client = hyper::client::conn::http2::handshake(hyper_util::rt::TokioExecutor::new(), io).await;
+    let (mut client, connection) = client.expect("HTTP/2");
+    tokio::spawn(connection);
+    let began = Instant::now();
+    let answer = client.send_request(request).await.expect("an answer");
+    let status = Status::from_header_map(answer.headers()).expect("a status");
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_stream_with_too_many_refusals_ends_with_a_problem() {
+    let database = Database::fresh().await;
+    let (program, mut client, _) = start(&database).await;
+    program.api().tenant("acme").await;
+    program.api().event_type("invoice.paid").await;
+    let events: Vec<EmitRequest> = (0..1_100).map(|_| emit(None, "[]")).collect();
+    let refused = client
+        .emit_stream(with_key(tokio_stream::iter(events), ADMIN_API_KEY))
+        .await
+        .expect_err("too many");
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
+    assert_eq!(problem(&refused)["status"], 422, "{refused:?}");
 }

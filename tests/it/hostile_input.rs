@@ -2,6 +2,7 @@
 
 use reqwest::{Body, Client, Method, StatusCode};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{ADMIN_API_KEY, Database, Postrider, Receiver};
 
@@ -447,7 +448,6 @@ async fn b12_an_answer_that_is_no_text_is_stored_and_shown() {
         .expect("a port");
     let address = listener.local_addr().expect("bound");
     tokio::spawn(async move {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut request = [0; 4096];
             let _ = stream.read(&mut request).await;
@@ -523,4 +523,59 @@ async fn what_the_description_does_not_have_is_refused() {
         StatusCode::BAD_REQUEST
     );
     assert_eq!(status(emit()).await, StatusCode::ACCEPTED);
+}
+
+/// Half a body, and then nothing: what comes back, until the connection is closed.
+async fn send_half(program: &Postrider, head: &str) -> String {
+    let address = program.url("").replace("http://", "");
+    let mut stream = tokio::net::TcpStream::connect(address.trim_end_matches('/'))
+        .await
+        .expect("connected");
+    stream.write_all(head.as_bytes()).await.expect("written");
+    stream.write_all(b"{\"type\"").await.expect("written");
+    let mut answer = Vec::new();
+    let _ = tokio::time::timeout(
+        std::time::Duration::from_secs(40),
+        stream.read_to_end(&mut answer),
+    )
+    .await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_the_client_s_fault_and_no_error_of_ours() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    program.api().tenant("acme").await;
+    let head = |path: &str, kind: &str, more: &str| {
+        format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ADMIN_API_KEY}\r\n\
+             Content-Type: {kind}\r\nContent-Length: 100\r\n{more}\r\n"
+        )
+    };
+    let (emit, keyed, form) = (
+        head("/v1/tenants/acme/events", "application/json", ""),
+        head(
+            "/v1/tenants/acme/endpoints",
+            "application/json",
+            "Idempotency-Key: a\r\n",
+        ),
+        head("/sign-in", "application/x-www-form-urlencoded", ""),
+    );
+    let (emit, keyed, form) = tokio::join!(
+        send_half(&program, &emit),
+        send_half(&program, &keyed),
+        send_half(&program, &form)
+    );
+    for answer in [&emit, &keyed] {
+        assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+        assert!(
+            answer.contains("urn:postrider:problem:request-timeout"),
+            "{answer}"
+        );
+    }
+    assert!(form.starts_with("HTTP/1.1 408 "), "{form}");
+    for line in program.log_lines() {
+        assert!(!line.contains("\"ERROR\""), "{line}");
+    }
 }

@@ -182,3 +182,33 @@ async fn d7_names_that_would_change_what_a_line_says_are_refused() {
         assert!(!line.chars().any(|c| c.is_control()), "{line:?}");
     }
 }
+
+/// Every comma would be a line of its own, and each line indented by the depth.
+#[tokio::test]
+async fn nested_json_does_not_become_a_page_of_many_megabytes() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let receiver = hostile_receiver().await;
+    api.acme(&receiver, json!({ "retry_schedule": ["0s"] })).await;
+    let (open, close) = ("[".repeat(120), "]".repeat(120));
+    let data = format!("{{\"a\":{open}{}1{close}}}", "1,".repeat(127_000));
+    let event = format!("{{\"id\":\"evt_deep\",\"type\":\"invoice.paid\",\"data\":{data}}}");
+    let (status, answer) = api
+        .send(reqwest::Method::POST, "/tenants/acme/events", Some(event))
+        .await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{answer}");
+    let dead = api.wait_for_state("acme", "dead", 1).await;
+    let delivery = dead[0]["id"].as_str().expect("an id");
+    let mut person = Person::signed_in(&program).await;
+    for path in ["/events/evt_deep".to_owned(), format!("/deliveries/{delivery}")] {
+        let (status, page) = person.visit(&path).await;
+        assert_eq!(status, StatusCode::OK);
+        assert!(page.len() < 2_000_000, "{path} has {} bytes", page.len());
+        assert!(
+            page.contains(&"1,".repeat(127_000)),
+            "the raw body is there, whole"
+        );
+        assert!(page.contains("Only the first"), "what was left out is told");
+    }
+}

@@ -210,3 +210,27 @@ async fn no_event_is_lost_when_the_server_stops_while_a_reader_is_slow() {
         .collect();
     assert!(lost.is_empty(), "lost {lost:?}");
 }
+
+#[tokio::test]
+async fn one_tenant_does_not_take_every_listener_s_stream() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let mut paths = Vec::new();
+    for tenant in ["acme", "globex"] {
+        api.tenant(tenant).await;
+        let (status, made) = api
+            .call(Method::POST, &format!("/tenants/{tenant}/listeners"), None)
+            .await;
+        assert_eq!(status, StatusCode::CREATED, "{made}");
+        let id = made["id"].as_str().expect("an id");
+        paths.push(format!("/tenants/{tenant}/listeners/{id}/requests"));
+    }
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        held.push(api.stream(&paths[0]).await);
+    }
+    let refused = held.last().expect("one").status();
+    assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(api.stream(&paths[1]).await.status(), StatusCode::OK);
+}

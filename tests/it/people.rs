@@ -1,9 +1,9 @@
 //! People of the team: what each role may do, and how they sign in and out.
 
 use reqwest::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::support::{Answer, Database, Form, Person, Postrider, Receiver, text_of};
+use crate::support::{ADMIN_PASSWORD, Answer, Database, Form, Person, Postrider, Receiver, text_of, until};
 
 /// Adds a person as the admin would, and answers their password.
 async fn add(admin: &mut Person<'_>, login: &str, role: &str) -> String {
@@ -181,4 +181,96 @@ async fn whoever_guesses_has_to_wait_whether_or_not_the_login_exists() {
         assert_eq!(tried, [401; 10], "{login}");
         assert_eq!(waited, [429; 2], "{login}");
     }
+}
+
+const BEHIND_PROXY: [(&str, &str); 1] = [("POSTRIDER_TRUSTED_PROXIES", "10.0.0.0/8, 127.0.0.0/8")];
+
+#[tokio::test]
+async fn strangers_who_guess_do_not_keep_the_right_person_out() {
+    let database = Database::fresh().await;
+    let program = Postrider::start_with(&database, &BEHIND_PROXY).await;
+    for stranger in 1..=6 {
+        let mut person = Person::behind_proxy(&program, &format!("203.0.113.{stranger}, 10.0.0.9"));
+        let mut answers = Vec::new();
+        for _ in 0..11 {
+            answers.push(person.sign_in_as("admin", "a guess").await.as_u16());
+        }
+        assert_eq!(answers[..10], [401; 10], "each address has its own count");
+        assert_eq!(answers[10], 429, "who guesses has to wait");
+    }
+    for turn in 0..7 {
+        let mut person = Person::behind_proxy(&program, "198.51.100.7");
+        let status = person.sign_in(ADMIN_PASSWORD).await;
+        assert!(status.is_redirection(), "turn {turn}: {status}");
+    }
+}
+
+/// Only failures count: nobody is kept waiting for having signed in often.
+#[tokio::test]
+async fn signing_in_is_not_counted_against_anybody() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    for turn in 0..15 {
+        let status = Person::new(&program).sign_in(ADMIN_PASSWORD).await;
+        assert!(status.is_redirection(), "turn {turn}: {status}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_no_trusted_proxy_vouches_for_does_not_count() {
+    let database = Database::fresh().await;
+    let settings = [("POSTRIDER_TRUSTED_PROXIES", "10.0.0.0/8")];
+    let program = Postrider::start_with(&database, &settings).await;
+    let mut answers = Vec::new();
+    for n in 0..12 {
+        let mut person = Person::behind_proxy(&program, &format!("203.0.113.{n}"));
+        answers.push(person.sign_in_as("admin", "a guess").await.as_u16());
+    }
+    assert_eq!(answers[10..], [429; 2], "{answers:?}");
+}
+
+/// The entries of the audit log with this action, the newest first.
+async fn audited(program: &Postrider, action: &str) -> Vec<Value> {
+    let log = program.api().get("/audit?limit=1000").await;
+    let entries = log["data"].as_array().expect("a list");
+    let found = entries.iter().filter(|entry| entry["action"] == action);
+    found.cloned().collect()
+}
+
+#[tokio::test]
+async fn failed_sign_ins_and_sign_outs_are_in_the_audit_log_and_do_not_flood_it() {
+    let database = Database::fresh().await;
+    let program = Postrider::start_with(&database, &BEHIND_PROXY).await;
+    let mut person = Person::behind_proxy(&program, "203.0.113.1");
+    person.sign_in_as("admin", "a guess").await;
+    let first = until("the first failure is told at once", || async {
+        audited(&program, "person.sign_in_failed").await.pop()
+    })
+    .await;
+    assert_eq!(first["subject"], "admin", "{first}");
+    assert_eq!(first["detail"]["address"], "203.0.113.1", "{first}");
+
+    // A password that is typed into the wrong field is not kept, whatever it is.
+    person.sign_in_as("my secret password", "x").await;
+    for stranger in 2..=60 {
+        let mut person = Person::behind_proxy(&program, &format!("203.0.113.{stranger}"));
+        for _ in 0..2 {
+            person.sign_in_as("admin", "a guess").await;
+        }
+    }
+    let failures = audited(&program, "person.sign_in_failed").await;
+    assert!((2..60).contains(&failures.len()), "{} rows", failures.len());
+    let whole = serde_json::to_string(&failures).expect("JSON");
+    assert!(!whole.contains("my secret password"), "{whole}");
+
+    let mut person = Person::behind_proxy(&program, "198.51.100.7");
+    assert!(person.sign_in(ADMIN_PASSWORD).await.is_redirection());
+    let (_, page) = person.visit("/account").await;
+    let form = Form::find(&page, "/sign-out");
+    assert!(person.submit(&form).await.0.is_redirection());
+    let out = audited(&program, "person.signed_out").await;
+    assert_eq!(out.len(), 1, "{out:?}");
+    assert_eq!(out[0]["actor"], "person:admin");
+    let signed_in = audited(&program, "person.signed_in").await;
+    assert_eq!(signed_in[0]["detail"]["address"], "198.51.100.7");
 }

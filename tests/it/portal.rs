@@ -1,9 +1,12 @@
 //! What a customer sees who came by a portal link: their own tenant, and nothing else.
 
-use reqwest::{Method, StatusCode};
-use serde_json::json;
+use std::time::Duration;
 
-use crate::support::{Database, Person, Postrider, Receiver};
+use reqwest::{Method, Response, StatusCode};
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::support::{Database, Form, Person, Postrider, Receiver, text_of, until};
 
 async fn link(program: &Postrider, tenant: &str) -> String {
     let (status, made) = program
@@ -144,4 +147,111 @@ async fn e3_links_and_sessions_that_were_withdrawn_open_nothing() {
     let mut late = Person::new(&program);
     assert_eq!(late.visit(&unused).await.0, StatusCode::GONE);
     assert_eq!(admin.visit("/deliveries").await.0, StatusCode::OK, "others stay");
+}
+
+const LIVE: &str = "/live/overview";
+
+/// Reads a stream until the server ends it.
+async fn ended(mut stream: Response) {
+    while let Ok(Some(_)) = stream.chunk().await {}
+}
+
+async fn ends_soon(stream: Response, what: &str) {
+    let soon = timeout(Duration::from_secs(15), ended(stream)).await;
+    assert!(soon.is_ok(), "{what}");
+}
+
+async fn entered<'p>(program: &'p Postrider, tenant: &str) -> Person<'p> {
+    let mut customer = Person::new(program);
+    let path = path_of(&link(program, tenant).await);
+    assert!(customer.visit(&path).await.0.is_redirection());
+    customer
+}
+
+#[tokio::test]
+async fn a_live_part_ends_with_its_session() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    program.api().tenant("acme").await;
+    program.api().tenant("globex").await;
+    let mut admin = Person::signed_in(&program).await;
+    let (_, page) = admin
+        .post("/people", &[("login", "ada"), ("role", "read-only")])
+        .await;
+    let mut ada = Person::new(&program);
+    let password = text_of(&page, "new-password");
+    assert!(ada.sign_in_as("ada", &password).await.is_redirection());
+    let mut leaving = Person::signed_in(&program).await;
+    let mut withdrawn = entered(&program, "acme").await;
+    let mut deleted = entered(&program, "globex").await;
+    let mut stays = entered(&program, "acme").await;
+
+    let (mut open, mut streams) = (Vec::new(), [&mut ada, &mut leaving, &mut withdrawn, &mut deleted]);
+    for person in &mut streams {
+        let stream = person.open(LIVE).await;
+        assert_eq!(stream.status(), StatusCode::OK);
+        open.push(stream);
+    }
+    let (_, page) = leaving.visit("/account").await;
+    assert!(
+        leaving
+            .submit(&Form::find(&page, "/sign-out"))
+            .await
+            .0
+            .is_redirection()
+    );
+    let (status, _) = admin.post("/people/ada/remove", &[]).await;
+    assert!(status.is_redirection());
+    admin.post("/tenants/acme/end-sessions", &[]).await;
+    program.api().call(Method::DELETE, "/tenants/globex", None).await;
+    for (stream, what) in open
+        .into_iter()
+        .zip(["removed", "signed out", "withdrawn", "deleted"])
+    {
+        ends_soon(stream, what).await;
+    }
+    assert!(stays.visit("/deliveries").await.0.is_redirection());
+    let stream = admin.open(LIVE).await;
+    let goes_on = timeout(Duration::from_secs(12), ended(stream)).await;
+    assert!(goes_on.is_err(), "a session that is open keeps its stream");
+}
+
+#[tokio::test]
+async fn one_customer_does_not_take_every_live_stream() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    program.api().tenant("acme").await;
+    program.api().tenant("globex").await;
+    let mut held = Vec::new();
+    let mut in_one_session = 0;
+    for session in 0..12 {
+        let mut customer = entered(&program, "acme").await;
+        for _ in 0..50 {
+            let stream = customer.open(LIVE).await;
+            if stream.status() == StatusCode::OK {
+                held.push(stream);
+                in_one_session += usize::from(session == 0);
+            }
+        }
+    }
+    assert!((4..50).contains(&in_one_session), "{in_one_session}");
+    assert!((4..257).contains(&held.len()), "{}", held.len());
+    for mut other in [
+        entered(&program, "globex").await,
+        Person::signed_in(&program).await,
+    ] {
+        for _ in 0..4 {
+            let stream = other.open(LIVE).await;
+            assert_eq!(stream.status(), StatusCode::OK, "others have theirs");
+            held.push(stream);
+        }
+    }
+    // A stream that is let go of makes room for another.
+    held.clear();
+    let cookie = entered(&program, "acme").await.cookie();
+    until("a stream is free again", || async {
+        let stream = Person::with_cookie(&program, &cookie).open(LIVE).await;
+        (stream.status() == StatusCode::OK).then_some(())
+    })
+    .await;
 }

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const ROWS: [(char, usize); 6] = [('A', 44), ('B', 14), ('C', 18), ('D', 9), ('E', 11), ('F', 10)];
+const ROWS: [(char, usize); 6] = [('A', 44), ('B', 14), ('C', 22), ('D', 10), ('E', 16), ('F', 10)];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -139,6 +139,7 @@ fn secrets_are_compared_in_constant_time() {
         ("proto/src/signature/verify.rs", 2),
         ("dashboard/src/auth/mod.rs", 1),
         ("dashboard/src/auth/session.rs", 1),
+        ("dashboard/src/signed.rs", 1),
     ] {
         let code = code(&fs::read_to_string(root().join(file)).expect("readable"));
         assert_eq!(code.matches(".ct_eq(").count(), count, "{file}");

@@ -358,3 +358,25 @@ async fn without_a_collector_nothing_is_passed_on_or_stored() {
     assert!(received[0].headers.get("tracestate").is_none());
     assert_eq!(database.count("select count(*) from postrider.traces").await, 0);
 }
+
+/// The headers for the collector hold its token: they must go nowhere else.
+#[tokio::test]
+async fn a_collector_s_redirect_is_not_followed() {
+    let (database, collector) = (Database::fresh().await, Collector::start().await);
+    let elsewhere = Collector::start().await;
+    collector
+        .0
+        .answer(Answer::Redirect(format!("{}/v1/traces", elsewhere.url())));
+    let settings = [
+        ("POSTRIDER_OTLP_ENDPOINT", collector.url()),
+        ("POSTRIDER_OTLP_HEADERS", "x-token=of-the-collector".to_owned()),
+    ];
+    let settings = settings.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let program = Postrider::start_with(&database, &settings).await;
+    let receiver = Receiver::start().await;
+    program.api().acme(&receiver.url("/hook"), json!({})).await;
+    emit(&program, None, &json!({ "type": "invoice.paid", "data": {} })).await;
+    collector.0.wait_for(1).await;
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    assert!(elsewhere.0.received().is_empty(), "it was sent on");
+}

@@ -32,7 +32,7 @@ use crate::{
     auth::{Actor, Tenant},
     idempotency::{Claim, Work},
     input::OptionalBody,
-    listening::{LIFE, STREAMS_MAX, Session},
+    listening::{LIFE, STREAMS_MAX, STREAMS_PER_TENANT_MAX, Session},
     openapi::shapes,
     problem::{Kind, Problem},
     tables::{
@@ -153,13 +153,14 @@ pub(crate) async fn requests(
     if method != Method::GET {
         return Err(Problem::new(Kind::MethodNotAllowed, "It can only be read."));
     }
-    let place = app.streams.clone().try_acquire_owned().map_err(|_| {
+    let place = app.streams.take(Some(tenant.id)).ok_or_else(|| {
         Problem::too_many(
-            format!("At most {STREAMS_MAX} listeners are connected to one process."),
+            format!(
+                "At most {STREAMS_PER_TENANT_MAX} listeners of a tenant, and {STREAMS_MAX} of all, are connected to one process."
+            ),
             Duration::from_secs(5),
         )
     })?;
-    let share = app.limits.listeners.take(&tenant.slug).await?;
     let mut connection = app.pool.acquire().await?;
     let listener = listeners::find(&mut *connection, tenant.id, &id)
         .await?
@@ -179,7 +180,6 @@ pub(crate) async fn requests(
         holder,
         stop: app.stop.clone(),
         place,
-        share,
     };
     let headers = [
         (header::CONTENT_TYPE, "application/x-ndjson"),

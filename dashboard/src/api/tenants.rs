@@ -13,6 +13,7 @@ use postrider_proto::{
     routing::is_tenant_slug,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::{Answer, endpoint_rules::Faults};
@@ -115,6 +116,7 @@ pub(crate) async fn store(
     let retention_days = faults.number("retention_days", form.retention_days, 1, days_kept.max(1));
     faults.done()?;
     let mut transaction = tables::begin(&app.pool).await?;
+    let before = tables::tenants::find_to_change(&mut *transaction, slug).await?;
     let (row, is_new) = tables::tenants::put(
         &mut *transaction,
         slug,
@@ -129,11 +131,38 @@ pub(crate) async fn store(
         action: Action::TenantPut,
         tenant: Some(row.id),
         subject: slug,
-        detail: None,
+        detail: Some(changes(before.as_ref(), &row)),
     };
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok((row, is_new))
+}
+
+/// The settings that are not what they were, with their new values. A new tenant had none.
+fn changes(before: Option<&TenantRow>, now: &TenantRow) -> Value {
+    let settings = |row: &TenantRow| {
+        [
+            ("name", json!(row.name)),
+            ("rotate_every_days", json!(row.rotate_every_days)),
+            ("retention_days", json!(row.retention_days)),
+            ("all_operational_events", json!(row.all_operational_events)),
+        ]
+    };
+    let before_settings = before.map(settings);
+    let is_changed = |(place, (_, value)): &(usize, (&str, Value))| match &before_settings {
+        Some(before) => before[*place].1 != *value,
+        None => !value.is_null() && *value != json!(false),
+    };
+    let mut changed: Map<String, Value> = settings(now)
+        .into_iter()
+        .enumerate()
+        .filter(is_changed)
+        .map(|(_, (name, value))| (name.to_owned(), value))
+        .collect();
+    if before.is_none() {
+        changed.insert("created".to_owned(), json!(true));
+    }
+    Value::Object(changed)
 }
 
 pub(crate) async fn get(

@@ -1,7 +1,9 @@
 //! Who is asking, and whether they may. The one place where roles are enforced.
 //! Invariant: a handler runs only after `check` admitted its request; what it finds in the request's extensions
-//! (`Actor`, `Tenant`, `Session`, `Arrived`) was put there here. It runs within its tenant's share.
+//! (`Actor`, `Tenant`, `Session`, `Arrived`, `ClientAddress`) was put there here. It runs within its tenant's share.
 
+pub(crate) mod address;
+pub(crate) mod failures;
 mod password;
 pub(crate) mod portal;
 mod request_rate;
@@ -10,11 +12,14 @@ mod session;
 mod sign_in;
 mod throttle;
 
-use std::time::{Duration, Instant};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use axum::{
     RequestExt,
-    extract::{RawPathParams, Request, State},
+    extract::{ConnectInfo, RawPathParams, Request, State},
     http::{HeaderMap, header},
     middleware::Next,
     response::{IntoResponse, Redirect, Response},
@@ -25,6 +30,8 @@ use subtle::ConstantTimeEq;
 use tokio::time::timeout;
 use tracing::Instrument;
 
+pub(crate) use address::ClientAddress;
+pub use address::TrustedProxies;
 pub(crate) use password::{ADMIN_LOGIN, hash as hash_password, verify as verify_password};
 pub use password::{PasswordError, set_admin_password};
 pub use request_rate::{REQUEST_RATE_DEFAULT, RequestRates, TENANT_REQUEST_RATE_DEFAULT};
@@ -36,6 +43,7 @@ pub(crate) use sign_in::{SignIn, sign_in};
 
 use crate::{
     Shared, idempotency,
+    input::BodyWait,
     pages::PageProblem,
     problem::{Kind, Problem},
     tables::{api_keys, tenants},
@@ -89,6 +97,9 @@ pub(crate) struct Gate {
 
 pub(crate) async fn check(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
     request.extensions_mut().insert(Arrived(Instant::now()));
+    let client = client_address(&gate.app, &request);
+    request.extensions_mut().insert(client);
+    let (mut request, body) = BodyWait::watch(request);
     let answer = async {
         match admit(&gate, &mut request).await {
             Ok(_) if gate.refuses_query && has_query(&request) => no_parameters(&request).into_response(),
@@ -98,8 +109,21 @@ pub(crate) async fn check(State(gate): State<Gate>, mut request: Request, next: 
     };
     match timeout(REQUEST_TIME_MAX, answer).await {
         Ok(response) => response,
+        // The client has not sent what it announced: nothing here is busy.
+        Err(_) if body.is_waiting() => {
+            let problem = Problem::new(Kind::RequestTimeout, "The body did not arrive in time.");
+            match gate.rule.is_for_sessions() {
+                true => PageProblem::from(problem).into_response(),
+                false => problem.into_response(),
+            }
+        }
         Err(_) => Problem::busy().into_response(),
     }
+}
+
+fn client_address(app: &Shared, request: &Request) -> ClientAddress {
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+    ClientAddress(peer.map(|ConnectInfo(peer)| app.trusted_proxies.client(peer.ip(), request.headers())))
 }
 
 fn has_query(request: &Request) -> bool {
@@ -177,6 +201,10 @@ async fn admit_session(gate: &Gate, request: &mut Request) -> Result<String, Res
         .await
         .map_err(page)?
         .ok_or_else(|| Redirect::to("/sign-in").into_response())?;
+    gate.app
+        .request_rates
+        .take_for_session(&session.actor().0)
+        .map_err(page)?;
     if !gate
         .rule
         .admits_request(session.role, !request.method().is_safe())
@@ -232,7 +260,7 @@ async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> 
 }
 
 /// For callers that have no route: may they emit?
-pub(crate) async fn admit_producer(app: &Shared, headers: &HeaderMap) -> Result<(), Problem> {
+pub(crate) async fn admit_producer(app: &Shared, headers: &HeaderMap) -> Result<Actor, Problem> {
     let key = find_key(app, headers).await?.ok_or_else(|| {
         Problem::new(
             Kind::Unauthorized,
@@ -241,7 +269,7 @@ pub(crate) async fn admit_producer(app: &Shared, headers: &HeaderMap) -> Result<
     })?;
     app.request_rates.take(&key.actor.0, key.role)?;
     if Rule::Emit.admits_key(key.role) {
-        return Ok(());
+        return Ok(key.actor);
     }
     let detail = format!("A key of role {} can't do this.", key.role);
     Err(Problem::new(Kind::Forbidden, detail))
@@ -310,6 +338,7 @@ pub(crate) mod tests {
             public_url: "http://127.0.0.1".to_owned(),
             admin_api_key: "right".to_owned(),
             request_rates: Default::default(),
+            trusted_proxies: Default::default(),
             metrics: String::new,
             tracer: Default::default(),
             stop: Default::default(),

@@ -1,13 +1,31 @@
-//! Passwords of people: argon2id, hashed away from the async threads and a few at a time.
+//! Passwords of people: argon2id, hashed away from the async threads and one at a time for each of two kinds of callers.
+//! Invariant: strangers at the door take at most one core, wait their turn by address, and never hold up the team.
+
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::{Arc, LazyLock},
+};
 
 use argon2::{Argon2, PasswordHasher, PasswordVerifier, password_hash::phc::PasswordHash};
+use sha2::{Digest, Sha256};
 use sqlx::PgConnection;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::tables::people;
+use super::address::network;
+use crate::{
+    slots::{Slot, Slots},
+    tables::people,
+};
 
 /// Each hash takes 19 MiB and some 20 ms of a core: more at once would let a crowd at the door take the machine.
-static HASHES: Semaphore = Semaphore::const_new(2);
+static TEAM: Semaphore = Semaphore::const_new(1);
+static DOOR: LazyLock<Door> = LazyLock::new(Door::new);
+
+/// Sign-ins that wait for their turn.
+const WAITING_MAX: usize = 1_024;
+/// Of one address: they are done within some seconds, well before a request is given up.
+const WAITING_PER_ADDRESS_MAX: usize = 256;
+const LANES: usize = 256;
 
 const PASSWORD_BYTES_MAX: usize = 1024;
 
@@ -42,41 +60,107 @@ pub(crate) async fn hash(password: &str) -> Result<String, PasswordError> {
         return Err(PasswordError::Length);
     }
     let password = password.to_owned();
-    apart(move || {
-        let hash: PasswordHash = Argon2::default()
-            .hash_password(password.as_bytes())
-            .map_err(|_| PasswordError::Hash)?;
-        Ok(hash.to_string())
-    })
-    .await
+    apart(team().await?, move || make(&password)).await
+}
+
+/// For somebody who is signed in, or a start.
+pub(crate) async fn verify(hash: Option<&str>, password: &str) -> Result<bool, PasswordError> {
+    let (hash, password) = (hash.map(str::to_owned), password.to_owned());
+    apart(team().await?, move || compare(hash.as_deref(), &password)).await
+}
+
+async fn team() -> Result<SemaphorePermit<'static>, PasswordError> {
+    TEAM.acquire().await.map_err(|_| PasswordError::Hash)
+}
+
+fn make(password: &str) -> Result<String, PasswordError> {
+    let hash: PasswordHash = Argon2::default()
+        .hash_password(password.as_bytes())
+        .map_err(|_| PasswordError::Hash)?;
+    Ok(hash.to_string())
 }
 
 /// Takes as long when there is no such person, so that the time does not tell who exists.
-pub(crate) async fn verify(hash: Option<&str>, password: &str) -> Result<bool, PasswordError> {
+fn compare(hash: Option<&str>, password: &str) -> Result<bool, PasswordError> {
     if password.len() > PASSWORD_BYTES_MAX {
         return Ok(false);
     }
-    let Some(hash) = hash.map(str::to_owned) else {
-        let _ = self::hash(if password.is_empty() { "-" } else { password }).await?;
+    let Some(hash) = hash else {
+        make(if password.is_empty() { "-" } else { password })?;
         return Ok(false);
     };
-    let password = password.to_owned();
-    apart(move || {
-        let parsed = PasswordHash::new(&hash).map_err(|_| PasswordError::Hash)?;
-        Ok(Argon2::default()
-            .verify_password(password.as_bytes(), &parsed)
-            .is_ok())
-    })
-    .await
+    let parsed = PasswordHash::new(hash).map_err(|_| PasswordError::Hash)?;
+    Ok(Argon2::default()
+        .verify_password(password.as_bytes(), &parsed)
+        .is_ok())
 }
 
+/// `turn` is given back when the work is done, even if its caller has gone meanwhile.
 async fn apart<T: Send + 'static>(
+    turn: impl Send + 'static,
     work: impl FnOnce() -> Result<T, PasswordError> + Send + 'static,
 ) -> Result<T, PasswordError> {
-    let _permit = HASHES.acquire().await.map_err(|_| PasswordError::Hash)?;
+    let work = move || {
+        let _turn = turn;
+        work()
+    };
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|_| PasswordError::Hash)?
+}
+
+/// The queue of those who sign in. An address waits in a lane, and the lanes take turns: with many tries from one address,
+/// those of another are not behind them.
+struct Door {
+    waiting: Arc<Slots<Ipv6Addr>>,
+    salt: [u8; 32],
+    lanes: Vec<Semaphore>,
+    hash: Semaphore,
+}
+
+/// The right to wait, and to hash once.
+pub(super) struct Place {
+    address: Ipv6Addr,
+    _slot: Slot<Ipv6Addr>,
+}
+
+/// None when too many wait already.
+pub(super) fn queue(address: Option<IpAddr>) -> Option<Place> {
+    let address = address.map_or(Ipv6Addr::UNSPECIFIED, network);
+    let slot = DOOR.waiting.take(Some(address))?;
+    Some(Place { address, _slot: slot })
+}
+
+impl Door {
+    fn new() -> Self {
+        Self {
+            waiting: Slots::new(WAITING_MAX, WAITING_PER_ADDRESS_MAX),
+            salt: rand::random(),
+            lanes: (0..LANES).map(|_| Semaphore::new(1)).collect(),
+            hash: Semaphore::new(1),
+        }
+    }
+
+    fn lane(&self, address: Ipv6Addr) -> &Semaphore {
+        let hash = Sha256::new()
+            .chain_update(self.salt)
+            .chain_update(address.octets())
+            .finalize();
+        &self.lanes[usize::from(hash[0]) % LANES]
+    }
+}
+
+impl Place {
+    /// For somebody who is not signed in yet.
+    pub(super) async fn verify(self, hash: Option<&str>, password: &str) -> Result<bool, PasswordError> {
+        let acquire = |semaphore: &'static Semaphore| async {
+            semaphore.acquire().await.map_err(|_| PasswordError::Hash)
+        };
+        let lane = acquire(DOOR.lane(self.address)).await?;
+        let turn = acquire(&DOOR.hash).await?;
+        let (hash, password) = (hash.map(str::to_owned), password.to_owned());
+        apart((turn, lane, self), move || compare(hash.as_deref(), &password)).await
+    }
 }
 
 #[cfg(test)]
@@ -91,5 +175,41 @@ mod tests {
         assert!(!verify(Some(&hash), "wrong").await.expect("a verdict"));
         assert!(!verify(None, "correct horse").await.expect("a verdict"));
         assert!(matches!(super::hash("").await, Err(PasswordError::Length)));
+        let place = || queue(None).expect("a place");
+        assert!(
+            place()
+                .verify(Some(&hash), "correct horse")
+                .await
+                .expect("a verdict")
+        );
+        assert!(!place().verify(None, "correct horse").await.expect("a verdict"));
+    }
+
+    #[tokio::test]
+    async fn many_tries_from_one_address_are_not_before_one_from_another() {
+        let address = |n: u8| IpAddr::from([192, 0, 2, n]);
+        let lane = |n: u8| std::ptr::from_ref(DOOR.lane(network(address(n))));
+        let other = (2..=255).find(|n| lane(*n) != lane(1)).expect("another lane");
+        let tries = |n: u8, count: usize| {
+            let mut running = tokio::task::JoinSet::new();
+            for _ in 0..count {
+                let place = queue(Some(address(n))).expect("a place");
+                running.spawn(place.verify(None, "a guess"));
+            }
+            running
+        };
+        let mut crowd = tries(1, 100);
+        tokio::task::yield_now().await;
+        tries(other, 1)
+            .join_next()
+            .await
+            .expect("one")
+            .expect("done")
+            .expect("a verdict");
+        let mut done = 0;
+        while crowd.try_join_next().is_some() {
+            done += 1;
+        }
+        assert!(done < 50, "{done} of the crowd went before it");
     }
 }

@@ -1,8 +1,11 @@
 //! Links that let a customer into the pages of their own tenant.
 //! Invariant: a link works once and for a quarter of an hour, and only its hash is kept.
 
+use std::net::IpAddr;
+
 use chrono::{DateTime, Utc};
 use data_encoding::BASE64URL_NOPAD;
+use serde_json::json;
 use sqlx::PgConnection;
 
 use super::{Actor, Session, Tenant, fingerprint};
@@ -49,7 +52,11 @@ pub(crate) async fn make(
 }
 
 /// Uses the link up and opens a session: the token for its cookie, or none when the link no longer works.
-pub(crate) async fn redeem(app: &App, token: &str) -> Result<Option<String>, Problem> {
+pub(crate) async fn redeem(
+    app: &App,
+    token: &str,
+    address: Option<IpAddr>,
+) -> Result<Option<String>, Problem> {
     if token.len() != TOKEN_CHARS {
         return Ok(None);
     }
@@ -63,7 +70,7 @@ pub(crate) async fn redeem(app: &App, token: &str) -> Result<Option<String>, Pro
         action: Action::PortalOpened,
         tenant: Some(tenant.id),
         subject: &tenant.slug,
-        detail: None,
+        detail: Some(json!({"address": address})),
     };
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;

@@ -16,8 +16,13 @@ pub const REQUEST_RATE_DEFAULT: NonZeroU32 = NonZeroU32::new(10_000).expect("not
 /// Of a tenant key, which is in a customer's hands.
 pub const TENANT_REQUEST_RATE_DEFAULT: NonZeroU32 = NonZeroU32::new(200).expect("not zero");
 
+/// Of a person, or of the customers of one tenant, in their browsers: more than anybody clicks.
+const SESSION_RATE: NonZeroU32 = NonZeroU32::new(200).expect("not zero");
+const SESSION_BURST: NonZeroU32 = NonZeroU32::new(1_000).expect("not zero");
+
 /// Counted by each process for itself. A key may use a second's worth at once.
 pub struct RequestRates {
+    sessions: DefaultKeyedRateLimiter<String>,
     clock: DefaultClock,
     ours: DefaultKeyedRateLimiter<String>,
     tenants: DefaultKeyedRateLimiter<String>,
@@ -26,6 +31,7 @@ pub struct RequestRates {
 impl RequestRates {
     pub fn new(ours: NonZeroU32, tenants: NonZeroU32) -> Self {
         Self {
+            sessions: RateLimiter::keyed(Quota::per_second(SESSION_RATE).allow_burst(SESSION_BURST)),
             clock: DefaultClock::default(),
             ours: RateLimiter::keyed(Quota::per_second(ours)),
             tenants: RateLimiter::keyed(Quota::per_second(tenants)),
@@ -38,9 +44,26 @@ impl RequestRates {
             KeyRole::Admin | KeyRole::Producer => &self.ours,
             KeyRole::Tenant => &self.tenants,
         };
-        rate.check_key(&key.to_owned()).map_err(|early| {
+        self.check(
+            rate,
+            key,
+            "This key has made too many requests in the last second.",
+        )
+    }
+
+    /// The same for who is signed in, over all of their sessions.
+    pub(super) fn take_for_session(&self, actor: &str) -> Result<(), Problem> {
+        self.check(
+            &self.sessions,
+            actor,
+            "Too many requests in the last second. Try again in a moment.",
+        )
+    }
+
+    fn check(&self, rate: &DefaultKeyedRateLimiter<String>, who: &str, detail: &str) -> Result<(), Problem> {
+        rate.check_key(&who.to_owned()).map_err(|early| {
             let wait = early.wait_time_from(self.clock.now());
-            Problem::too_many("This key has made too many requests in the last second.", wait)
+            Problem::too_many(detail, wait)
         })
     }
 }
@@ -64,5 +87,18 @@ mod tests {
         assert_eq!(taken("key:2", KeyRole::Tenant), 2);
         assert_eq!(taken("key:3", KeyRole::Producer), 5);
         assert_eq!(taken("key:admin", KeyRole::Admin), 5);
+    }
+
+    #[test]
+    fn a_session_that_runs_wild_has_to_wait_and_others_do_not() {
+        let rates = RequestRates::default();
+        let taken = |actor: &str| {
+            (0..3_000)
+                .filter(|_| rates.take_for_session(actor).is_ok())
+                .count()
+        };
+        assert!((1_000..1_500).contains(&taken("portal:acme")));
+        assert!((1_000..1_500).contains(&taken("portal:globex")));
+        assert!(rates.take("portal:acme", KeyRole::Tenant).is_ok());
     }
 }

@@ -115,9 +115,19 @@ impl Session {
         Ok(token)
     }
 
-    pub(crate) async fn end(&self, pool: &Pool) -> Result<(), Problem> {
-        sessions::delete(pool, &self.token_hash).await?;
+    pub(crate) async fn end(&self, connection: &mut PgConnection) -> Result<(), Problem> {
+        sessions::delete(connection, &self.token_hash).await?;
         Ok(())
+    }
+
+    /// Whether it has not ended meanwhile, nor the person or tenant gone.
+    pub(crate) async fn is_open(&self, pool: &Pool) -> Result<bool, Problem> {
+        Ok(sessions::find(pool, &self.token_hash).await?.is_some())
+    }
+
+    /// What bounds on sessions are counted by: this session, and whose it is.
+    pub(crate) fn holders(&self) -> ([u8; 32], Holder) {
+        (self.token_hash, self.holder)
     }
 
     /// This session, and every other of the same person or of the same tenant's customers.
@@ -128,6 +138,24 @@ impl Session {
 
     pub(crate) async fn count_open(&self, pool: &Pool) -> Result<i64, Problem> {
         Ok(sessions::count(pool, self.holder).await?)
+    }
+}
+
+#[cfg(test)]
+impl Session {
+    pub(crate) fn of_customer(tenant: i32, token: u8) -> Self {
+        let id = TenantId(tenant);
+        Self {
+            login: "acme".to_owned(),
+            csrf: String::new(),
+            role: Role::Customer,
+            tenant: Some(Tenant {
+                id,
+                slug: "acme".to_owned(),
+            }),
+            holder: Holder::Tenant(id),
+            token_hash: [token; 32],
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use super::{Actor, Session, password, throttle};
+use serde_json::json;
+
+use super::{Actor, Session, failures, password, throttle};
 use crate::{
     Shared,
     audit::{self, Action, Entry},
@@ -12,6 +14,8 @@ use crate::{
 };
 
 const LOGIN_BYTES_MAX: usize = 256;
+/// For those who come while too many others wait.
+const CROWD_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) enum SignIn {
     /// The token that the session's cookie carries.
@@ -28,12 +32,30 @@ pub(crate) async fn sign_in(
     login: &str,
     password: &str,
 ) -> Result<SignIn, Problem> {
-    if let Err(wait) = throttle::take(login, address) {
-        return Ok(SignIn::TooOften(wait));
-    }
-    let Some(person) = identify(app, login, password).await? else {
-        return Ok(SignIn::Wrong);
+    let attempt = match throttle::begin(login, address) {
+        Ok(attempt) => attempt,
+        Err(wait) => return Ok(SignIn::TooOften(wait)),
     };
+    let Some(place) = password::queue(address) else {
+        attempt.withdrawn();
+        return Ok(SignIn::TooOften(CROWD_PAUSE));
+    };
+    let identified = match identify(app, place, login, password).await {
+        Ok(identified) => identified,
+        Err(problem) => {
+            attempt.withdrawn();
+            return Err(problem);
+        }
+    };
+    let person = match identified {
+        Identified::Person(id) => id,
+        Identified::WrongPassword | Identified::Nobody => {
+            let known = matches!(identified, Identified::WrongPassword).then_some(login);
+            failures::note(app, known, address).await;
+            return Ok(SignIn::Wrong);
+        }
+    };
+    attempt.succeeded();
     let mut transaction = tables::begin(&app.pool).await?;
     let token = Session::begin_for_person(&mut transaction, person).await?;
     let entry = Entry {
@@ -41,24 +63,40 @@ pub(crate) async fn sign_in(
         action: Action::SignedIn,
         tenant: None,
         subject: login,
-        detail: None,
+        detail: Some(json!({"address": address})),
     };
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok(SignIn::Done(token))
 }
 
-/// The number of the person who has this login and this password.
-async fn identify(app: &Shared, login: &str, password: &str) -> Result<Option<i32>, Problem> {
+enum Identified {
+    /// By their number.
+    Person(i32),
+    WrongPassword,
+    Nobody,
+}
+
+/// The person who has this login and this password.
+async fn identify(
+    app: &Shared,
+    place: password::Place,
+    login: &str,
+    password: &str,
+) -> Result<Identified, Problem> {
     let is_possible = login.len() <= LOGIN_BYTES_MAX && !login.contains('\0');
     let person = match is_possible {
         true => people::find(&app.pool, login).await?,
         false => None,
     };
     let hash = person.as_ref().map(|person| person.password_hash.as_str());
-    let is_right = password::verify(hash, password).await.map_err(|error| {
+    let is_right = place.verify(hash, password).await.map_err(|error| {
         tracing::error!(%error, "a password could not be checked");
         Problem::new(Kind::Internal, "It has been logged.")
     })?;
-    Ok(person.filter(|_| is_right).map(|person| person.id))
+    Ok(match person {
+        Some(person) if is_right => Identified::Person(person.id),
+        Some(_) => Identified::WrongPassword,
+        None => Identified::Nobody,
+    })
 }

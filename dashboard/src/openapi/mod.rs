@@ -146,12 +146,13 @@ fn introduction() -> String {
 }
 
 impl Kind {
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 18] = [
         Self::BadRequest,
         Self::Unauthorized,
         Self::Forbidden,
         Self::NotFound,
         Self::MethodNotAllowed,
+        Self::RequestTimeout,
         Self::Conflict,
         Self::KeyReused,
         Self::KeyInProgress,
@@ -259,10 +260,10 @@ fn follows_from(rule: Rule, operation: &Operation) -> Vec<u16> {
         statuses.push(400);
     }
     if operation.has_body() {
-        statuses.extend([400, 413, 415, 422]);
+        statuses.extend([400, 408, 413, 415, 422]);
     }
     if operation.takes_idempotency_key() {
-        statuses.extend([400, 409, 413]);
+        statuses.extend([400, 408, 409, 413]);
     }
     statuses
 }

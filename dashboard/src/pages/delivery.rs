@@ -9,9 +9,9 @@ use axum::{
     extract::{Path, State},
     response::Redirect,
 };
-use postrider_proto::{DeliveryId, DeliveryState, TenantId, json::lay_out};
+use postrider_proto::{DeliveryId, DeliveryState, TenantId};
 
-use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, dead_letters::in_words};
+use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, Pretty, dead_letters::in_words};
 use crate::{
     Shared,
     api::deliveries::attempts_of,
@@ -42,7 +42,7 @@ pub(crate) struct DeliveryPage {
     version: String,
     now: Markup,
     is_pending: bool,
-    pretty: String,
+    pretty: Pretty,
     raw: String,
     curl: String,
     curl_hides: bool,
@@ -106,7 +106,7 @@ pub(crate) async fn show(
         version,
         is_pending: now.is_pending,
         now: Markup::of(&now)?,
-        pretty: lay_out(&raw),
+        pretty: Pretty::of(&raw),
         raw,
         curl_hides: curl.contains(crate::transcript::HIDDEN),
         curl,
@@ -121,7 +121,7 @@ pub(crate) async fn follow(
 ) -> Result<Stream, Problem> {
     let (id, scope) = (parse_id(&id)?, session.scope());
     load(&app, scope, id).await?;
-    live.stream(REFRESH, move || {
+    live.stream(&app.pool.clone(), session, REFRESH, move || {
         let app = app.clone();
         async move {
             let (_, now) = load(&app, scope, id).await?;

@@ -254,7 +254,7 @@ pub(crate) async fn follow(
     Path(id): Path<String>,
 ) -> Result<Stream, Problem> {
     Subject::find(&app, &session, &id).await?;
-    live.stream(REFRESH, move || {
+    live.stream(&app.pool.clone(), session.clone(), REFRESH, move || {
         let (app, session, id) = (app.clone(), session.clone(), id.clone());
         async move {
             let subject = Subject::find(&app, &session, &id).await?;

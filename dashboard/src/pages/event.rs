@@ -7,9 +7,9 @@ use axum::{
     extract::{Path, State},
 };
 use chrono::DateTime;
-use postrider_proto::{EventId, TenantId, json::lay_out, limits::LIST_PAGE_MAX};
+use postrider_proto::{EventId, TenantId, limits::LIST_PAGE_MAX};
 
-use super::{Frame, Line, Moment, PageProblem};
+use super::{Frame, Line, Moment, PageProblem, Pretty};
 use crate::{
     Shared,
     auth::Session,
@@ -32,7 +32,7 @@ pub(crate) struct EventPage {
     ordering_key: Option<String>,
     sequence: Option<i64>,
     bytes: i64,
-    pretty: String,
+    pretty: Pretty,
     raw: String,
     /// Of a thin event: what its receivers fetch.
     full_data: Option<String>,
@@ -67,11 +67,11 @@ pub(crate) async fn show(
             .unwrap_or_default(),
         created: Moment(DateTime::from_timestamp_millis(number.unix_ms())),
         bytes: event.body.len() as i64,
-        pretty: lay_out(&raw),
+        pretty: Pretty::of(&raw),
         raw,
         full_data: event
             .full_data
-            .map(|data| lay_out(&String::from_utf8_lossy(&data))),
+            .map(|data| Pretty::whole(&String::from_utf8_lossy(&data))),
         event_type: event.type_name,
         version: event.version,
         ordering_key: event.ordering_key,

@@ -7,12 +7,12 @@ use axum::{
     Extension,
     extract::{Path, State},
 };
-use postrider_proto::{TypeId, json::lay_out, routing::is_type_name};
+use postrider_proto::{TypeId, routing::is_type_name};
 use postrider_sender::sample;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Frame, Moment, PageProblem};
+use super::{Frame, Moment, PageProblem, Pretty};
 use crate::{
     Shared,
     api::compatibility::{Break, compare},
@@ -167,8 +167,8 @@ pub(crate) async fn show(
         against: against.map(|one| one.version.clone()),
         versions: published.iter().map(|one| one.version.clone()).collect(),
         version: shown.version.clone(),
-        raw: lay_out(shown.schema.get()),
-        example: lay_out(&body),
+        raw: Pretty::whole(shown.schema.get()),
+        example: Pretty::whole(&body),
         example_fits: fits,
         fields: own,
         name: row.name,

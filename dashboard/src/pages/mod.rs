@@ -37,7 +37,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::{DateTime, SecondsFormat, Utc};
-
+use postrider_proto::json::{LaidOut, lay_out_within};
 use serde::Deserialize;
 
 pub(crate) use markup::Markup;
@@ -185,6 +185,33 @@ impl From<&Delivery> for Line {
             attempts: delivery.attempt_count,
             said: said(delivery),
             created: Moment(delivery.created_at()),
+        }
+    }
+}
+
+/// Of a body that is laid out for people. Most are shown whole; what is nested deeply could grow a hundredfold.
+const LAID_OUT_BYTES_MAX: usize = 256 * 1024;
+
+/// A body for people, with a note where only its beginning is shown.
+#[derive(Debug, Clone)]
+struct Pretty {
+    text: String,
+    is_cut: bool,
+}
+
+impl Pretty {
+    const KIB_MAX: usize = LAID_OUT_BYTES_MAX / 1024;
+
+    fn of(body: &str) -> Self {
+        let LaidOut { text, is_cut } = lay_out_within(body, LAID_OUT_BYTES_MAX);
+        Self { text, is_cut }
+    }
+
+    /// For what is shown nowhere else: as it is, where it would be cut.
+    fn whole(text: &str) -> String {
+        match Self::of(text) {
+            Self { is_cut: true, .. } => text.to_owned(),
+            Self { text, .. } => text,
         }
     }
 }

@@ -167,7 +167,7 @@ pub(crate) async fn follow(
     Query(query): Query<OverviewQuery>,
 ) -> Result<Stream, Problem> {
     let (range, scope) = (Range::read(&query.range), session.scope());
-    live.stream(REFRESH, move || {
+    live.stream(&app.pool.clone(), session, REFRESH, move || {
         let pool = app.pool.clone();
         async move { Ok(Content::Html(Markup::of(&load(&pool, scope, range).await?)?.0)) }
     })

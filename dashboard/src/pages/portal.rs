@@ -3,6 +3,7 @@
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::{
+    Extension,
     extract::State,
     http::{HeaderMap, Method, StatusCode},
     response::{IntoResponse, Redirect, Response},
@@ -12,7 +13,7 @@ use serde::Deserialize;
 use super::{PageProblem, sign_in::set_cookie};
 use crate::{
     Shared,
-    auth::{portal, session_cookie},
+    auth::{ClientAddress, portal, session_cookie},
     input::Query,
 };
 
@@ -28,6 +29,7 @@ struct OverPage;
 
 pub(crate) async fn enter(
     State(app): State<Shared>,
+    Extension(ClientAddress(address)): Extension<ClientAddress>,
     method: Method,
     headers: HeaderMap,
     Query(query): Query<EnterQuery>,
@@ -36,7 +38,7 @@ pub(crate) async fn enter(
     if method == Method::HEAD || is_look_ahead(&headers) {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    Ok(match portal::redeem(&app, &query.token).await? {
+    Ok(match portal::redeem(&app, &query.token, address).await? {
         Some(token) => {
             let set = session_cookie(&token, &app.public_url);
             (set_cookie(&set), Redirect::to("/")).into_response()

@@ -184,7 +184,7 @@ pub(crate) async fn follow(
 ) -> Result<Stream, Problem> {
     let scope = session.scope();
     find(&app, scope, &id).await?;
-    live.stream(REFRESH, move || {
+    live.stream(&app.pool.clone(), session, REFRESH, move || {
         let (app, id) = (app.clone(), id.clone());
         async move {
             let shown = Shown::from(find(&app, scope, &id).await?);

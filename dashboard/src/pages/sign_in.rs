@@ -1,25 +1,24 @@
 //! The forms for signing in and out. Who somebody is, `auth` says.
 
-use std::net::SocketAddr;
-
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::{
     Extension, Form,
-    extract::{ConnectInfo, State},
+    extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Redirect, Response},
 };
 use data_encoding::BASE64URL_NOPAD;
 use serde::Deserialize;
+use serde_json::json;
 
 use super::PageProblem;
 use crate::{
     Shared,
     audit::{self, Action, Entry},
     auth::{
-        Actor, Confirmed, Session, SignIn, cookie, expired_cookie, session_cookie, sign_in, sign_in_cookie,
-        tokens_match,
+        Actor, ClientAddress, Confirmed, Session, SignIn, cookie, expired_cookie, session_cookie, sign_in,
+        sign_in_cookie, tokens_match,
     },
     problem::Problem,
     tables,
@@ -55,7 +54,7 @@ fn form_page(app: &Shared, status: StatusCode, notice: Option<String>) -> Respon
 
 pub(crate) async fn submit(
     State(app): State<Shared>,
-    peer: Option<Extension<ConnectInfo<SocketAddr>>>,
+    Extension(ClientAddress(address)): Extension<ClientAddress>,
     headers: HeaderMap,
     form: Result<Form<SignInForm>, axum::extract::rejection::FormRejection>,
 ) -> Result<Response, PageProblem> {
@@ -65,7 +64,6 @@ pub(crate) async fn submit(
         let notice = "The form was too old. Try again.".to_owned();
         return Ok(form_page(&app, StatusCode::FORBIDDEN, Some(notice)));
     }
-    let address = peer.map(|Extension(ConnectInfo(address))| address.ip());
     Ok(match sign_in(&app, address, &form.login, &form.password).await? {
         SignIn::Done(token) => {
             let set = session_cookie(&token, &app.public_url);
@@ -90,9 +88,21 @@ pub(crate) async fn submit(
 pub(crate) async fn leave(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
+    Extension(actor): Extension<Actor>,
+    Extension(ClientAddress(address)): Extension<ClientAddress>,
     _: Confirmed,
 ) -> Result<Response, PageProblem> {
-    session.end(&app.pool).await?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    session.end(&mut transaction).await?;
+    let entry = Entry {
+        actor: &actor,
+        action: Action::SignedOut,
+        tenant: session.scope(),
+        subject: &session.login,
+        detail: Some(json!({"address": address})),
+    };
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
     let set = expired_cookie(&app.public_url);
     Ok((set_cookie(&set), Redirect::to("/sign-in")).into_response())
 }

@@ -15,7 +15,7 @@ pub(crate) struct SessionRow {
 }
 
 /// Whose session it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Holder {
     Person(i32),
     Tenant(TenantId),

@@ -29,6 +29,20 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> Result<Option<T
     .await
 }
 
+/// Locked, so that what is read is what a change replaces.
+pub(crate) async fn find_to_change(
+    db: impl PgExecutor<'_>,
+    slug: &str,
+) -> Result<Option<TenantRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select id, slug, name, rotate_every_days, retention_days, all_operational_events, created_at from postrider.tenants
+         where slug = $1 and deleted_at is null for no key update",
+    )
+    .bind(slug)
+    .fetch_optional(db)
+    .await
+}
+
 /// Of a deleted one too: its events may still be looked at.
 pub(crate) async fn slug(db: impl PgExecutor<'_>, id: TenantId) -> Result<Option<String>, sqlx::Error> {
     sqlx::query_scalar("select slug from postrider.tenants where id = $1")

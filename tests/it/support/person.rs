@@ -83,6 +83,24 @@ impl<'p> Person<'p> {
         }
     }
 
+    /// Behind a proxy, which says that the browser is at this address.
+    pub(crate) fn behind_proxy(program: &'p Postrider, address: &str) -> Self {
+        let address = address.parse().expect("an address");
+        let headers = reqwest::header::HeaderMap::from_iter([(
+            reqwest::header::HeaderName::from_static("x-forwarded-for"),
+            address,
+        )]);
+        let client = Client::builder()
+            .no_proxy()
+            .default_headers(headers)
+            .redirect(reqwest::redirect::Policy::none())
+            .build();
+        Self {
+            client: client.expect("a client"),
+            ..Self::new(program)
+        }
+    }
+
     /// In the middle of a session.
     pub(crate) fn with_cookie(program: &'p Postrider, cookie: &str) -> Self {
         let mut person = Self::new(program);
