@@ -23,7 +23,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use postrider_dispatcher::vault::Vault;
-use postrider_proto::limits::{BATCH_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX};
+use postrider_proto::{
+    Shard,
+    limits::{BATCH_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX},
+};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use sqlx::{PgConnection, Postgres, Transaction};
@@ -34,6 +37,7 @@ use crate::{
     input::read_body,
     meters::{Key, METERS, Repeated},
     problem::{AnsweredBefore, Kind, Problem},
+    settled::{self, Xid},
     tables::{self, idempotency},
 };
 
@@ -155,6 +159,10 @@ impl Claimed {
                 "The request was done before, but its answer can't be read any more: the master key has changed.",
             ));
         };
+        // The first answer may have been that it is stored and not in effect yet, or it was lost.
+        if let (Some(shard), Some(xid)) = (row.settles_shard, row.settles_xid) {
+            settled::settled(&app.pool, shard, &Xid::read(xid)).await?;
+        }
         let mut response = json(status, body);
         response
             .headers_mut()
@@ -175,6 +183,8 @@ pub(crate) struct Work {
     claim: Claim,
     /// Whose the answer is.
     tenant: Option<String>,
+    /// Where it has to be applied before the answer is true.
+    settles: Option<(Shard, Xid)>,
     vault: Vault,
 }
 
@@ -197,8 +207,17 @@ impl Work {
             transaction,
             tenant: claim.0.as_ref().and_then(|claimed| claimed.tenant.clone()),
             claim,
+            settles: None,
             vault: app.vault.clone(),
         })
+    }
+
+    /// The answer is true when the shard's owner has applied this transaction: the same answer to a repeated request waits
+    /// for that too.
+    pub(crate) async fn settles(&mut self, shard: Shard) -> Result<Xid, sqlx::Error> {
+        let xid = settled::current(&mut self.transaction).await?;
+        self.settles = Some((shard, xid.clone()));
+        Ok(xid)
     }
 
     /// Of a request whose path names no tenant: the answer goes with this one.
@@ -218,15 +237,15 @@ impl Work {
         })?;
         if let Some(claimed) = &self.claim.0 {
             let sealed = self.vault.seal_answer(&claimed.scope, &body);
-            idempotency::insert(
-                &mut self.transaction,
-                &claimed.scope,
-                &claimed.fingerprint,
-                status.as_u16() as i16,
-                &sealed,
-                self.tenant.as_deref(),
-            )
-            .await?;
+            let new = idempotency::NewAnswer {
+                scope: &claimed.scope,
+                fingerprint: &claimed.fingerprint,
+                status: status.as_u16() as i16,
+                answer: &sealed,
+                tenant: self.tenant.as_deref(),
+                settles: self.settles.as_ref().map(|(shard, xid)| (*shard, xid.as_str())),
+            };
+            idempotency::insert(&mut self.transaction, new).await?;
         }
         self.transaction.commit().await?;
         Ok(json(status, body))
