@@ -5,7 +5,7 @@ NODE := target/node
 export POSTRIDER_TEST_PYTHON := $(CURDIR)/$(VENV)/bin/python
 export POSTRIDER_TEST_NODE_PATH := $(CURDIR)/$(NODE)/node_modules
 
-.PHONY: help run test bench chaos soak overload screenshots fmt lint install
+.PHONY: help run test bench chaos soak overload neighbours screenshots fmt lint install
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-11s %s\n", $$1, $$2 }'
@@ -30,7 +30,7 @@ SEED ?= $(shell date +%s)
 MINUTES ?=
 
 chaos: ## tries to lose an event: SEED=… repeats a plan of faults, MINUTES=… is how long (10)
-	@sh deploy/install.sh postgres
+	@sh deploy/install.sh postgres pgbouncer
 	POSTRIDER_CHAOS_SEED=$(SEED) POSTRIDER_CHAOS_SECONDS=$$(($(or $(MINUTES),10) * 60)) \
 		cargo test --test chaos -- --exact runs::nothing_is_lost_whatever_happens --nocapture
 
@@ -43,6 +43,11 @@ overload: ## more than can be delivered for MINUTES=… (10), and how it is caug
 	@sh deploy/install.sh postgres
 	POSTRIDER_OVERLOAD_SECONDS=$$(($(or $(MINUTES),10) * 60)) cargo test --release --test chaos -- --nocapture \
 		--exact overload::a_backlog_grows_on_disk_and_not_in_memory_and_drains_in_order_while_emits_stay_fast
+
+neighbours: ## how soon healthy tenants are served beside a bad one, over alone: ROWS=1,5 chooses, SECONDS=… of each stage (25)
+	@sh deploy/install.sh postgres
+	POSTRIDER_NEIGHBOURS_ROWS=$(ROWS) POSTRIDER_NEIGHBOURS_SECONDS=$(or $(SECONDS),25) cargo test --release --test chaos -- --nocapture \
+		--ignored --exact neighbours::healthy_tenants_are_served_beside_a_bad_one_as_they_are_alone
 
 install: ## only installs what is missing
 	@sh deploy/install.sh postgres pgbouncer python curl jq openssl namespaces strace browser
