@@ -29,9 +29,9 @@ screenshots: $(NODE)/installed ## makes the pictures of every page in docs/scree
 SEED ?= $(shell date +%s)
 MINUTES ?=
 
-chaos: ## tries to lose an event: SEED=… repeats a plan of faults, MINUTES=… is how long (10)
+chaos: ## tries to lose an event: SEED=… repeats a plan of faults, MINUTES=… is how long (10), BAD=… which bad tenants
 	@sh deploy/install.sh postgres pgbouncer
-	POSTRIDER_CHAOS_SEED=$(SEED) POSTRIDER_CHAOS_SECONDS=$$(($(or $(MINUTES),10) * 60)) \
+	POSTRIDER_CHAOS_SEED=$(SEED) POSTRIDER_CHAOS_BAD=$(BAD) POSTRIDER_CHAOS_SECONDS=$$(($(or $(MINUTES),10) * 60)) \
 		cargo test --test chaos -- --exact runs::nothing_is_lost_whatever_happens --nocapture
 
 soak: ## half of the measured throughput for MINUTES=… (30); the report goes to docs/soak/

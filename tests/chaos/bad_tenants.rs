@@ -37,7 +37,7 @@ const MIDDLE_BYTES: i32 = 64 * 1024;
 const HOARD: i32 = 400;
 const HOARD_EVERY: Duration = Duration::from_secs(8);
 const SILENT_ENDPOINTS: usize = 60;
-const SILENT_EVENTS_EACH: i32 = 30;
+const SILENT_EVENTS_EACH: i32 = 18;
 const WIDE: usize = 1_024;
 const WIDE_EVENTS: i32 = 1_100;
 const LINGER: Duration = Duration::from_secs(50);
@@ -56,23 +56,29 @@ const EMIT_BATCH: i32 = 2_000;
 pub(crate) enum Bad {
     /// 400 waiting events of 250 KiB for one wide endpoint, released at once.
     Hoards,
-    /// 60 quick endpoints with bodies of 64 KiB fall silent together.
+    /// 60 quick endpoints with large bodies fall silent together.
     FallsSilent,
     /// One wide endpoint does.
     FallsSilentWide,
-    /// Two wide endpoints answer 200 after 50 seconds.
+    /// Two wide endpoints for each dispatcher answer 200 after 50 seconds.
     Lingers,
     /// 600 replays of a paused endpoint.
     Replays,
     /// An open SQL transaction that holds an ordering key, and HTTP emits of that key.
     HoldsKey,
-    /// Dry runs of replays over all events, from 32 clients.
+    /// Dry runs of replays over all events, from 32 clients of each API.
     DryRuns,
     /// Serves the connections it has, and accepts no other.
     StopsAccepting,
 }
 
 impl Bad {
+    /// By its name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let mut kinds = Self::OF_CHAOS.into_iter();
+        kinds.find(|bad| format!("{bad:?}").eq_ignore_ascii_case(name))
+    }
+
     /// What a run of faults chooses from. The last one needs a low limit of open files to be of any harm.
     pub(crate) const OF_CHAOS: [Self; 7] = [
         Self::Hoards,
@@ -90,6 +96,8 @@ impl Bad {
 pub(crate) struct Ground {
     pub(crate) apis: Arc<RwLock<Vec<String>>>,
     pub(crate) database: PgConnectOptions,
+    /// How many there are: each has its own share of what is taken.
+    pub(crate) dispatchers: usize,
     /// Events that dry runs look through.
     pub(crate) looked_through: i32,
     /// The time limit of the endpoints that fall silent.
@@ -97,18 +105,26 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    fn api(&self) -> String {
-        let apis = self.apis.read().expect("not poisoned");
+    fn apis(&self) -> Vec<String> {
+        self.apis.read().expect("not poisoned").clone()
+    }
+
+    fn any_api(&self) -> String {
+        let apis = self.apis();
         apis[rand::random_range(0..apis.len())].clone()
     }
 
     /// The answer to a call that was obeyed.
     async fn ask(&self, method: Method, path: &str, key: &str, body: &Value) -> Option<Value> {
+        self.ask_at(&self.any_api(), method, path, key, body).await
+    }
+
+    async fn ask_at(&self, api: &str, method: Method, path: &str, key: &str, body: &Value) -> Option<Value> {
         let client = reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX);
         let request = client
             .build()
             .expect("a client")
-            .request(method, format!("{}/v1{path}", self.api()))
+            .request(method, format!("{api}/v1{path}"))
             .bearer_auth(key)
             .header("content-type", "application/json")
             .body(body.to_string());
@@ -311,7 +327,7 @@ impl BadTenant {
                 }
             }
             Bad::Lingers => {
-                for _ in 0..2 {
+                for _ in 0..2 * self.ground.dispatchers {
                     let wide = json!({ "concurrency": WIDE, "timeout_ms": 60_000 });
                     self.endpoint("*", wide).await?;
                 }
@@ -388,8 +404,10 @@ impl BadTenant {
                 Bad::FallsSilent => {
                     self.receiver.manner.send_replace(Manner::Silent);
                     let events = SILENT_EVENTS_EACH * SILENT_ENDPOINTS as i32;
+                    // 60 endpoints with 64 KiB take the memory of one dispatcher; of three they hold a third each.
+                    let bytes = (MIDDLE_BYTES * self.ground.dispatchers as i32).min(LARGE_BYTES);
                     self.ground
-                        .emit(&self.name, SILENT_ENDPOINTS, events, MIDDLE_BYTES)
+                        .emit(&self.name, SILENT_ENDPOINTS, events, bytes)
                         .await
                 }
                 Bad::FallsSilentWide => {
@@ -493,10 +511,14 @@ impl BadTenant {
         let body = json!({ "type": "bad.t0", "data": {}, "ordering_key": "k" });
         let mut asking = JoinSet::new();
         loop {
-            let (ground, path, body) = (self.ground.clone(), path.clone(), body.clone());
-            asking.spawn(async move {
-                let _ = ground.ask(Method::POST, &path, ADMIN_API_KEY, &body).await;
-            });
+            for api in self.ground.apis() {
+                let (ground, path, body) = (self.ground.clone(), path.clone(), body.clone());
+                asking.spawn(async move {
+                    let _ = ground
+                        .ask_at(&api, Method::POST, &path, ADMIN_API_KEY, &body)
+                        .await;
+                });
+            }
             while asking.try_join_next().is_some() {}
             sleep(KEY_EMITS_EVERY).await;
         }
@@ -508,7 +530,7 @@ impl BadTenant {
         let since = chrono::Utc::now() - chrono::TimeDelta::hours(1);
         let body = json!({ "dry_run": true, "kind": "missing", "endpoint": endpoint, "since": since });
         let mut asking = JoinSet::new();
-        for _ in 0..CLIENTS {
+        for _ in 0..CLIENTS * self.ground.apis().len() {
             let (ground, key, path, body) =
                 (self.ground.clone(), self.key.clone(), path.clone(), body.clone());
             asking.spawn(async move {

@@ -41,6 +41,7 @@ const SERVER: &str = "max_wal_size = '160MB'\nmin_wal_size = '64MB'\nwal_recycle
 const SKEW_SECONDS: i64 = -420;
 /// How long the steady tenant's slow receiver takes: its lane is a slow one.
 const SLOW: Duration = Duration::from_millis(1_200);
+const STEADY_ENDPOINTS: usize = 12;
 /// Events that the dry runs of a bad tenant look through.
 const LOOKED_THROUGH: i32 = 20_000;
 const BAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -310,20 +311,30 @@ impl Installation {
             let schemas = json!({ "schemas": { "2026-01-15": { "type": "object" } } });
             self.call("PUT", &format!("/event-types/{name}"), schemas).await;
         }
-        let patient = json!({ "retry_schedule": PATIENT });
-        let (quick, made) = self.endpoint(STEADY, STEADY_TYPES[0], 16, patient.clone()).await;
-        assert!(made, "an endpoint is made before anything happens");
-        let (slow, made) = self.endpoint(STEADY, STEADY_TYPES[1], 16, patient).await;
-        assert!(made, "an endpoint is made before anything happens");
-        self.receivers.set(quick, Mood::Takes(Duration::ZERO));
-        self.receivers.set(slow, Mood::Takes(SLOW));
-        let quick_id = self.endpoints.lock().expect("not poisoned")[quick].id.clone();
-        *self.steady.lock().expect("not poisoned") = Some(Steady {
-            quick,
-            slow,
-            quick_id,
+        // Several of each, so that every dispatcher has one of them.
+        let mut steady = Steady {
+            quick: Vec::new(),
+            slow: Vec::new(),
+            quick_id: String::new(),
             database: self.database.options(),
-        });
+        };
+        for number in 0..STEADY_ENDPOINTS {
+            let quick = number % 2 == 0;
+            let type_name = STEADY_TYPES[usize::from(!quick)];
+            let patient = json!({ "retry_schedule": PATIENT });
+            let (place, made) = self.endpoint(STEADY, type_name, 16, patient).await;
+            assert!(made, "an endpoint is made before anything happens");
+            let time = if quick { Duration::ZERO } else { SLOW };
+            self.receivers.set(place, Mood::Takes(time));
+            if quick {
+                steady.quick.push(place);
+            } else {
+                steady.slow.push(place);
+            }
+        }
+        let endpoints = self.endpoints.lock().expect("not poisoned");
+        steady.quick_id.clone_from(&endpoints[steady.quick[0]].id);
+        *self.steady.lock().expect("not poisoned") = Some(steady);
     }
 
     pub(crate) fn steady(&self) -> Option<Steady> {
@@ -335,6 +346,7 @@ impl Installation {
         Ground {
             apis: self.addresses.clone(),
             database: self.database.options(),
+            dispatchers: DISPATCHERS,
             looked_through: LOOKED_THROUGH,
             timeout: BAD_TIMEOUT,
         }

@@ -310,6 +310,7 @@ impl Place {
         Ground {
             apis: Arc::new(RwLock::new(vec![self.dashboard.url("")])),
             database: self.database.options(),
+            dispatchers: 1,
             looked_through: LOOKED_THROUGH,
             timeout: Duration::from_secs(20),
         }

@@ -183,8 +183,9 @@ impl Plan {
         Self { seed, faults }
     }
 
-    /// Stretches of calm and of storm in turn, for this long. `endpoints` is how many there are from the start.
-    pub(crate) fn make(seed: u64, length: Duration, endpoints: usize) -> Self {
+    /// Stretches of calm and of storm in turn, for this long. `endpoints` is how many there are from the start, `kinds` are
+    /// the bad tenants to choose from.
+    pub(crate) fn make(seed: u64, length: Duration, endpoints: usize, kinds: &[Bad]) -> Self {
         let mut dice = Dice(StdRng::seed_from_u64(seed));
         let mut faults = Vec::new();
         let mut bad = Vec::new();
@@ -197,9 +198,9 @@ impl Plan {
             };
             let to = (from + whole).min(length);
             if calm {
-                for _ in 0..BAD_AT_ONCE {
+                for _ in 0..BAD_AT_ONCE.min(kinds.len()) {
                     if bad.is_empty() {
-                        bad = dice.shuffled();
+                        bad = dice.shuffled(kinds);
                     }
                     let lasts = to - from + BAD_OVERSTAYS;
                     faults.extend(bad.pop().map(|bad| (from, Fault::Misbehave(bad, lasts))));
@@ -209,7 +210,7 @@ impl Plan {
                 dice.storm(from, to, endpoints, &mut faults);
                 dice.guests(from, to, &mut faults);
             }
-            dice.visits(from, to, &mut faults);
+            dice.visits(from, to, length, &mut faults);
             (from, calm) = (to, !calm);
         }
         // In order of time; what is at the same time stays in the order it was made in.
@@ -231,9 +232,9 @@ impl fmt::Display for Plan {
 struct Dice(StdRng);
 
 impl Dice {
-    /// Every kind of bad tenant once, in some order.
-    fn shuffled(&mut self) -> Vec<Bad> {
-        let mut kinds = Bad::OF_CHAOS.to_vec();
+    /// Each once, in some order.
+    fn shuffled(&mut self, kinds: &[Bad]) -> Vec<Bad> {
+        let mut kinds = kinds.to_vec();
         for last in (1..kinds.len()).rev() {
             kinds.swap(last, self.0.random_range(0..=last));
         }
@@ -278,10 +279,17 @@ impl Dice {
     }
 
     /// Endpoints that come and go all the time.
-    fn visits(&mut self, from: Duration, to: Duration, faults: &mut Vec<(Duration, Fault)>) {
+    fn visits(
+        &mut self,
+        from: Duration,
+        to: Duration,
+        length: Duration,
+        faults: &mut Vec<(Duration, Fault)>,
+    ) {
         let mut at = from;
         while at < to {
             let gone = self.0.random_bool(0.7).then(|| self.millis(1_000, 15_000));
+            let gone = gone.filter(|gone| at + *gone < length);
             faults.push((at, Fault::Visit(self.0.random_range(0..VISITED.len()), gone)));
             at += self.millis(300, 1_500);
         }

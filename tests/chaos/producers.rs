@@ -35,9 +35,9 @@ const PADDING_MAX: f64 = 261_000.0;
 const PADDING_LEAST: f64 = 100.0;
 /// One in so many events is of any size up to the largest; the others are small.
 const LARGE_SHARE: f64 = 0.12;
-const STEADY_SQL_EVERY: Duration = Duration::from_millis(80);
-const STEADY_HTTP_EVERY: Duration = Duration::from_millis(120);
-const STEADY_SLOW_EVERY: Duration = Duration::from_millis(300);
+const STEADY_SQL_EVERY: Duration = Duration::from_millis(200);
+const STEADY_HTTP_EVERY: Duration = Duration::from_millis(250);
+const STEADY_SLOW_EVERY: Duration = Duration::from_millis(400);
 const STEADY_REPLAY_EVERY: Duration = Duration::from_millis(500);
 /// An event of this long ago is surely delivered where nothing is wrong.
 const REPLAYED_AFTER: Duration = Duration::from_secs(2);
@@ -337,9 +337,9 @@ impl Producer {
 /// The steady tenant: its endpoints by their places, and who asks for what.
 #[derive(Clone)]
 pub(crate) struct Steady {
-    pub(crate) quick: usize,
-    pub(crate) slow: usize,
-    /// The public id of the quick one.
+    pub(crate) quick: Vec<usize>,
+    pub(crate) slow: Vec<usize>,
+    /// The public id of the first quick one.
     pub(crate) quick_id: String,
     /// Straight to the server, to look up what to replay.
     pub(crate) database: PgConnectOptions,
@@ -351,9 +351,10 @@ impl Producers {
         let mut running = JoinSet::new();
         let one = |kind| Producer::new(self, 0, kind, 0);
         let [quick, slow] = STEADY_TYPES;
-        running.spawn(one('q').probe_by_sql("emit by SQL", quick, steady.quick, STEADY_SQL_EVERY));
-        running.spawn(one('l').probe_by_sql("slow receiver", slow, steady.slow, STEADY_SLOW_EVERY));
-        running.spawn(one('w').probe_by_http(quick, steady.quick));
+        let places = || (steady.quick.clone(), steady.slow.clone());
+        running.spawn(one('q').probe_by_sql("emit by SQL", quick, places().0, STEADY_SQL_EVERY));
+        running.spawn(one('l').probe_by_sql("slow receiver", slow, places().1, STEADY_SLOW_EVERY));
+        running.spawn(one('w').probe_by_http(quick, places().0));
         running.spawn(one('r').probe_by_replay(steady.clone()));
         running
     }
@@ -405,13 +406,14 @@ impl Producer {
         }
     }
 
-    fn done(&self, draft: Draft, kind: &'static str, endpoint: usize, began: Moment, outcome: Outcome) {
+    fn done(&self, draft: Draft, kind: &'static str, endpoints: &[usize], began: Moment, outcome: Outcome) {
         // A connection that was lost asked for nothing that could come late.
-        if outcome != Outcome::RolledBack {
+        let asked = endpoints.iter().filter(|_| outcome != Outcome::RolledBack);
+        for endpoint in asked {
             self.shared.journal.probe(Probe {
                 kind,
                 mark: draft.emitted.mark.clone(),
-                endpoint,
+                endpoint: *endpoint,
                 replay: false,
                 asked: began,
             });
@@ -428,7 +430,7 @@ impl Producer {
         mut self,
         kind: &'static str,
         type_name: &'static str,
-        endpoint: usize,
+        endpoints: Vec<usize>,
         every: Duration,
     ) {
         let mut connection: Option<PgConnection> = None;
@@ -443,18 +445,18 @@ impl Producer {
             let draft = self.next_probe(type_name);
             let began = self.shared.time.now();
             let (outcome, usable) = transact(&mut open, std::slice::from_ref(&draft), None, false).await;
-            self.done(draft, kind, endpoint, began, outcome);
+            self.done(draft, kind, &endpoints, began, outcome);
             connection = usable.then_some(open);
         }
     }
 
-    async fn probe_by_http(mut self, type_name: &'static str, endpoint: usize) {
+    async fn probe_by_http(mut self, type_name: &'static str, endpoints: Vec<usize>) {
         let path = format!("/v1/tenants/{STEADY}/events");
         while self.wait(STEADY_HTTP_EVERY).await {
             let draft = self.next_probe(type_name);
             let began = self.shared.time.now();
             let outcome = self.post(&path, &draft.as_request(true)).await;
-            self.done(draft, "emit by HTTP", endpoint, began, outcome);
+            self.done(draft, "emit by HTTP", &endpoints, began, outcome);
         }
     }
 
@@ -480,7 +482,7 @@ impl Producer {
             self.shared.journal.probe(Probe {
                 kind: "replay",
                 mark,
-                endpoint: steady.quick,
+                endpoint: steady.quick[0],
                 replay: true,
                 asked,
             });

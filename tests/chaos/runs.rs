@@ -6,6 +6,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    bad_tenants::Bad,
     checker::{Judgement, judge},
     history::History,
     installation::Installation,
@@ -93,7 +94,7 @@ async fn nothing_is_lost_whatever_happens() {
     let _alone = alone().await;
     let seed = number("POSTRIDER_CHAOS_SEED", SEED);
     let seconds = number("POSTRIDER_CHAOS_SECONDS", SECONDS);
-    let plan = Plan::make(seed, Duration::from_secs(seconds), ENDPOINTS);
+    let plan = Plan::make(seed, Duration::from_secs(seconds), ENDPOINTS, &bad_tenants());
     print!("{plan}");
     let disk = DISK_MEGABYTES_LEAST + seconds as u32 * 3;
     let it = Installation::start_whole(Some(disk)).await;
@@ -107,6 +108,20 @@ async fn nothing_is_lost_whatever_happens() {
             judgement.broken(),
             report.display()
         );
+    }
+}
+
+/// All kinds, or those that are named: `Hoards,Lingers`; `none` for none.
+fn bad_tenants() -> Vec<Bad> {
+    match std::env::var("POSTRIDER_CHAOS_BAD").as_deref() {
+        Err(_) | Ok("") => Bad::OF_CHAOS.to_vec(),
+        Ok("none") => Vec::new(),
+        Ok(names) => {
+            let named = |name: &str| {
+                Bad::named(name.trim()).unwrap_or_else(|| panic!("no bad tenant is called {name}"))
+            };
+            names.split(',').map(named).collect()
+        }
     }
 }
 
