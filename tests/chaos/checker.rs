@@ -147,10 +147,13 @@ impl fmt::Display for Judgement {
             100.0 * n.fullest_with_sleepers
         )?;
         for (kind, times) in &n.served {
-            let of = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1_000.0;
+            let of = |share: f64| match times[((times.len() - 1) as f64 * share) as usize] {
+                Duration::MAX => "never".to_owned(),
+                time => format!("{} ms", time.as_millis()),
+            };
             writeln!(
                 f,
-                "steady      {kind}: {} while the installation was left alone, p50 {:.0} ms, p99 {:.0} ms, the slowest {:.0} ms",
+                "steady      {kind}: {} while the installation was left alone, p50 {}, p99 {}, the slowest {}",
                 times.len(),
                 of(0.5),
                 of(0.99),
@@ -710,9 +713,8 @@ fn latency(history: &History, j: &mut Judgement) {
         let p99 = times[(times.len() - 1) * 99 / 100];
         if times.len() >= PROBES_LEAST && p99 > SERVED_BY_MOSTLY {
             slow.push(format!(
-                "{kind}: a hundredth of {} took longer than {:.3} s",
-                times.len(),
-                p99.as_secs_f64()
+                "{kind}: one in a hundred of {} took longer than {SERVED_BY_MOSTLY:?}",
+                times.len()
             ));
         }
     }

@@ -644,7 +644,9 @@ async fn stored(connection: &mut PgConnection, endpoints: &[EndpointLife]) -> St
         let event: Value = serde_json::from_slice(&body).expect("a stored body is JSON");
         let mark = event["data"]["mark"].as_str().unwrap_or_default().to_owned();
         marks.insert(row.get(0), mark.clone());
-        if stored.bodies.insert(mark.clone(), body).is_some() {
+        // Operational events have none.
+        let again = stored.bodies.insert(mark.clone(), body).is_some();
+        if again && !mark.is_empty() {
             *stored.copies.entry(mark).or_insert(1) += 1;
         }
     }
