@@ -232,10 +232,13 @@ fn transactions<'a>(history: &'a History, j: &mut Judgement) -> HashMap<&'a Mark
                 j.figures.committed += all;
                 for lost in transaction.events.iter().filter(|event| !stored(event)) {
                     j.figures.lost += 1;
-                    j.accuse(
-                        Rule::Lost,
-                        format!("{} was committed and is not stored", lost.mark),
+                    let words = format!(
+                        "{} was committed from {:.3} to {:.3} s and is not stored",
+                        lost.mark,
+                        transaction.began.as_secs_f64(),
+                        transaction.ended.as_secs_f64()
                     );
+                    j.accuse(Rule::Lost, words);
                 }
             }
             Outcome::RolledBack => {
