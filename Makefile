@@ -7,7 +7,7 @@ export POSTRIDER_TEST_NODE_PATH := $(CURDIR)/$(NODE)/node_modules
 # Tests that could not run on this machine, one in a line.
 export POSTRIDER_TEST_SKIPPED := $(CURDIR)/target/skipped-tests
 
-.PHONY: help run test bench chaos soak overload screenshots fmt lint install
+.PHONY: help run test bench chaos soak overload neighbours screenshots fmt lint install
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-11s %s\n", $$1, $$2 }'
@@ -32,9 +32,9 @@ screenshots: $(NODE)/installed ## makes the pictures of every page in docs/scree
 SEED ?= $(shell date +%s)
 MINUTES ?=
 
-chaos: ## tries to lose an event: SEED=… repeats a plan of faults, MINUTES=… is how long (10)
-	@sh deploy/install.sh postgres
-	POSTRIDER_CHAOS_SEED=$(SEED) POSTRIDER_CHAOS_SECONDS=$$(($(or $(MINUTES),10) * 60)) \
+chaos: ## tries to lose an event: SEED=… repeats a plan of faults, MINUTES=… is how long (10), BAD=… which bad tenants
+	@sh deploy/install.sh postgres pgbouncer
+	POSTRIDER_CHAOS_SEED=$(SEED) POSTRIDER_CHAOS_BAD=$(BAD) POSTRIDER_CHAOS_SECONDS=$$(($(or $(MINUTES),10) * 60)) \
 		cargo test --test chaos -- --exact runs::nothing_is_lost_whatever_happens --nocapture
 
 soak: ## half of the measured throughput for MINUTES=… (30); the report goes to docs/soak/
@@ -46,6 +46,11 @@ overload: ## more than can be delivered for MINUTES=… (10), and how it is caug
 	@sh deploy/install.sh postgres
 	POSTRIDER_OVERLOAD_SECONDS=$$(($(or $(MINUTES),10) * 60)) cargo test --release --test chaos -- --nocapture \
 		--exact overload::a_backlog_grows_on_disk_and_not_in_memory_and_drains_in_order_while_emits_stay_fast
+
+neighbours: ## how soon healthy tenants are served beside a bad one, over alone: ROWS=1,5 chooses, SECONDS=… of each stage (25)
+	@sh deploy/install.sh postgres
+	POSTRIDER_NEIGHBOURS_ROWS=$(ROWS) POSTRIDER_NEIGHBOURS_SECONDS=$(or $(SECONDS),25) cargo test --release --test chaos -- --nocapture \
+		--ignored --exact neighbours::healthy_tenants_are_served_beside_a_bad_one_as_they_are_alone
 
 install: ## only installs what is missing
 	@sh deploy/install.sh postgres pgbouncer python curl jq openssl namespaces strace browser

@@ -24,7 +24,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use postrider_dispatcher::vault::Vault;
-use postrider_proto::limits::{BATCH_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX};
+use postrider_proto::{
+    Shard,
+    limits::{BATCH_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX},
+};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use sqlx::{PgConnection, Postgres, Transaction};
@@ -36,6 +39,7 @@ use crate::{
     meters::{Key, METERS, Repeated},
     pool::proves_rollback,
     problem::{AnsweredBefore, Kind, Problem},
+    settled::{self, Xid},
     shares::Share,
     tables::{self, idempotency},
 };
@@ -173,6 +177,10 @@ impl Claimed {
                 "The request was done before, but its answer can't be read any more: the master key has changed.",
             ));
         };
+        // The first answer may have been that it is stored and not in effect yet, or it was lost.
+        if let (Some(shard), Some(xid)) = (row.settles_shard, row.settles_xid) {
+            settled::settled(&app.pool, shard, &Xid::read(xid)).await?;
+        }
         let mut response = json(status, body);
         response
             .headers_mut()
@@ -197,6 +205,8 @@ pub(crate) struct Work {
     claim: Claim,
     /// Whose the answer is.
     tenant: Option<String>,
+    /// Where it has to be applied before the answer is true.
+    settles: Option<(Shard, Xid)>,
     vault: Vault,
 }
 
@@ -225,6 +235,7 @@ impl Work {
             emits: None,
             tenant: claim.0.as_ref().and_then(|claimed| claimed.tenant.clone()),
             claim,
+            settles: None,
             vault: app.vault.clone(),
         };
         if let Some(claimed) = work.claim.0.clone() {
@@ -241,6 +252,14 @@ impl Work {
     /// Whether its commit was done may stay unknown: one of its events, when sending them again could make them twice.
     pub(crate) fn emits(&mut self, event_id: Option<String>) {
         self.emits = event_id.filter(|_| !self.claim.is_some());
+    }
+
+    /// The answer is true when the shard's owner has applied this transaction: the same answer to a repeated request waits
+    /// for that too.
+    pub(crate) async fn settles(&mut self, shard: Shard) -> Result<Xid, sqlx::Error> {
+        let xid = settled::current(&mut *self).await?;
+        self.settles = Some((shard, xid.clone()));
+        Ok(xid)
     }
 
     /// Of a request whose path names no tenant: the answer goes with this one.
@@ -260,16 +279,16 @@ impl Work {
         })?;
         if let Some(claimed) = self.claim.0.clone() {
             let sealed = self.vault.seal_answer(&claimed.scope, &body);
-            let tenant = self.tenant.clone();
-            idempotency::insert(
-                &mut self,
-                &claimed.scope,
-                &claimed.fingerprint,
-                status.as_u16() as i16,
-                &sealed,
-                tenant.as_deref(),
-            )
-            .await?;
+            let (tenant, settles) = (self.tenant.clone(), self.settles.clone());
+            let new = idempotency::NewAnswer {
+                scope: &claimed.scope,
+                fingerprint: &claimed.fingerprint,
+                status: status.as_u16() as i16,
+                answer: &sealed,
+                tenant: tenant.as_deref(),
+                settles: settles.as_ref().map(|(shard, xid)| (*shard, xid.as_str())),
+            };
+            idempotency::insert(&mut self, new).await?;
         }
         let committed = match self.transaction.take() {
             Some(transaction) => transaction.commit().await,

@@ -1,10 +1,21 @@
 //! Waiting until a change of settings is in effect: what a delete, a pause or a rotation promises.
 //! Dispatchers publish the snapshot of settings they have applied; one whose lease has run out sends nothing.
+//!
+//! Invariant: an owner counts as gone only when the database's clock says that its lease is over and this process has seen
+//! it unrenewed for a whole lease. A database clock that steps, as after a failover, ends no lease: the owner goes by its
+//! own clock and keeps sending.
 
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    sync::{LazyLock, Mutex},
+    time::{Duration, Instant},
+};
 
+use chrono::{DateTime, Utc};
+use postrider_dispatcher::LEASE;
 use postrider_proto::Shard;
-use sqlx::PgConnection;
+use sqlx::{FromRow, PgConnection};
+use uuid::Uuid;
 
 use crate::{
     Pool,
@@ -14,9 +25,22 @@ use crate::{
 const POLL: Duration = Duration::from_millis(10);
 /// A little over a lease: by then the owner has applied the change or is no owner any more.
 const WAIT_MAX: Duration = Duration::from_secs(6);
+/// Dispatchers whose renewals are remembered; beyond it everything is forgotten and seen again.
+const OWNERS_MAX: usize = 1_024;
 
 /// The transaction a change was made in.
+#[derive(Debug, Clone)]
 pub(crate) struct Xid(String);
+
+impl Xid {
+    pub(crate) fn read(text: String) -> Self {
+        Self(text)
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
 
 pub(crate) async fn current(connection: &mut PgConnection) -> Result<Xid, sqlx::Error> {
     sqlx::query_scalar("select pg_current_xact_id()::text")
@@ -49,16 +73,89 @@ pub(crate) async fn all_settled(pool: &Pool, shards: &[Shard], xid: &Xid) -> Res
     tokio::time::timeout(WAIT_MAX, wait).await.unwrap_or(Ok(false))
 }
 
-/// An owner publishes with the first shards it takes: one that has published nothing yet is waited for.
+/// A dispatcher that owns one of the shards and has not applied the change.
+#[derive(Debug, FromRow)]
+struct OwnerRow {
+    id: Uuid,
+    expires_at: DateTime<Utc>,
+    expired: bool,
+}
+
+/// An owner publishes with the first shards it takes: one that has published nothing yet is waited for. A transaction that
+/// this server has not reached yet is one of another cluster, from before a restore.
 async fn is_applied(pool: &Pool, shards: &[Shard], xid: &Xid) -> Result<bool, sqlx::Error> {
-    sqlx::query_scalar(
-        "select not exists (
-            select from postrider.shards s join postrider.dispatchers d on d.id = s.owner
-            where s.shard = any($1) and d.expires_at > clock_timestamp()
-              and not coalesce(pg_visible_in_snapshot($2::xid8, d.applied), false))",
+    let behind: Vec<OwnerRow> = sqlx::query_as(
+        "select distinct d.id, d.expires_at, d.expires_at <= clock_timestamp() as expired
+         from postrider.shards s join postrider.dispatchers d on d.id = s.owner
+         where s.shard = any($1) and $2::xid8 < pg_snapshot_xmax(pg_current_snapshot())
+           and not coalesce(pg_visible_in_snapshot($2::xid8, d.applied), false)",
     )
     .bind(shards)
     .bind(&xid.0)
-    .fetch_one(pool)
-    .await
+    .fetch_all(pool)
+    .await?;
+    let mut owners = OWNERS.lock().unwrap_or_else(|e| e.into_inner());
+    let now = Instant::now();
+    // Each is looked at, also behind one that is alive: how long it has been silent counts from the first look.
+    let alive = behind.iter().filter(|row| !owners.is_gone(row, now)).count();
+    Ok(alive == 0)
+}
+
+static OWNERS: LazyLock<Mutex<Owners>> = LazyLock::new(Mutex::default);
+
+/// When each owner's expiry was last seen to change. Kept between requests, so that only the first one after a dispatcher
+/// died waits for a whole lease.
+#[derive(Debug, Default)]
+struct Owners(HashMap<Uuid, (DateTime<Utc>, Instant)>);
+
+impl Owners {
+    fn is_gone(&mut self, row: &OwnerRow, now: Instant) -> bool {
+        if self.0.len() >= OWNERS_MAX && !self.0.contains_key(&row.id) {
+            self.0.clear();
+        }
+        let seen = self.0.entry(row.id).or_insert((row.expires_at, now));
+        if seen.0 != row.expires_at {
+            *seen = (row.expires_at, now);
+        }
+        row.expired && now.duration_since(seen.1) >= LEASE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(expires_unix: i64, expired: bool) -> OwnerRow {
+        OwnerRow {
+            id: Uuid::from_u128(1),
+            expires_at: DateTime::from_timestamp(expires_unix, 0).expect("in range"),
+            expired,
+        }
+    }
+
+    #[test]
+    fn an_owner_is_gone_only_by_both_clocks() {
+        let (mut owners, start) = (Owners::default(), Instant::now());
+        assert!(!owners.is_gone(&row(1, true), start), "seen for the first time");
+        assert!(!owners.is_gone(&row(1, true), start + LEASE / 2));
+        assert!(
+            !owners.is_gone(&row(2, true), start + LEASE),
+            "it renewed, whatever the database's clock says"
+        );
+        assert!(
+            !owners.is_gone(&row(2, false), start + 3 * LEASE),
+            "silent here, but not over by the database's clock"
+        );
+        assert!(owners.is_gone(&row(2, true), start + 3 * LEASE));
+    }
+
+    #[test]
+    fn what_is_remembered_has_a_bound() {
+        let (mut owners, now) = (Owners::default(), Instant::now());
+        for id in 0..3 * OWNERS_MAX as u128 {
+            let id = Uuid::from_u128(id);
+            owners.is_gone(&OwnerRow { id, ..row(1, true) }, now);
+            assert!(owners.0.len() <= OWNERS_MAX);
+        }
+    }
 }

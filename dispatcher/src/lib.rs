@@ -77,6 +77,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
 use answer::Answered;
+pub use ownership::LEASE;
 pub use settings::Settings;
 pub use wake::Wake;
 

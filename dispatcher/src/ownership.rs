@@ -14,7 +14,8 @@ use postrider_proto::{Epoch, Shard, limits::SHARDS};
 use sqlx::FromRow;
 use uuid::Uuid;
 
-pub(crate) const LEASE: Duration = Duration::from_secs(5);
+/// How long a dispatcher owns its shards after a renewal.
+pub const LEASE: Duration = Duration::from_secs(5);
 pub(crate) const RENEW_EVERY: Duration = Duration::from_secs(1);
 /// The lease is over here this much before the database says so.
 pub(crate) const MARGIN: Duration = Duration::from_millis(500);

@@ -8,7 +8,9 @@ use std::{
 
 use postrider_proto::signature::{Secret, verify, verify_standard};
 
-use crate::history::{EndpointLife, Harm, History, Mark, Moment, Outcome, Request, Spell, StoredDelivery};
+use crate::history::{
+    EndpointLife, Harm, History, Mark, Moment, Outcome, Probe, Request, Spell, StoredDelivery,
+};
 
 /// What a busy machine may put between a request's start and its being seen, or its end and that being seen.
 const GRACE: Duration = Duration::from_millis(500);
@@ -24,6 +26,18 @@ const ROBBERY_LASTS: Duration = Duration::from_secs(5);
 /// Between the `t` of a signature and the request's arrival.
 const SIGNED_BEFORE_MAX_S: i64 = 7;
 const SIGNED_AFTER_MAX_S: i64 = 2;
+/// A tenant that does no harm, on an installation that is left alone: whatever other tenants do, each of its requests is
+/// done by then. A busy machine with two processors and programs that are not optimised needs some of it.
+const SERVED_BY: Duration = Duration::from_secs(4);
+/// And of a hundred only one takes longer than this.
+const SERVED_BY_MOSTLY: Duration = Duration::from_millis(1_500);
+/// Fewer than this have no hundredth.
+const PROBES_LEAST: usize = 100;
+/// After the last thing that was done to the installation: leases run out, connections that fell silent are given up, what
+/// waited is sent.
+const SETTLES: Duration = Duration::from_secs(10);
+/// After the start.
+const STARTS: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rule {
@@ -51,6 +65,10 @@ pub(crate) enum Rule {
     Late,
     /// A process wrote of something that must not happen.
     Alarm,
+    /// One emit became more than one event.
+    Doubled,
+    /// A tenant that does no harm was served late, though nothing was done to the installation.
+    Delayed,
 }
 
 #[derive(Debug)]
@@ -77,6 +95,10 @@ pub(crate) struct Figures {
     pub(crate) fullest: f64,
     /// With the sockets of sleeping processes, which nobody can take from them.
     pub(crate) fullest_with_sleepers: f64,
+    /// How soon the steady tenant was served while the installation was left alone, by kind of request, ascending.
+    pub(crate) served: BTreeMap<&'static str, Vec<Duration>>,
+    /// Probes that were made at other times, and are not judged.
+    pub(crate) probes_disturbed: usize,
 }
 
 #[derive(Debug, Default)]
@@ -98,7 +120,8 @@ impl Judgement {
 
 impl fmt::Display for Judgement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 12;
+        /// Of each rule.
+        const SHOWN: usize = 4;
         let n = &self.figures;
         let faults: usize = n.faults.values().sum();
         writeln!(
@@ -123,13 +146,35 @@ impl fmt::Display for Judgement {
             100.0 * n.fullest,
             100.0 * n.fullest_with_sleepers
         )?;
-        for violation in self.violations.iter().take(SHOWN) {
-            writeln!(f, "BROKEN      {:?}: {}", violation.rule, violation.words)?;
+        for (kind, times) in &n.served {
+            let of = |share: f64| match times[((times.len() - 1) as f64 * share) as usize] {
+                Duration::MAX => "never".to_owned(),
+                time => format!("{} ms", time.as_millis()),
+            };
+            writeln!(
+                f,
+                "steady      {kind}: {} while the installation was left alone, p50 {}, p99 {}, the slowest {}",
+                times.len(),
+                of(0.5),
+                of(0.99),
+                of(1.0)
+            )?;
         }
-        match self.violations.len().checked_sub(SHOWN) {
-            Some(more @ 1..) => writeln!(f, "            and {more} more: {:?}", self.broken()),
-            _ => Ok(()),
+        if n.probes_disturbed > 0 {
+            writeln!(
+                f,
+                "            {} more beside faults are not judged",
+                n.probes_disturbed
+            )?;
         }
+        for rule in self.broken() {
+            let of_rule: Vec<&Violation> = self.violations.iter().filter(|v| v.rule == rule).collect();
+            writeln!(f, "BROKEN      {rule:?}: {} times", of_rule.len())?;
+            for violation in of_rule.iter().take(SHOWN) {
+                writeln!(f, "              {}", violation.words)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -156,6 +201,13 @@ pub(crate) fn judge(history: &History) -> Judgement {
             order(endpoint, &requests, &history.spells, j);
         }
     }
+    latency(history, j);
+    for (mark, count) in &history.stored.copies {
+        j.accuse(Rule::Doubled, format!("{mark}: {count} events of one emit"));
+    }
+    if let Some(line) = &history.undrained {
+        j.accuse(Rule::Stuck, line);
+    }
     for line in &history.stored.unfinished_replays {
         j.accuse(Rule::Stuck, line);
     }
@@ -180,10 +232,13 @@ fn transactions<'a>(history: &'a History, j: &mut Judgement) -> HashMap<&'a Mark
                 j.figures.committed += all;
                 for lost in transaction.events.iter().filter(|event| !stored(event)) {
                     j.figures.lost += 1;
-                    j.accuse(
-                        Rule::Lost,
-                        format!("{} was committed and is not stored", lost.mark),
+                    let words = format!(
+                        "{} was committed from {:.3} to {:.3} s and is not stored",
+                        lost.mark,
+                        transaction.began.as_secs_f64(),
+                        transaction.ended.as_secs_f64()
                     );
+                    j.accuse(Rule::Lost, words);
                 }
             }
             Outcome::RolledBack => {
@@ -611,5 +666,75 @@ fn order(endpoint: &EndpointLife, requests: &[&Request], spells: &[Spell], j: &m
             }
             highest = highest.max(*sequence);
         }
+    }
+}
+
+/// Whether nothing was done to the installation from then on until a request of then must be done, nor just before.
+fn is_calm(spells: &[Spell], asked: Moment) -> bool {
+    let disturbed =
+        |spell: &Spell| spell.disturbs && spell.from <= asked + SERVED_BY && asked <= spell.to + SETTLES;
+    asked >= STARTS && !spells.iter().any(disturbed)
+}
+
+/// While the installation is left alone, the steady tenant is served in time, whatever other tenants do.
+fn latency(history: &History, j: &mut Judgement) {
+    let mut arrivals: HashMap<(&Mark, usize, bool), Vec<Moment>> = HashMap::new();
+    for request in &history.requests {
+        let key = (&request.mark, request.endpoint, request.replay);
+        arrivals.entry(key).or_default().push(request.at);
+    }
+    let arrived = |probe: &Probe| {
+        let all = arrivals.get(&(&probe.mark, probe.endpoint, probe.replay));
+        let since = all.into_iter().flatten().filter(|at| **at >= probe.asked);
+        since.min().map(|at| *at - probe.asked)
+    };
+    for probe in &history.probes {
+        if !is_calm(&history.spells, probe.asked) {
+            j.figures.probes_disturbed += 1;
+            continue;
+        }
+        let took = arrived(probe);
+        if took.is_none_or(|took| took > SERVED_BY) {
+            let late = took.map_or("never came".to_owned(), |took| {
+                format!("came after {:.3} s", took.as_secs_f64())
+            });
+            let words = format!(
+                "{} {} asked for at {:.3} s {late}; meanwhile: {}",
+                probe.kind,
+                probe.mark,
+                probe.asked.as_secs_f64(),
+                meanwhile(&history.spells, probe.asked)
+            );
+            j.accuse(Rule::Delayed, words);
+        }
+        let times = j.figures.served.entry(probe.kind).or_default();
+        times.push(took.unwrap_or(Duration::MAX));
+    }
+    let mut slow = Vec::new();
+    for (kind, times) in &mut j.figures.served {
+        times.sort_unstable();
+        let p99 = times[(times.len() - 1) * 99 / 100];
+        if times.len() >= PROBES_LEAST && p99 > SERVED_BY_MOSTLY {
+            slow.push(format!(
+                "{kind}: one in a hundred of {} took longer than {SERVED_BY_MOSTLY:?}",
+                times.len()
+            ));
+        }
+    }
+    for words in slow {
+        j.accuse(Rule::Delayed, words);
+    }
+}
+
+/// What bad tenants did at that time.
+fn meanwhile(spells: &[Spell], at: Moment) -> String {
+    let then = spells
+        .iter()
+        .filter(|s| s.kind == "bad tenant" && s.from <= at + SERVED_BY && at <= s.to);
+    let then: Vec<&str> = then.map(|spell| spell.what.as_str()).collect();
+    if then.is_empty() {
+        "nothing".to_owned()
+    } else {
+        then.join(", ")
     }
 }

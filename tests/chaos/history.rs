@@ -130,6 +130,8 @@ pub(crate) struct Spell {
     pub(crate) what: String,
     pub(crate) kind: &'static str,
     pub(crate) harm: Harm,
+    /// Whether it is done to the installation itself, so that deliveries of everybody may be late for it.
+    pub(crate) disturbs: bool,
     pub(crate) from: Moment,
     pub(crate) to: Moment,
 }
@@ -159,6 +161,19 @@ pub(crate) struct Stored {
     pub(crate) deliveries: HashMap<(Mark, usize), StoredDelivery>,
     /// A line for each bulk replay that has not done what it was asked for.
     pub(crate) unfinished_replays: Vec<String>,
+    /// Marks that more than one event has, and how many.
+    pub(crate) copies: HashMap<Mark, usize>,
+}
+
+/// Something that a tenant asked for that does no harm, to see how soon it is done.
+#[derive(Debug, Clone)]
+pub(crate) struct Probe {
+    pub(crate) kind: &'static str,
+    pub(crate) mark: Mark,
+    /// Place in the list of endpoints.
+    pub(crate) endpoint: usize,
+    pub(crate) replay: bool,
+    pub(crate) asked: Moment,
 }
 
 #[derive(Debug, Clone)]
@@ -168,6 +183,9 @@ pub(crate) struct History {
     pub(crate) requests: Vec<Request>,
     pub(crate) spells: Vec<Spell>,
     pub(crate) stored: Stored,
+    pub(crate) probes: Vec<Probe>,
+    /// What still waits although everything was healed; of every tenant, the bad ones too.
+    pub(crate) undrained: Option<String>,
     /// Lines of the processes' logs that must not be there.
     pub(crate) alarms: Vec<String>,
 }

@@ -14,15 +14,17 @@ use tempfile::TempDir;
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::{
+    bad_tenants::{BadReceiver, Ground},
     history::{
         EndpointLife, Harm, History, Moment, SecretLife, Spell, Stored, StoredAttempt, StoredDelivery,
         Timeline,
     },
     machine::{SmallDisk, skewed_clock},
-    plan::{APIS, DISPATCHERS, Target},
-    producers::{Journal, TENANTS, TYPES},
+    plan::{APIS, DISPATCHERS, Fault, GUESTS, Target, VISITED},
+    pooler::Pooler,
+    producers::{Journal, STEADY, STEADY_TYPES, Steady, TENANTS, TYPES, VISITORS},
     proxy::Proxy,
-    receivers::Receivers,
+    receivers::{Mood, Receivers},
     support::{Database, Launch, Postrider, until},
 };
 
@@ -37,6 +39,15 @@ const TIMEOUT_MS: u64 = 2_000;
 /// The write-ahead log must fit a small disk.
 const SERVER: &str = "max_wal_size = '160MB'\nmin_wal_size = '64MB'\nwal_recycle = off\n";
 const SKEW_SECONDS: i64 = -420;
+/// How long the steady tenant's slow receiver takes: its lane is a slow one.
+const SLOW: Duration = Duration::from_millis(1_200);
+const STEADY_ENDPOINTS: usize = 12;
+/// Events that the dry runs of a bad tenant look through.
+const LOOKED_THROUGH: i32 = 20_000;
+const BAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Every process has a pool, and so has PgBouncer.
+const WHOLE_SERVER: &str =
+    "max_wal_size = '160MB'\nmin_wal_size = '64MB'\nwal_recycle = off\nmax_connections = 400\n";
 /// What nobody should ever read in a log.
 const ALARMS: [&str; 4] = [
     "the tail had missed",
@@ -93,6 +104,8 @@ pub(crate) struct Installation {
     pub(crate) database: Database,
     pub(crate) disk: Option<SmallDisk>,
     pub(crate) dispatchers: Vec<Slot>,
+    /// Dispatchers that come and go; none runs at the start.
+    pub(crate) guests: Vec<Slot>,
     pub(crate) apis: Vec<Slot>,
     pub(crate) producers_proxy: Proxy,
     pub(crate) addresses: Arc<RwLock<Vec<String>>>,
@@ -104,7 +117,20 @@ pub(crate) struct Installation {
     /// One thing at a time is done to the database server.
     pub(crate) server: AsyncMutex<()>,
     pub(crate) journal: Arc<Journal>,
+    /// Of bad tenants that behave by now: they are there until the end.
+    pub(crate) reformed: Mutex<Vec<BadReceiver>>,
+    pub(crate) undrained: Mutex<Option<String>>,
+    steady: Mutex<Option<Steady>>,
+    _pooler: Option<Pooler>,
     _folder: TempDir,
+}
+
+/// What there is beside dispatchers, APIs and the tenants that faults are made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    Small,
+    /// An API behind PgBouncer, dispatchers that come and go, a steady tenant and one of visitors.
+    Whole,
 }
 
 impl Installation {
@@ -112,8 +138,17 @@ impl Installation {
         Self::start_with(disk_megabytes, SERVER).await
     }
 
+    /// With everything that there is.
+    pub(crate) async fn start_whole(disk_megabytes: Option<u32>) -> Arc<Self> {
+        Self::build(disk_megabytes, WHOLE_SERVER, Extent::Whole).await
+    }
+
     /// With these lines in the server's configuration.
     pub(crate) async fn start_with(disk_megabytes: Option<u32>, server: &'static str) -> Arc<Self> {
+        Self::build(disk_megabytes, server, Extent::Small).await
+    }
+
+    async fn build(disk_megabytes: Option<u32>, server: &'static str, extent: Extent) -> Arc<Self> {
         let folder = tempfile::tempdir().expect("a folder");
         let disk = disk_megabytes.and_then(SmallDisk::mount);
         if disk_megabytes.is_some() && disk.is_none() {
@@ -144,30 +179,53 @@ impl Installation {
             let proxy = proxy().await;
             apis.push(Slot::new(launch("dashboard", &database, &proxy), proxy));
         }
+        let (mut guests, mut pooler) = (Vec::new(), None);
+        if extent == Extent::Whole {
+            for _ in 0..GUESTS {
+                let proxy = proxy().await;
+                guests.push(Slot::new(launch("dispatcher", &database, &proxy), proxy));
+            }
+            let proxy = proxy().await;
+            pooler = Pooler::start(&proxy).await;
+            let mut api = launch("dashboard", &database, &proxy);
+            match &pooler {
+                Some(pooler) => api = api.set("POSTRIDER_DATABASE_URL", pooler.url(&database)),
+                None => eprintln!("SKIPPED: PgBouncer is not installed, so that no API is behind it"),
+            }
+            apis.push(Slot::new(api, proxy));
+        }
         let time = Timeline::start();
         let installation = Self {
             time,
             producers_proxy: proxy().await,
             disk,
             dispatchers,
+            guests,
+            addresses: Arc::new(RwLock::new(vec![String::new(); apis.len()])),
             apis,
-            addresses: Arc::new(RwLock::new(vec![String::new(); APIS])),
             receivers: Receivers::start(time).await,
             endpoints: Mutex::default(),
             changing: Mutex::default(),
             spells: Mutex::default(),
             server: AsyncMutex::new(()),
             journal: Arc::new(Journal::new(folder.path())),
+            reformed: Mutex::default(),
+            undrained: Mutex::default(),
+            steady: Mutex::default(),
+            _pooler: pooler,
             _folder: folder,
             database,
         };
-        for number in 0..APIS {
+        for number in 0..installation.apis.len() {
             installation.start_process(Target::Api(number)).await;
         }
         for number in 0..DISPATCHERS {
             installation.start_process(Target::Dispatcher(number)).await;
         }
         installation.furnish().await;
+        if extent == Extent::Whole {
+            installation.furnish_the_rest().await;
+        }
         Arc::new(installation)
     }
 
@@ -241,6 +299,56 @@ impl Installation {
         ] {
             let (_, made) = self.endpoint(tenant, types, bulkhead, more).await;
             assert!(made, "an endpoint is made before anything happens");
+        }
+    }
+
+    /// The steady tenant, whose receivers are always well, and the tenant of endpoints that come and go.
+    async fn furnish_the_rest(&self) {
+        for tenant in [STEADY, VISITORS] {
+            self.call("PUT", &format!("/tenants/{tenant}"), json!({})).await;
+        }
+        for name in STEADY_TYPES.iter().chain(&VISITED) {
+            let schemas = json!({ "schemas": { "2026-01-15": { "type": "object" } } });
+            self.call("PUT", &format!("/event-types/{name}"), schemas).await;
+        }
+        // Several of each, so that every dispatcher has one of them.
+        let mut steady = Steady {
+            quick: Vec::new(),
+            slow: Vec::new(),
+            quick_id: String::new(),
+            database: self.database.options(),
+        };
+        for number in 0..STEADY_ENDPOINTS {
+            let quick = number % 2 == 0;
+            let type_name = STEADY_TYPES[usize::from(!quick)];
+            let patient = json!({ "retry_schedule": PATIENT });
+            let (place, made) = self.endpoint(STEADY, type_name, 16, patient).await;
+            assert!(made, "an endpoint is made before anything happens");
+            let time = if quick { Duration::ZERO } else { SLOW };
+            self.receivers.set(place, Mood::Takes(time));
+            if quick {
+                steady.quick.push(place);
+            } else {
+                steady.slow.push(place);
+            }
+        }
+        let endpoints = self.endpoints.lock().expect("not poisoned");
+        steady.quick_id.clone_from(&endpoints[steady.quick[0]].id);
+        *self.steady.lock().expect("not poisoned") = Some(steady);
+    }
+
+    pub(crate) fn steady(&self) -> Option<Steady> {
+        self.steady.lock().expect("not poisoned").clone()
+    }
+
+    /// Where bad tenants are let loose.
+    pub(crate) fn ground(&self) -> Ground {
+        Ground {
+            apis: self.addresses.clone(),
+            database: self.database.options(),
+            dispatchers: DISPATCHERS,
+            looked_through: LOOKED_THROUGH,
+            timeout: BAD_TIMEOUT,
         }
     }
 
@@ -318,6 +426,24 @@ impl Installation {
 
     /// The answer to a call that was obeyed. An API that is down or frozen, or a database that is away, answers nothing.
     pub(crate) async fn call(&self, method: &str, path: &str, body: Value) -> Option<Value> {
+        self.call_once(method, path, None, body).await
+    }
+
+    /// Under one `Idempotency-Key` until it is known to be done, as a caller who got no answer should.
+    pub(crate) async fn call_until_known(&self, path: &str, body: Value, most: Duration) -> Option<Value> {
+        let key = uuid::Uuid::new_v4().to_string();
+        let repeated = async {
+            loop {
+                if let Some(answer) = self.call_once("POST", path, Some(&key), body.clone()).await {
+                    return answer;
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        tokio::time::timeout(most, repeated).await.ok()
+    }
+
+    async fn call_once(&self, method: &str, path: &str, key: Option<&str>, body: Value) -> Option<Value> {
         let client = reqwest::Client::builder()
             .no_proxy()
             .timeout(Duration::from_secs(15));
@@ -325,21 +451,25 @@ impl Installation {
         let bases = self.addresses.read().expect("not poisoned").clone();
         let base = &bases[(self.time.now().as_micros() % bases.len() as u128) as usize];
         let method: reqwest::Method = method.parse().expect("a method");
-        let request = client
+        let mut request = client
             .request(method, format!("{base}/v1{path}"))
-            .bearer_auth(crate::support::ADMIN_API_KEY);
-        let request = request.header("content-type", "application/json");
+            .bearer_auth(crate::support::ADMIN_API_KEY)
+            .header("content-type", "application/json");
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
         let answer = request.body(body.to_string()).send().await.ok()?;
         let obeyed = answer.status().is_success();
         let text = answer.text().await.ok()?;
         obeyed.then(|| serde_json::from_str(&text).unwrap_or_default())
     }
 
-    pub(crate) fn note(&self, kind: &'static str, what: String, harm: Harm, from: Moment) {
+    pub(crate) fn note(&self, fault: &Fault, harm: Harm, from: Moment) {
         let to = self.time.now();
         let spell = Spell {
-            what,
-            kind,
+            what: format!("{fault:?}"),
+            kind: fault.kind(),
+            disturbs: fault.disturbs(),
             harm,
             from,
             to,
@@ -355,7 +485,7 @@ impl Installation {
         self.receivers.come_back().await;
         let _ = self.database.start_server().await;
         let targets = (0..DISPATCHERS).map(Target::Dispatcher);
-        for target in targets.chain((0..APIS).map(Target::Api)) {
+        for target in targets.chain((0..self.apis.len()).map(Target::Api)) {
             if let Some(slot) = self.slot(target) {
                 let mut running = slot.running.lock().await;
                 if let Some(process) = running.as_mut() {
@@ -451,7 +581,7 @@ impl Installation {
 
     pub(crate) async fn history(&self) -> History {
         let mut alarms = Vec::new();
-        for slot in self.dispatchers.iter().chain(&self.apis) {
+        for slot in self.dispatchers.iter().chain(&self.guests).chain(&self.apis) {
             if let Some(process) = slot.running.lock().await.as_ref() {
                 slot.listen_for_alarms(process);
             }
@@ -462,6 +592,8 @@ impl Installation {
         let stored = stored(&mut self.database.connect().await, &endpoints).await;
         History {
             transactions: self.journal.read(),
+            probes: self.journal.probes(),
+            undrained: self.undrained.lock().expect("not poisoned").clone(),
             requests: self.receivers.requests(),
             spells: self.spells.lock().expect("not poisoned").clone(),
             endpoints,
@@ -499,16 +631,24 @@ async fn stored(connection: &mut PgConnection, endpoints: &[EndpointLife]) -> St
         .collect();
     let mut stored = Stored::default();
     let mut marks: HashMap<uuid::Uuid, String> = HashMap::new();
-    let events = sqlx::query("select id, body from postrider.events")
-        .fetch_all(&mut *connection)
-        .await
-        .expect("events");
+    // What the bad tenants sent is large, and is judged by whether anything of it is left over.
+    let events = sqlx::query(
+        "select e.id, e.body from postrider.events e join postrider.tenants t on t.id = e.tenant_id
+         where t.slug not like 'bad-%'",
+    )
+    .fetch_all(&mut *connection)
+    .await
+    .expect("events");
     for row in events {
         let body: Vec<u8> = row.get(1);
         let event: Value = serde_json::from_slice(&body).expect("a stored body is JSON");
         let mark = event["data"]["mark"].as_str().unwrap_or_default().to_owned();
         marks.insert(row.get(0), mark.clone());
-        stored.bodies.insert(mark, body);
+        // Operational events have none.
+        let again = stored.bodies.insert(mark.clone(), body).is_some();
+        if again && !mark.is_empty() {
+            *stored.copies.entry(mark).or_insert(1) += 1;
+        }
     }
     let rows = sqlx::query(
         "select d.event_id, e.public_id, d.place, d.number, d.status, d.signature, d.final, d.replay
@@ -518,7 +658,8 @@ async fn stored(connection: &mut PgConnection, endpoints: &[EndpointLife]) -> St
                union all select event_id, endpoint_id, 'dead', null, null, null, null, false from postrider.dead_letters
                union all select event_id, endpoint_id, 'attempt', number, status, signature, final::text, replay_id is not null
                          from postrider.attempts) d
-         join postrider.endpoints e on e.id = d.endpoint_id",
+         join postrider.endpoints e on e.id = d.endpoint_id
+         join postrider.tenants t on t.id = e.tenant_id and t.slug not like 'bad-%'",
     )
     .fetch_all(&mut *connection)
     .await

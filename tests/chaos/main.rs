@@ -11,15 +11,18 @@
 )]
 mod support;
 
+mod bad_tenants;
 mod checker;
 mod history;
 mod installation;
 mod machine;
+mod neighbours;
 mod nemesis;
 mod operations;
 mod overload;
 mod plan;
 mod planted;
+mod pooler;
 mod producers;
 mod proxy;
 mod receivers;

@@ -6,19 +6,25 @@ use rustix::process::Signal;
 use serde_json::json;
 use sqlx::{Connection, PgConnection, Row};
 use tokio::{task::JoinSet, time::sleep};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
+    bad_tenants::{Bad, BadTenant},
     history::{Harm, SecretLife},
     installation::{Installation, PATIENT, new_secret},
-    plan::{Again, Fault, Plan, Target},
+    plan::{Again, Ending, Fault, Made, Plan, Target, VISITED},
+    producers::VISITORS,
     proxy::Mode,
     receivers::Mood,
+    runs,
 };
 
 /// Until a dispatcher has given up every connection that fell silent.
 const SILENCE_LASTS: Duration = Duration::from_secs(12);
 /// Overlap of a rotation: the old secret signs for this long.
 const OVERLAP_SECONDS: i64 = 2;
+/// By then every fault that keeps a caller from an answer is over.
+const KNOWN_BY: Duration = Duration::from_secs(120);
 
 /// Returns when every fault has come to its end.
 pub(crate) async fn afflict(installation: &Arc<Installation>, plan: &Plan) {
@@ -41,8 +47,8 @@ fn of_dispatcher(target: Target, harm: Harm) -> Harm {
 }
 
 async fn inflict(it: &Installation, fault: Fault) {
-    let (kind, what, from) = (fault.kind(), format!("{fault:?}"), it.time.now());
-    let harm = match fault {
+    let from = it.time.now();
+    let harm = match fault.clone() {
         Fault::Kill(target, down) => {
             kill(it, target, down).await;
             of_dispatcher(target, Harm::Death)
@@ -108,13 +114,13 @@ async fn inflict(it: &Installation, fault: Fault) {
             execute(it, set_back).await;
             Harm::None
         }
-        Fault::RotateSecret(place) | Fault::Pause(place, _)
+        Fault::RotateSecret(place, _) | Fault::Pause(place, _)
             if !it.changing.lock().expect("not poisoned").insert(place) =>
         {
             return;
         }
-        Fault::RotateSecret(place) => {
-            rotate(it, place).await;
+        Fault::RotateSecret(place, made) => {
+            rotate(it, place, made).await;
             it.changing.lock().expect("not poisoned").remove(&place);
             Harm::None
         }
@@ -135,12 +141,27 @@ async fn inflict(it: &Installation, fault: Fault) {
             passing_endpoint(it, length).await;
             Harm::None
         }
+        Fault::Visit(number, length) => {
+            visit(it, number, length).await;
+            Harm::None
+        }
+        Fault::Guest(number, length, ending) => {
+            guest(it, number, length, ending).await;
+            match ending {
+                Ending::Kill => Harm::Death,
+                Ending::Term => Harm::None,
+            }
+        }
+        Fault::Misbehave(bad, length) => {
+            misbehave(it, bad, length).await;
+            Harm::None
+        }
         Fault::Quiet(length) => {
             sleep(length).await;
             return;
         }
     };
-    it.note(kind, what, harm, from);
+    it.note(&fault, harm, from);
 }
 
 async fn kill(it: &Installation, target: Target, down: Duration) {
@@ -265,41 +286,44 @@ fn address(it: &Installation, place: usize) -> Option<(&'static str, String)> {
     (life.deleted.is_none() && !life.id.is_empty()).then(|| (life.tenant, life.id.clone()))
 }
 
-async fn rotate(it: &Installation, place: usize) {
+/// Repeated until it is known to be done, as a caller should: until then nobody can say which secrets are in force.
+async fn rotate(it: &Installation, place: usize, made: Made) {
     let Some((tenant, id)) = address(it, place) else {
         return;
     };
-    let secret = new_secret();
+    let own = match made {
+        Made::ByUs => Some(new_secret()),
+        Made::ByThem => None,
+    };
     let asked = it.time.now();
     let unix = || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         now.map_or(0, |now| now.as_secs() as i64)
     };
-    // Known before it is asked for: the answer may be lost, and it may sign all the same.
-    let index = {
-        let mut endpoints = it.endpoints.lock().expect("not poisoned");
-        let secrets = &mut endpoints[place].secrets;
-        secrets.push(SecretLife {
-            secret: secret.clone(),
-            asked,
-            in_effect: None,
-            retires_unix: None,
-        });
-        secrets.len() - 1
-    };
-    let body = json!({ "secret": secret, "overlap_seconds": OVERLAP_SECONDS });
+    let body = json!({ "secret": own, "overlap_seconds": OVERLAP_SECONDS });
     let path = format!("/tenants/{tenant}/endpoints/{id}/secret/rotate");
-    let obeyed = it.call("POST", &path, body).await.is_some();
+    let answer = it
+        .call_until_known(&path, body, KNOWN_BY)
+        .await
+        .expect("a rotation that is repeated under its key is answered when the faults are over");
+    let given = answer["data"][0]["secret"].as_str().expect("a secret").to_owned();
+    assert!(
+        own.is_none_or(|own| own == given),
+        "the secret that was asked for"
+    );
     let mut endpoints = it.endpoints.lock().expect("not poisoned");
     let secrets = &mut endpoints[place].secrets;
-    if obeyed {
-        secrets[index].in_effect = Some(it.time.now());
-        // By now the overlap has begun at the latest.
-        let retires = unix() + OVERLAP_SECONDS;
-        for older in &mut secrets[..index] {
-            older.retires_unix = Some(older.retires_unix.map_or(retires, |at| at.min(retires)));
-        }
+    // By now the overlap has begun at the latest.
+    let retires = unix() + OVERLAP_SECONDS;
+    for older in secrets.iter_mut() {
+        older.retires_unix = Some(older.retires_unix.map_or(retires, |at| at.min(retires)));
     }
+    secrets.push(SecretLife {
+        secret: given,
+        asked,
+        in_effect: Some(it.time.now()),
+        retires_unix: None,
+    });
 }
 
 async fn pause(it: &Installation, place: usize, length: Duration) {
@@ -368,6 +392,10 @@ async fn passing_endpoint(it: &Installation, length: Duration) {
         .endpoint("beta", "order.*", 3, json!({ "retry_schedule": PATIENT }))
         .await;
     sleep(length).await;
+    delete(it, place).await;
+}
+
+async fn delete(it: &Installation, place: usize) {
     let Some((tenant, id)) = address(it, place) else {
         return;
     };
@@ -377,4 +405,76 @@ async fn passing_endpoint(it: &Installation, length: Duration) {
     let obeyed = it.call("DELETE", &path, json!({})).await.is_some();
     let confirmed = obeyed.then(|| it.time.now());
     it.endpoints.lock().expect("not poisoned")[place].deleted = Some((asked, confirmed));
+}
+
+/// An endpoint that gets its first event at once, and few later: one for each other visitor of its type.
+async fn visit(it: &Installation, number: usize, length: Option<Duration>) {
+    let type_name = VISITED[number];
+    let (place, made) = it
+        .endpoint(VISITORS, type_name, 3, json!({ "retry_schedule": PATIENT }))
+        .await;
+    if !made {
+        return;
+    }
+    greet(it, number, place).await;
+    let Some(length) = length else { return };
+    sleep(length).await;
+    delete(it, place).await;
+}
+
+/// An event of this type.
+pub(crate) async fn greet(it: &Installation, number: usize, place: usize) {
+    let mark = format!("v{place}-{number}-{}", it.time.now().as_micros());
+    let producers = runs::producers(it, Duration::ZERO);
+    producers.emit_once(VISITORS, VISITED[number], mark).await;
+}
+
+async fn guest(it: &Installation, number: usize, length: Duration, ending: Ending) {
+    let slot = &it.guests[number];
+    // It is there already.
+    let Ok(mut running) = slot.running.try_lock() else {
+        return;
+    };
+    slot.start(&mut running).await;
+    sleep(length).await;
+    if let Some(mut process) = running.take() {
+        if process.is_running() {
+            match ending {
+                Ending::Kill => process.kill(),
+                Ending::Term => drop(process.stop().await),
+            }
+        }
+        slot.ended(process);
+    }
+}
+
+async fn misbehave(it: &Installation, bad: Bad, length: Duration) {
+    let Some(tenant) = BadTenant::prepare(&it.ground(), bad).await else {
+        return;
+    };
+    let stop = CancellationToken::new();
+    let _ = tokio::time::timeout(length, tenant.misbehave(&stop)).await;
+    let receiver = tenant.behave().await;
+    it.reformed.lock().expect("not poisoned").push(receiver);
+}
+
+/// The snapshot of a backup that takes as long as the run. A server that crashed gets it again.
+pub(crate) async fn hold_snapshot(it: &Installation, stop: CancellationToken) {
+    let held = async {
+        loop {
+            if let Ok(mut connection) = PgConnection::connect_with(&it.database.options()).await {
+                let begin = "begin isolation level repeatable read; select 1";
+                let mut there = sqlx::raw_sql(begin).execute(&mut connection).await.is_ok();
+                while there {
+                    sleep(Duration::from_secs(1)).await;
+                    there = sqlx::raw_sql("select 1").execute(&mut connection).await.is_ok();
+                }
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+    };
+    tokio::select! {
+        () = held => {}
+        () = stop.cancelled() => {}
+    }
 }

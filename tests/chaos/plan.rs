@@ -4,8 +4,28 @@ use std::{fmt, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
+use crate::bad_tenants::Bad;
+
 pub(crate) const DISPATCHERS: usize = 3;
 pub(crate) const APIS: usize = 2;
+/// One more API of a whole installation, behind PgBouncer; its proxy stands between PgBouncer and the server.
+pub(crate) const POOLED_API: usize = APIS;
+/// Dispatchers that come and go beside those.
+pub(crate) const GUESTS: usize = 2;
+/// Types of which each endpoint that comes and goes asks for one, so that it gets few events.
+pub(crate) const VISITED: [&str; 16] = [
+    "visit.a", "visit.b", "visit.c", "visit.d", "visit.e", "visit.f", "visit.g", "visit.h", "visit.i",
+    "visit.j", "visit.k", "visit.l", "visit.m", "visit.n", "visit.o", "visit.p",
+];
+/// The installation is left alone, while tenants are not: the others' latency is measured.
+const CALM_FIRST: Duration = Duration::from_secs(12);
+const CALM: Duration = Duration::from_secs(35);
+/// Everything happens.
+const STORM: Duration = Duration::from_secs(40);
+/// Bad tenants of one calm stretch.
+const BAD_AT_ONCE: usize = 2;
+/// They stay for a while when it is over.
+const BAD_OVERSTAYS: Duration = Duration::from_secs(5);
 /// Before the first fault.
 const QUIET_START: Duration = Duration::from_secs(2);
 
@@ -16,6 +36,20 @@ pub(crate) enum Target {
     Api(usize),
     /// The producers' own connections.
     Producers,
+}
+
+/// Who makes a secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Made {
+    ByUs,
+    ByThem,
+}
+
+/// How a dispatcher that came goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Term,
+    Kill,
 }
 
 /// What a bulk replay is asked for.
@@ -54,13 +88,20 @@ pub(crate) enum Fault {
     MoveShards,
     /// The table says that every lease is over, which is not so.
     ExpireLeases,
-    RotateSecret(usize),
+    /// With a secret of ours, or one that is made for us.
+    RotateSecret(usize, Made),
     Pause(usize, Duration),
     Replay,
     /// Much of what an endpoint was sent, or what it has not got, goes again; taken back after this, if so planned.
     ReplayMany(usize, Again, Option<Duration>),
     /// Makes an endpoint, and deletes it after this.
     PassingEndpoint(Duration),
+    /// Makes an endpoint for one of the rare types and emits its first event; deletes it after this, if so planned.
+    Visit(usize, Option<Duration>),
+    /// One more dispatcher for this long.
+    Guest(usize, Duration, Ending),
+    /// A tenant that takes all it can get.
+    Misbehave(Bad, Duration),
     /// Nothing: the system gets its breath back.
     Quiet(Duration),
 }
@@ -85,12 +126,47 @@ impl Fault {
             Self::ReceiversAway(_) => "receivers away",
             Self::MoveShards => "move shards",
             Self::ExpireLeases => "expire leases",
-            Self::RotateSecret(_) => "rotate",
+            Self::RotateSecret(..) => "rotate",
             Self::Pause(..) => "pause",
             Self::Replay => "replay",
             Self::ReplayMany(..) => "replay many",
             Self::PassingEndpoint(_) => "passing endpoint",
+            Self::Visit(..) => "visit",
+            Self::Guest(..) => "guest dispatcher",
+            Self::Misbehave(..) => "bad tenant",
             Self::Quiet(_) => "quiet",
+        }
+    }
+
+    /// Done to the installation or to everybody's receivers: what every tenant may feel.
+    pub(crate) fn disturbs(&self) -> bool {
+        match self {
+            Self::Kill(..)
+            | Self::Sleep(..)
+            | Self::Restart(_)
+            | Self::CrashDatabase
+            | Self::Sever(_)
+            | Self::Freeze(..)
+            | Self::Silence(_)
+            | Self::LoseReplies(..)
+            | Self::TerminateSessions
+            | Self::FillDisk(_)
+            | Self::ReceiversAway(_)
+            | Self::MoveShards
+            | Self::ExpireLeases
+            | Self::Guest(..) => true,
+            Self::LongTransaction(_)
+            | Self::Hang(..)
+            | Self::Fail(..)
+            | Self::Reset(..)
+            | Self::RotateSecret(..)
+            | Self::Pause(..)
+            | Self::Replay
+            | Self::ReplayMany(..)
+            | Self::PassingEndpoint(_)
+            | Self::Visit(..)
+            | Self::Misbehave(..)
+            | Self::Quiet(_) => false,
         }
     }
 }
@@ -107,32 +183,38 @@ impl Plan {
         Self { seed, faults }
     }
 
-    /// Faults for this long, a quarter of it quiet. `endpoints` is how many there are from the start.
-    pub(crate) fn make(seed: u64, length: Duration, endpoints: usize) -> Self {
+    /// Stretches of calm and of storm in turn, for this long. `endpoints` is how many there are from the start, `kinds` are
+    /// the bad tenants to choose from.
+    pub(crate) fn make(seed: u64, length: Duration, endpoints: usize, kinds: &[Bad]) -> Self {
         let mut dice = Dice(StdRng::seed_from_u64(seed));
         let mut faults = Vec::new();
-        let mut at = QUIET_START;
-        let (mut quiet, mut last_full) = (Duration::ZERO, Duration::ZERO);
-        while at < length {
-            if quiet < at / 4 {
-                let pause = dice.millis(1_000, 3_000);
-                faults.push((at, Fault::Quiet(pause)));
-                quiet += pause;
-                at += pause;
-                continue;
+        let mut bad = Vec::new();
+        let (mut from, mut calm) = (QUIET_START, true);
+        while from < length {
+            let whole = match (calm, from == QUIET_START) {
+                (true, true) => CALM_FIRST,
+                (true, false) => CALM,
+                (false, _) => STORM,
+            };
+            let to = (from + whole).min(length);
+            if calm {
+                for _ in 0..BAD_AT_ONCE.min(kinds.len()) {
+                    if bad.is_empty() {
+                        bad = dice.shuffled(kinds);
+                    }
+                    let lasts = to - from + BAD_OVERSTAYS;
+                    faults.extend(bad.pop().map(|bad| (from, Fault::Misbehave(bad, lasts))));
+                }
+                dice.calm(from, to, endpoints, &mut faults);
+            } else {
+                dice.storm(from, to, endpoints, &mut faults);
+                dice.guests(from, to, &mut faults);
             }
-            let fault = dice.fault(endpoints);
-            // The disk is not always full: recovery after it takes the longest.
-            let full = matches!(fault, Fault::FillDisk(_));
-            if full && at < last_full + Duration::from_secs(20) {
-                continue;
-            }
-            if full {
-                last_full = at;
-            }
-            faults.push((at, fault));
-            at += dice.millis(100, 1_400);
+            dice.visits(from, to, length, &mut faults);
+            (from, calm) = (to, !calm);
         }
+        // In order of time; what is at the same time stays in the order it was made in.
+        faults.sort_by_key(|(at, _)| *at);
         Self { seed, faults }
     }
 }
@@ -150,6 +232,84 @@ impl fmt::Display for Plan {
 struct Dice(StdRng);
 
 impl Dice {
+    /// Each once, in some order.
+    fn shuffled(&mut self, kinds: &[Bad]) -> Vec<Bad> {
+        let mut kinds = kinds.to_vec();
+        for last in (1..kinds.len()).rev() {
+            kinds.swap(last, self.0.random_range(0..=last));
+        }
+        kinds
+    }
+
+    /// A quarter of it quiet.
+    fn storm(&mut self, from: Duration, to: Duration, endpoints: usize, faults: &mut Vec<(Duration, Fault)>) {
+        let mut at = from;
+        let (mut quiet, mut last_full) = (Duration::ZERO, None);
+        while at < to {
+            if quiet < (at - from) / 4 {
+                let pause = self.millis(1_000, 3_000);
+                faults.push((at, Fault::Quiet(pause)));
+                quiet += pause;
+                at += pause;
+                continue;
+            }
+            let fault = self.fault(endpoints);
+            // The disk is not always full: recovery after it takes the longest.
+            let full = matches!(fault, Fault::FillDisk(_));
+            if full && last_full.is_some_and(|last| at < last + Duration::from_secs(20)) {
+                continue;
+            }
+            if full {
+                last_full = Some(at);
+            }
+            faults.push((at, fault));
+            at += self.millis(100, 1_400);
+        }
+    }
+
+    fn calm(&mut self, from: Duration, to: Duration, endpoints: usize, faults: &mut Vec<(Duration, Fault)>) {
+        let mut at = from;
+        while at < to {
+            let fault = self.fault(endpoints);
+            if !fault.disturbs() {
+                faults.push((at, fault));
+                at += self.millis(300, 2_000);
+            }
+        }
+    }
+
+    /// Endpoints that come and go all the time.
+    fn visits(
+        &mut self,
+        from: Duration,
+        to: Duration,
+        length: Duration,
+        faults: &mut Vec<(Duration, Fault)>,
+    ) {
+        let mut at = from;
+        while at < to {
+            let gone = self.0.random_bool(0.7).then(|| self.millis(1_000, 15_000));
+            let gone = gone.filter(|gone| at + *gone < length);
+            faults.push((at, Fault::Visit(self.0.random_range(0..VISITED.len()), gone)));
+            at += self.millis(300, 1_500);
+        }
+    }
+
+    /// Dispatchers that come and go every few seconds.
+    fn guests(&mut self, from: Duration, to: Duration, faults: &mut Vec<(Duration, Fault)>) {
+        let mut at = from;
+        while at < to {
+            let guest = self.0.random_range(0..GUESTS);
+            let ending = if self.0.random_bool(0.6) {
+                Ending::Term
+            } else {
+                Ending::Kill
+            };
+            faults.push((at, Fault::Guest(guest, self.millis(1_500, 6_000), ending)));
+            at += self.millis(2_000, 5_000);
+        }
+    }
+
     fn millis(&mut self, least: u64, most: u64) -> Duration {
         Duration::from_millis(self.0.random_range(least..most))
     }
@@ -158,15 +318,15 @@ impl Dice {
         if self.0.random_bool(0.7) {
             Target::Dispatcher(self.0.random_range(0..DISPATCHERS))
         } else {
-            Target::Api(self.0.random_range(0..APIS))
+            Target::Api(self.0.random_range(0..=POOLED_API))
         }
     }
 
     fn connections(&mut self) -> Target {
-        if self.0.random_bool(0.2) {
-            Target::Producers
-        } else {
-            self.process()
+        match self.0.random_range(0..10) {
+            0..2 => Target::Producers,
+            2..4 => Target::Api(POOLED_API),
+            _ => self.process(),
         }
     }
 
@@ -200,7 +360,14 @@ impl Dice {
             73..76 => Fault::ReceiversAway(self.millis(200, 2_500)),
             76..79 => Fault::MoveShards,
             79..81 => Fault::ExpireLeases,
-            81..86 => Fault::RotateSecret(endpoint),
+            81..86 => {
+                let made = if self.0.random_bool(0.5) {
+                    Made::ByUs
+                } else {
+                    Made::ByThem
+                };
+                Fault::RotateSecret(endpoint, made)
+            }
             86..90 => Fault::Pause(endpoint, self.millis(200, 2_500)),
             90..93 => Fault::Replay,
             93..97 => self.replay_many(endpoint),

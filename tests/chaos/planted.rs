@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use crate::{
     checker::{Rule, judge},
-    history::{History, Outcome, Request, SecretLife},
+    history::{History, Outcome, Probe, Request, SecretLife},
     installation::Installation,
     plan::Plan,
     runs,
 };
 
-const QUIET: Duration = Duration::from_secs(3);
+/// The start, until an event was replayed, and a little.
+const QUIET: Duration = Duration::from_secs(6);
 
 fn accepted(request: &Request) -> bool {
     request.status.is_some_and(|status| status / 100 == 2)
@@ -23,6 +24,26 @@ fn place_of(history: &History, wanted: impl Fn(&Request) -> bool) -> usize {
         .iter()
         .position(wanted)
         .expect("a request to plant the bug in")
+}
+
+/// One that was made while nothing was done to the installation.
+fn calm_probe(history: &History, kind: &str) -> Probe {
+    let mut probes = history.probes.iter().filter(|probe| probe.kind == kind);
+    let probe = probes.rfind(|probe| probe.asked > Duration::from_secs(2));
+    probe.expect("a probe to plant the bug in").clone()
+}
+
+fn request_of<'a>(history: &'a History, probe: &Probe) -> &'a Request {
+    let wanted = |r: &&Request| (&r.mark, r.endpoint) == (&probe.mark, probe.endpoint);
+    history.requests.iter().find(wanted).expect("its request")
+}
+
+fn delay(history: &mut History, probe: &Probe, time: Duration) {
+    let of_probe = |r: &&mut Request| (&r.mark, r.endpoint) == (&probe.mark, probe.endpoint);
+    for request in history.requests.iter_mut().filter(of_probe) {
+        request.at += time;
+        request.ended += time;
+    }
 }
 
 type Plant = fn(&mut History);
@@ -235,6 +256,65 @@ const BUGS: &[(&str, Rule, Plant)] = &[
             .pauses
             .push((Duration::ZERO, Duration::MAX));
     }),
+    ("one emit became two events", Rule::Doubled, |history| {
+        let mark = history.requests[place_of(history, accepted)].mark.clone();
+        history.stored.copies.insert(mark, 2);
+    }),
+    ("something of some tenant is left over", Rule::Stuck, |history| {
+        history.undrained = Some("400 deliveries wait".to_owned());
+    }),
+    (
+        "a steady tenant's event comes five seconds late",
+        Rule::Delayed,
+        |history| {
+            let probe = calm_probe(history, "emit by SQL");
+            delay(history, &probe, Duration::from_secs(5));
+        },
+    ),
+    ("a steady tenant's replay never comes", Rule::Delayed, |history| {
+        let probe = calm_probe(history, "replay");
+        history
+            .requests
+            .retain(|r| (&r.mark, r.replay) != (&probe.mark, true));
+    }),
+    (
+        "an emit by HTTP is refused while the installation is left alone",
+        Rule::Delayed,
+        |history| {
+            let probe = calm_probe(history, "emit by HTTP");
+            history.requests.retain(|r| r.mark != probe.mark);
+        },
+    ),
+    (
+        "a slow receiver waits behind one that is slower",
+        Rule::Delayed,
+        |history| {
+            let probe = calm_probe(history, "slow receiver");
+            delay(history, &probe, Duration::from_secs(20));
+        },
+    ),
+    (
+        "one in fifty of a steady tenant's events takes two seconds",
+        Rule::Delayed,
+        |history| {
+            let probes = history.probes.clone();
+            let probes: Vec<Probe> = probes.into_iter().filter(|p| p.kind == "emit by SQL").collect();
+            // As many as a run of minutes has.
+            for (number, probe) in probes.iter().cycle().take(500).enumerate() {
+                let mark = format!("{}-again-{number}", probe.mark);
+                let mut request = request_of(history, probe).clone();
+                request.mark.clone_from(&mark);
+                if number % 50 == 0 {
+                    request.at += Duration::from_secs(2);
+                }
+                history.requests.push(request);
+                history.probes.push(Probe {
+                    mark,
+                    ..probe.clone()
+                });
+            }
+        },
+    ),
     ("the sweep found what the tail missed", Rule::Alarm, |history| {
         history
             .alarms
@@ -245,7 +325,7 @@ const BUGS: &[(&str, Rule, Plant)] = &[
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_fault_nothing_is_repeated_and_every_planted_bug_is_caught() {
     let _alone = runs::alone().await;
-    let it = Installation::start(None).await;
+    let it = Installation::start_whole(None).await;
     let history = runs::run(&it, &Plan::none(1), QUIET).await;
     let judgement = judge(&history);
     println!("without faults\n{judgement}");

@@ -10,20 +10,37 @@ use std::{
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use reqwest::Client;
+use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    history::{Emitted, Outcome, Timeline, Transaction},
+    history::{Emitted, Mark, Moment, Outcome, Probe, Timeline, Transaction},
     support::ADMIN_API_KEY,
 };
 
 pub(crate) const TENANTS: [&str; 2] = ["acme", "beta"];
+/// A tenant whose receivers are always well: how soon it is served is measured.
+pub(crate) const STEADY: &str = "steady";
+/// The tenant of endpoints that come and go.
+pub(crate) const VISITORS: &str = "visitors";
+/// Of the steady tenant: to receivers that answer at once, and to one that takes over a second.
+pub(crate) const STEADY_TYPES: [&str; 2] = ["steady.quick", "steady.slow"];
 pub(crate) const TYPES: [&str; 3] = ["order.paid", "order.sent", "user.new"];
 const KEYS: u32 = 6;
+/// The largest body that is taken, less what is around the padding.
+const PADDING_MAX: f64 = 261_000.0;
+const PADDING_LEAST: f64 = 100.0;
+/// One in so many events is of any size up to the largest; the others are small.
+const LARGE_SHARE: f64 = 0.12;
+const STEADY_SQL_EVERY: Duration = Duration::from_millis(200);
+const STEADY_HTTP_EVERY: Duration = Duration::from_millis(250);
+const STEADY_SLOW_EVERY: Duration = Duration::from_millis(400);
+const STEADY_REPLAY_EVERY: Duration = Duration::from_millis(500);
+/// An event of this long ago is surely delivered where nothing is wrong.
+const REPLAYED_AFTER: Duration = Duration::from_secs(2);
 /// After this a producer gives up on a connection.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 /// For this long an HTTP producer repeats a request under its own id.
@@ -33,6 +50,7 @@ pub(crate) struct Journal {
     path: PathBuf,
     file: Mutex<File>,
     transactions: Mutex<Vec<Transaction>>,
+    probes: Mutex<Vec<Probe>>,
 }
 
 impl Journal {
@@ -43,7 +61,16 @@ impl Journal {
             path,
             file: Mutex::new(file),
             transactions: Mutex::default(),
+            probes: Mutex::default(),
         }
+    }
+
+    fn probe(&self, probe: Probe) {
+        self.probes.lock().expect("not poisoned").push(probe);
+    }
+
+    pub(crate) fn probes(&self) -> Vec<Probe> {
+        self.probes.lock().expect("not poisoned").clone()
     }
 
     fn write(&self, transaction: Transaction) {
@@ -150,7 +177,7 @@ impl Producer {
             let key = self.rng.random_range(0..KEYS);
             format!("k{key}")
         });
-        let padding = "é".repeat(self.rng.random_range(0..60));
+        let padding = self.padding();
         let data = json!({ "mark": mark, "key": key, "padding": padding });
         let emitted = Emitted {
             mark,
@@ -158,6 +185,15 @@ impl Producer {
             type_name,
         };
         Draft { emitted, key, data }
+    }
+
+    /// Small for the most part; otherwise of any order of magnitude up to the largest.
+    fn padding(&mut self) -> String {
+        if !self.rng.random_bool(LARGE_SHARE) {
+            return "é".repeat(self.rng.random_range(0..60));
+        }
+        let bytes = PADDING_LEAST * (PADDING_MAX / PADDING_LEAST).powf(self.rng.random_range(0.0..=1.0));
+        "é".repeat(bytes as usize / 2)
     }
 
     fn tenant(&mut self) -> &'static str {
@@ -268,6 +304,17 @@ impl Producer {
     }
 
     async fn post(&mut self, path: &str, body: &Value) -> Outcome {
+        let (status, answer) = self.try_post(path, body.to_string()).await;
+        match status {
+            Some(status) if status.is_success() => Outcome::Committed,
+            Some(status) if status.is_client_error() => panic!("an emit was refused with {status}: {answer}"),
+            // 503 says "try again": it may have been committed or not. Another one is an alarm of the server's log.
+            Some(_) | None => Outcome::Unknown,
+        }
+    }
+
+    /// The status and the body of the answer, if there is one.
+    async fn try_post(&mut self, path: &str, body: String) -> (Option<StatusCode>, String) {
         let api = {
             let apis = self.shared.apis.read().expect("not poisoned");
             apis[self.rng.random_range(0..apis.len())].clone()
@@ -276,16 +323,190 @@ impl Producer {
             .client
             .post(format!("{api}{path}"))
             .bearer_auth(ADMIN_API_KEY);
-        let request = request
-            .header("content-type", "application/json")
-            .body(body.to_string());
-        match request.send().await.map(|answer| answer.status()) {
-            Ok(status) if status.is_success() => Outcome::Committed,
-            Ok(status) if status.is_client_error() => panic!("an emit was refused with {status}: {body}"),
-            // 503 says "try again": it may have been committed or not. Another one is an alarm of the server's log.
-            Ok(_) | Err(_) => Outcome::Unknown,
+        let request = request.header("content-type", "application/json").body(body);
+        match request.send().await {
+            Ok(answer) => {
+                let status = answer.status();
+                (Some(status), answer.text().await.unwrap_or_default())
+            }
+            Err(_) => (None, String::new()),
         }
     }
+}
+
+/// The steady tenant: its endpoints by their places, and who asks for what.
+#[derive(Clone)]
+pub(crate) struct Steady {
+    pub(crate) quick: Vec<usize>,
+    pub(crate) slow: Vec<usize>,
+    /// The public id of the first quick one.
+    pub(crate) quick_id: String,
+    /// Straight to the server, to look up what to replay.
+    pub(crate) database: PgConnectOptions,
+}
+
+impl Producers {
+    /// Small requests at an even pace, each of which is a probe.
+    pub(crate) fn start_steady(&self, steady: &Steady) -> JoinSet<()> {
+        let mut running = JoinSet::new();
+        let one = |kind| Producer::new(self, 0, kind, 0);
+        let [quick, slow] = STEADY_TYPES;
+        let places = || (steady.quick.clone(), steady.slow.clone());
+        running.spawn(one('q').probe_by_sql("emit by SQL", quick, places().0, STEADY_SQL_EVERY));
+        running.spawn(one('l').probe_by_sql("slow receiver", slow, places().1, STEADY_SLOW_EVERY));
+        running.spawn(one('w').probe_by_http(quick, places().0));
+        running.spawn(one('r').probe_by_replay(steady.clone()));
+        running
+    }
+
+    /// One event in a transaction of its own, written down like all others.
+    pub(crate) async fn emit_once(&self, tenant: &'static str, type_name: &'static str, mark: Mark) {
+        let draft = Draft::small(tenant, type_name, mark);
+        let began = self.time.now();
+        let connect = PgConnection::connect_with(&self.database);
+        let Ok(Ok(mut connection)) = timeout(ANSWER_MAX, connect).await else {
+            return;
+        };
+        let (outcome, _) = transact(&mut connection, std::slice::from_ref(&draft), None, false).await;
+        self.journal.write(Transaction {
+            events: vec![draft.emitted],
+            outcome,
+            began,
+            ended: self.time.now(),
+        });
+    }
+}
+
+impl Draft {
+    fn small(tenant: &'static str, type_name: &'static str, mark: Mark) -> Self {
+        let data = json!({ "mark": mark, "key": null });
+        let emitted = Emitted {
+            mark,
+            tenant,
+            type_name,
+        };
+        Self {
+            emitted,
+            key: None,
+            data,
+        }
+    }
+}
+
+impl Producer {
+    fn next_probe(&mut self, type_name: &'static str) -> Draft {
+        self.count += 1;
+        Draft::small(STEADY, type_name, format!("{}-{}", self.name, self.count))
+    }
+
+    async fn wait(&self, time: Duration) -> bool {
+        tokio::select! {
+            () = self.shared.stop.cancelled() => false,
+            () = tokio::time::sleep(time) => true,
+        }
+    }
+
+    fn done(&self, draft: Draft, kind: &'static str, endpoints: &[usize], began: Moment, outcome: Outcome) {
+        // A connection that was lost asked for nothing that could come late.
+        let asked = endpoints.iter().filter(|_| outcome != Outcome::RolledBack);
+        for endpoint in asked {
+            self.shared.journal.probe(Probe {
+                kind,
+                mark: draft.emitted.mark.clone(),
+                endpoint: *endpoint,
+                replay: false,
+                asked: began,
+            });
+        }
+        self.shared.journal.write(Transaction {
+            events: vec![draft.emitted],
+            outcome,
+            began,
+            ended: self.shared.time.now(),
+        });
+    }
+
+    async fn probe_by_sql(
+        mut self,
+        kind: &'static str,
+        type_name: &'static str,
+        endpoints: Vec<usize>,
+        every: Duration,
+    ) {
+        let mut connection: Option<PgConnection> = None;
+        while self.wait(every).await {
+            let mut open = match connection.take() {
+                Some(open) => open,
+                None => match timeout(ANSWER_MAX, PgConnection::connect_with(&self.shared.database)).await {
+                    Ok(Ok(open)) => open,
+                    _ => continue,
+                },
+            };
+            let draft = self.next_probe(type_name);
+            let began = self.shared.time.now();
+            let (outcome, usable) = transact(&mut open, std::slice::from_ref(&draft), None, false).await;
+            self.done(draft, kind, &endpoints, began, outcome);
+            connection = usable.then_some(open);
+        }
+    }
+
+    async fn probe_by_http(mut self, type_name: &'static str, endpoints: Vec<usize>) {
+        let path = format!("/v1/tenants/{STEADY}/events");
+        while self.wait(STEADY_HTTP_EVERY).await {
+            let draft = self.next_probe(type_name);
+            let began = self.shared.time.now();
+            let outcome = self.post(&path, &draft.as_request(true)).await;
+            self.done(draft, "emit by HTTP", &endpoints, began, outcome);
+        }
+    }
+
+    /// Sends an event of a while ago again.
+    async fn probe_by_replay(mut self, steady: Steady) {
+        while self.wait(STEADY_REPLAY_EVERY).await {
+            let draft = self.next_probe(STEADY_TYPES[0]);
+            let mark = draft.emitted.mark.clone();
+            self.shared.emit_once(STEADY, STEADY_TYPES[0], mark.clone()).await;
+            if !self.wait(REPLAYED_AFTER).await {
+                return;
+            }
+            let Some(delivery) = find_delivery(&steady, &mark).await else {
+                continue;
+            };
+            let path = format!("/v1/tenants/{STEADY}/deliveries/{delivery}/replay");
+            let asked = self.shared.time.now();
+            let (status, _) = self.try_post(&path, "{}".to_owned()).await;
+            // It was not delivered yet, which the other probes judge.
+            if status.is_some_and(|status| status.is_client_error()) {
+                continue;
+            }
+            self.shared.journal.probe(Probe {
+                kind: "replay",
+                mark,
+                endpoint: steady.quick[0],
+                replay: true,
+                asked,
+            });
+        }
+    }
+}
+
+async fn find_delivery(steady: &Steady, mark: &str) -> Option<postrider_proto::DeliveryId> {
+    let look = async {
+        let mut connection = PgConnection::connect_with(&steady.database).await?;
+        sqlx::query_as::<_, (uuid::Uuid, i32)>(
+            "select i.event_id, e.id from postrider.event_ids i, postrider.endpoints e
+             where i.id = $1 and e.public_id = $2",
+        )
+        .bind(mark)
+        .bind(&steady.quick_id)
+        .fetch_optional(&mut connection)
+        .await
+    };
+    let (event, endpoint) = timeout(ANSWER_MAX, look).await.ok()?.ok()??;
+    Some(postrider_proto::DeliveryId {
+        event: postrider_proto::EventId(event),
+        endpoint: postrider_proto::EndpointId(endpoint),
+    })
 }
 
 /// The outcome, and whether the connection can be used again.

@@ -2,6 +2,7 @@
 //! are evidence, so it writes down what it saw and nothing that it was told.
 
 use std::{
+    collections::HashSet,
     net::SocketAddr,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -23,11 +24,15 @@ pub(crate) enum Mood {
     Fails,
     /// Closes the connection instead of answering.
     Resets,
+    /// Answers with success after this, always.
+    Takes(Duration),
 }
 
 #[derive(Default)]
 struct Book {
     moods: Vec<Mood>,
+    /// Each body once, however often and wherever it came: large ones would fill the memory.
+    bodies: HashSet<Bytes>,
     requests: Vec<Request>,
     count: u64,
 }
@@ -155,7 +160,7 @@ async fn respond(
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let place: usize = head.uri.path()[1..].parse().map_err(std::io::Error::other)?;
     let key = text(&event["data"]["key"]);
-    let seen = Request {
+    let mut seen = Request {
         endpoint: place,
         mark: text(&event["data"]["mark"]),
         event_id: header("webhook-id"),
@@ -171,6 +176,10 @@ async fn respond(
     };
     let (mood, count, index) = {
         let mut book = receivers.book();
+        match book.bodies.get(&seen.body) {
+            Some(known) => seen.body = known.clone(),
+            None => drop(book.bodies.insert(seen.body.clone())),
+        }
         book.requests.push(seen);
         book.count += 1;
         (book.moods[place], book.count, book.requests.len() - 1)
@@ -184,6 +193,10 @@ async fn respond(
         Mood::Usual => {
             tokio::time::sleep(Duration::from_millis(count % 12)).await;
             if count % 40 == 7 { 500 } else { 204 }
+        }
+        Mood::Takes(time) => {
+            tokio::time::sleep(time).await;
+            204
         }
         Mood::Fails => 500,
         Mood::Resets => return Err(std::io::ErrorKind::ConnectionAborted.into()),

@@ -413,3 +413,93 @@ async fn a_rotation_that_is_asked_for_twice_with_one_key_happens_once() {
     assert_eq!(answers[0], answers[1]);
     assert_eq!(secrets(&api, &endpoint).await.len(), 2);
 }
+
+/// Keeps the dispatcher from reading changed settings, while it goes on sending and renewing its lease.
+async fn settings_held_up(database: &Database) -> sqlx::PgConnection {
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("begin; lock table postrider.retries in access exclusive mode")
+        .execute(&mut holder)
+        .await
+        .expect("locked");
+    holder
+}
+
+/// A dashboard and a dispatcher that has sent to the endpoint and so holds its settings.
+async fn dispatcher_that_knows(database: &Database, receiver: &Receiver) -> (Postrider, Postrider, Endpoint) {
+    let dashboard = Postrider::on_database("dashboard", database).start().await;
+    let dispatcher = Postrider::on_database("dispatcher", database).start().await;
+    let api = dashboard.api();
+    let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
+    api.emit(
+        "acme",
+        json!({ "type": "invoice.paid", "id": "first", "data": {} }),
+    )
+    .await;
+    receiver.wait_for(1).await;
+    database.drained().await;
+    (dashboard, dispatcher, endpoint)
+}
+
+#[tokio::test]
+async fn a_rotation_is_in_effect_only_when_its_sender_applied_it_whatever_the_table_says_of_the_lease() {
+    let (database, receiver) = (Database::fresh().await, Receiver::start().await);
+    let (dashboard, _dispatcher, endpoint) = dispatcher_that_knows(&database, &receiver).await;
+    let api = dashboard.api();
+    let holder = settings_held_up(&database).await;
+    let rotating = tokio::spawn({
+        let (api, endpoint) = (api.clone(), endpoint.clone());
+        async move { rotate(&api, &endpoint, json!({ "overlap_seconds": 0 })).await }
+    });
+    // A server whose clock steps, as after a failover, sees every lease at its end. Its owner sends all the same.
+    for _ in 0..20 {
+        database
+            .execute("update postrider.dispatchers set expires_at = clock_timestamp() - interval '1 minute'")
+            .await;
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        assert!(
+            !rotating.is_finished(),
+            "the owner is alive and signs with the secret that was revoked"
+        );
+    }
+    drop(holder);
+    let (status, answer) = rotating.await.expect("answered");
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    api.emit(
+        "acme",
+        json!({ "type": "invoice.paid", "id": "second", "data": {} }),
+    )
+    .await;
+    let secret = answer["data"][0]["secret"].as_str().expect("a secret");
+    let second = &receiver.wait_for(2).await[1];
+    assert_eq!(second.verify(secret), Ok(()));
+    assert!(second.verify(&endpoint.secret).is_err());
+}
+
+#[tokio::test]
+async fn a_repeated_rotation_gives_the_same_secret_and_is_answered_only_when_it_is_in_effect() {
+    let (database, receiver) = (Database::fresh().await, Receiver::start().await);
+    let (dashboard, _dispatcher, endpoint) = dispatcher_that_knows(&database, &receiver).await;
+    let api = dashboard.api();
+    let path = format!("/tenants/acme/endpoints/{}/secret/rotate", endpoint.id);
+    let body = json!({ "overlap_seconds": 0 });
+    let holder = settings_held_up(&database).await;
+    let (status, _, answer) = api.post_with_key(&path, "rotation-1", body.clone()).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{answer}");
+    let repeat = tokio::spawn({
+        let (api, path, body) = (api.clone(), path.clone(), body.clone());
+        async move { api.post_with_key(&path, "rotation-1", body).await }
+    });
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    assert!(!repeat.is_finished(), "it is not in effect yet");
+    drop(holder);
+    let (status, replayed, answer) = until("the rotation is in effect", || async {
+        let (status, replayed, answer) = api.post_with_key(&path, "rotation-1", body.clone()).await;
+        (status == StatusCode::OK).then_some((status, replayed, answer))
+    })
+    .await;
+    assert!(replayed && status == StatusCode::OK);
+    let in_force = secrets(&api, &endpoint).await;
+    assert_eq!(in_force.len(), 1, "one rotation, and the old secret is revoked");
+    assert_eq!(answer["data"][0]["secret"], in_force[0]["secret"]);
+    assert_ne!(in_force[0]["secret"], endpoint.secret);
+}

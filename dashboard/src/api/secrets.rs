@@ -26,7 +26,7 @@ use crate::{
     input::OptionalBody,
     openapi::shapes,
     problem::{Kind, Problem},
-    settled::{self, settled},
+    settled::settled,
     tables::{self, endpoints, secrets},
 };
 
@@ -231,7 +231,7 @@ pub(crate) async fn rotate(
     if let Some(refusal) = rotating.tell(&mut transaction).await? {
         tracing::warn!(endpoint = id, refusal, "a rotation could not be told of");
     }
-    let xid = settled::current(&mut transaction).await?;
+    let xid = transaction.settles(endpoint.shard).await?;
     let response = transaction.commit(StatusCode::OK, &Secrets::from(opened)).await?;
     app.wake.now();
     settled(&app.pool, endpoint.shard, &xid).await?;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use postrider_proto::Shard;
 use sqlx::{FromRow, PgConnection, PgExecutor};
 
 #[derive(Debug, FromRow)]
@@ -11,11 +12,25 @@ pub(crate) struct AnswerRow {
     pub(crate) status: i16,
     /// Sealed.
     pub(crate) answer: Vec<u8>,
+    /// Where dispatchers must have applied which transaction before the answer is true.
+    pub(crate) settles_shard: Option<Shard>,
+    pub(crate) settles_xid: Option<String>,
+}
+
+/// What is kept of a request that was done.
+pub(crate) struct NewAnswer<'a> {
+    pub(crate) scope: &'a [u8],
+    pub(crate) fingerprint: &'a [u8],
+    pub(crate) status: i16,
+    /// Sealed.
+    pub(crate) answer: &'a [u8],
+    pub(crate) tenant: Option<&'a str>,
+    pub(crate) settles: Option<(Shard, &'a str)>,
 }
 
 pub(crate) async fn find(db: impl PgExecutor<'_>, scope: &[u8]) -> Result<Option<AnswerRow>, sqlx::Error> {
     sqlx::query_as(
-        "select fingerprint, status, answer from postrider.idempotency
+        "select fingerprint, status, answer, settles_shard, settles_xid::text as settles_xid from postrider.idempotency
          where scope = $1 and created_at > clock_timestamp() - interval '72 hours'",
     )
     .bind(scope)
@@ -34,27 +49,24 @@ pub(crate) async fn try_lock(connection: &mut PgConnection, scope: &[u8]) -> Res
         .await
 }
 
-pub(crate) async fn insert(
-    connection: &mut PgConnection,
-    scope: &[u8],
-    fingerprint: &[u8],
-    status: i16,
-    answer: &[u8],
-    tenant: Option<&str>,
-) -> Result<(), sqlx::Error> {
+pub(crate) async fn insert(connection: &mut PgConnection, new: NewAnswer<'_>) -> Result<(), sqlx::Error> {
     sqlx::query(
-        "insert into postrider.idempotency as i (scope, fingerprint, status, answer, tenant_id)
-         values ($1, $2, $3, $4, (select id from postrider.tenants where slug = $5 and deleted_at is null))
+        "insert into postrider.idempotency as i
+             (scope, fingerprint, status, answer, tenant_id, settles_shard, settles_xid)
+         values ($1, $2, $3, $4, (select id from postrider.tenants where slug = $5 and deleted_at is null), $6, $7::xid8)
          on conflict (scope) do update
          set fingerprint = excluded.fingerprint, status = excluded.status, answer = excluded.answer,
-             tenant_id = excluded.tenant_id, created_at = excluded.created_at
+             tenant_id = excluded.tenant_id, created_at = excluded.created_at,
+             settles_shard = excluded.settles_shard, settles_xid = excluded.settles_xid
          where i.created_at <= clock_timestamp() - interval '72 hours'",
     )
-    .bind(scope)
-    .bind(fingerprint)
-    .bind(status)
-    .bind(answer)
-    .bind(tenant)
+    .bind(new.scope)
+    .bind(new.fingerprint)
+    .bind(new.status)
+    .bind(new.answer)
+    .bind(new.tenant)
+    .bind(new.settles.map(|(shard, _)| shard))
+    .bind(new.settles.map(|(_, xid)| xid))
     .execute(connection)
     .await?;
     Ok(())
