@@ -3,7 +3,7 @@
 
 use std::{io::ErrorKind, time::Duration};
 
-use sqlx::{Connection, PgConnection, postgres::PgPoolOptions};
+use sqlx::{Connection, PgConnection, Row, postgres::PgPoolOptions};
 use tokio::time::timeout;
 
 /// Any one statement of ours, on a busy database too.
@@ -35,13 +35,21 @@ pub(crate) trait Answered<T>: Future<Output = Result<T, sqlx::Error>> + Sized {
 impl<T, F: Future<Output = Result<T, sqlx::Error>>> Answered<T> for F {}
 
 /// A pool that neither hands out nor keeps a connection that is silent. By itself it would wait for one for ever as it
-/// is given back, and be smaller by one.
+/// is given back, and be smaller by one. Nor does it keep one with an open transaction: when a `begin` is dropped before it
+/// was answered, nobody rolls back, and what the next user of the connection writes would be acknowledged and never committed.
 pub fn lively(options: PgPoolOptions) -> PgPoolOptions {
     options
         .acquire_timeout(ANSWER_MAX)
         .test_before_acquire(false)
         .before_acquire(|connection, _| Box::pin(async move { is_alive(connection).await }))
-        .after_release(|connection, _| Box::pin(async move { is_alive(connection).await }))
+        .after_release(|connection, _| Box::pin(async move { is_idle(connection).await }))
+}
+
+/// A statement that begins its own transaction begins with it.
+async fn is_idle(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    let alone = sqlx::raw_sql("select pg_catalog.now() = pg_catalog.statement_timestamp()");
+    let row = within(PING_MAX, alone.fetch_one(connection)).await?;
+    row.try_get(0)
 }
 
 async fn is_alive(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {

@@ -11,6 +11,7 @@ mod batch;
 mod browser;
 mod bulkhead;
 mod certificates;
+mod connections;
 mod crash;
 mod dead_rows;
 mod delivery;
