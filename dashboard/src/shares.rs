@@ -110,7 +110,7 @@ impl Shares {
         })
     }
 
-    /// For the tenant, or whoever else is counted by this name.
+    /// For the tenant, person or key that is counted by this name.
     pub(crate) async fn take(self: &Arc<Self>, name: &str) -> Result<Share, Problem> {
         let (user, own) = self.enter(name)?;
         // Its own part first: only those that are within their share wait for what all have.

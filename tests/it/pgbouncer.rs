@@ -344,7 +344,7 @@ async fn a_commit_that_the_pooler_loses_makes_one_event_and_its_id_is_reported()
         assert_eq!(status, StatusCode::OK, "{mark}: {found}");
     }
 
-    // The producer's own id makes it safe to send it again, and so does an Idempotency-Key.
+    // The producer's own id makes it safe to send it again.
     stall(true).await;
     let own = json!({ "type": "invoice.paid", "id": "own", "data": { "mark": "owned" } });
     let (status, problem) = api.emit("acme", own.clone()).await;

@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::support::{ADMIN_API_KEY, Api, Database, Person, Postrider, Receiver};
 
-/// What a busy machine adds now and then, whoever asks.
+/// What a busy machine adds now and then to any request.
 const NOISE: Duration = Duration::from_millis(40);
 const RATIO_MAX: f64 = 1.5;
 

@@ -222,7 +222,7 @@ fn refusal(kind: Kind) -> Value {
 /// Whether the call has parameters.
 pub(crate) fn takes_query(method: &str, path: &str) -> bool {
     static WITH_QUERY: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
-        let calls = calls::all().into_iter().filter(Operation::has_query);
+        let calls = calls::all().filter(Operation::has_query);
         calls.map(|call| (call.method, call.path)).collect()
     });
     WITH_QUERY.contains(&(method, path))
