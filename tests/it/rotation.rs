@@ -417,7 +417,7 @@ async fn a_rotation_that_is_asked_for_twice_with_one_key_happens_once() {
 /// Keeps the dispatcher from reading changed settings, while it goes on sending and renewing its lease.
 async fn settings_held_up(database: &Database) -> sqlx::PgConnection {
     let mut holder = database.connect().await;
-    sqlx::raw_sql("begin; lock table postrider.retries in access exclusive mode")
+    sqlx::raw_sql("begin; lock table postrider.endpoint_health in access exclusive mode")
         .execute(&mut holder)
         .await
         .expect("locked");

@@ -56,6 +56,8 @@ pub(crate) const PROBES: Allowance = Allowance {
 };
 /// Trials that run at a time in one process. Each holds few connections and little memory.
 const AT_ONCE_MAX: usize = 16;
+/// Of all trials together. A probe sends twenty requests at once; past this they wait for each other.
+const SOCKETS_MAX: usize = 100;
 
 const TEST_HEADER: HeaderName = HeaderName::from_static("webhook-test");
 
@@ -70,7 +72,7 @@ impl Trials {
     /// The guard is the dispatchers' own.
     pub fn new(guard: Guard) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         Ok(Self {
-            sender: Sender::new(guard, AT_ONCE_MAX)?,
+            sender: Sender::new(guard, SOCKETS_MAX)?,
             places: Arc::new(Semaphore::new(AT_ONCE_MAX)),
         })
     }

@@ -7,7 +7,10 @@
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     future::poll_fn,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::Poll,
     time::{Duration, Instant},
 };
@@ -166,6 +169,8 @@ impl Shelf {
 #[derive(Clone)]
 pub(super) struct Connections {
     shelf: Arc<Mutex<Shelf>>,
+    /// Attempts that wait for a permit: nothing is kept meanwhile.
+    waiting: Arc<AtomicUsize>,
     permits: Arc<Semaphore>,
     /// For further addresses of a name that are tried beside the first.
     extra: Arc<Semaphore>,
@@ -179,6 +184,7 @@ impl Connections {
         tokio::spawn(close_old(Arc::downgrade(&shelf)));
         Self {
             shelf,
+            waiting: Arc::default(),
             permits: Arc::new(Semaphore::new(attempts.max(1) + eighth)),
             extra: Arc::new(Semaphore::new(eighth)),
         }
@@ -199,15 +205,23 @@ impl Connections {
             tokio::task::yield_now().await;
         }
         if connection.is_ready_now().await {
-            return self.shelf().put(&receiver, connection);
+            return self.put(&receiver, connection);
         }
-        let shelf = self.shelf.clone();
+        let connections = self.clone();
         tokio::spawn(async move {
             let finished = tokio::time::timeout(FINISH_MAX, connection.sender.ready()).await;
             if let Ok(Ok(())) = finished {
-                lock(&shelf).put(&receiver, connection);
+                connections.put(&receiver, connection);
             }
         });
+    }
+
+    fn put(&self, receiver: &Receiver, connection: Connection) {
+        let mut shelf = self.shelf();
+        match self.waiting.load(Ordering::SeqCst) {
+            0 => shelf.put(receiver, connection),
+            _ => connection.close(),
+        }
     }
 
     /// A permit for an attempt's socket. There are more than attempts: it waits only for one that is being closed.
@@ -215,6 +229,8 @@ impl Connections {
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
             return Some(permit);
         }
+        // Said before the shelf is looked at: what is kept after that is not kept.
+        let _waits = Waits::begin(&self.waiting);
         let oldest = self.shelf().take_oldest(None);
         if let Some(oldest) = oldest {
             oldest.close();
@@ -229,6 +245,22 @@ impl Connections {
     #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.shelf().by_age.len(), self.permits.available_permits())
+    }
+}
+
+/// One attempt that waits for a permit.
+struct Waits<'w>(&'w AtomicUsize);
+
+impl<'w> Waits<'w> {
+    fn begin(waiting: &'w AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::SeqCst);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

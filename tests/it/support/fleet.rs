@@ -11,6 +11,9 @@ use uuid::Uuid;
 
 use super::{Api, Database, Postrider, Received, api::Endpoint, process::Launch, until};
 
+/// Endpoints that are made at a time.
+const AT_ONCE: usize = 8;
+
 pub(crate) struct Fleet {
     database: Database,
     dashboard: Postrider,
@@ -78,6 +81,10 @@ impl Fleet {
         }
         let mut made = tokio::task::JoinSet::new();
         for url in urls {
+            // Within what a tenant may ask for at a time.
+            if made.len() >= AT_ONCE {
+                made.join_next().await.expect("one").expect("it was made");
+            }
             let (api, mut more) = (self.api(), more.clone());
             more["types"] = json!([r#type]);
             made.spawn(async move { api.endpoint("acme", &url, more).await });

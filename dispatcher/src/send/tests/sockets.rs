@@ -66,6 +66,21 @@ async fn connections_that_are_kept_give_way_to_those_that_are_needed() {
 }
 
 #[tokio::test]
+async fn more_requests_than_permits_go_one_after_the_other() {
+    let answer = "HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n";
+    let mut running = tokio::task::JoinSet::new();
+    let sender = few();
+    for _ in 0..5 * PERMITS {
+        // A receiver of its own for each: none can use a connection of another.
+        let (sender, address) = (sender.clone(), answering(answer).await);
+        running.spawn(async move { post(&sender, &format!("http://{address}/hook"), None).await });
+    }
+    for outcome in running.join_all().await {
+        assert!(outcome.is_success(), "{outcome:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_connection_is_used_again_when_its_answer_was_read_to_the_end() {
     let accepted = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let address = listen({
