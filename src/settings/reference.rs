@@ -135,7 +135,7 @@ const SECTIONS: [Section; 7] = [
             open(
                 "POSTRIDER_MAX_IN_FLIGHT",
                 "`4096`",
-                "requests in flight of one dispatcher; 1 to 1,000,000. It is lowered to the limit of open files less 256",
+                "requests in flight of one dispatcher; 1 to 1,000,000. It is lowered to four fifths of the limit of open files less 256",
             ),
             open(
                 "POSTRIDER_RETENTION",
