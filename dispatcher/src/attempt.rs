@@ -63,6 +63,7 @@ pub(crate) struct Picked {
 /// A place on the wire. However the attempt ends, by an answer, a panic or a lost lease, dropping it tells the engine.
 pub(crate) struct Place {
     pub(crate) endpoint: EndpointId,
+    pub(crate) epoch: Epoch,
     pub(crate) event: EventId,
     pub(crate) number: u16,
     pub(crate) events: mpsc::UnboundedSender<Event>,
@@ -79,6 +80,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let _ = self.events.send(Event::Left {
             endpoint: self.endpoint,
+            epoch: self.epoch,
             event: self.event,
             number: self.number,
             verdict: self.verdict,
@@ -181,7 +183,11 @@ impl Attempts {
             // Nothing may be sent any more: whoever owns the endpoint next reads it again.
             () = picked.term.cancelled() => return None,
         };
-        match self.large_bodies.read(holder, picked.job.event).await {
+        let read = tokio::select! {
+            read = self.large_bodies.read(holder, picked.job.event) => read,
+            () = picked.term.cancelled() => return None,
+        };
+        match read {
             Ok(content) => Some((content, Some(share))),
             Err(error) => {
                 drop(share);

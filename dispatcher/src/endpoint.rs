@@ -227,14 +227,17 @@ pub(crate) async fn load(
 
 #[cfg(test)]
 impl EndpointRow {
-    /// With settings that can't be used, when broken.
-    pub(crate) fn for_simulation(id: EndpointId, shard: Shard, broken: bool) -> Self {
+    /// Settings of a version, which is the path of its URL. None: they can't be used.
+    pub(crate) fn for_simulation(id: EndpointId, shard: Shard, version: Option<u64>) -> Self {
         Self {
             id,
             tenant_id: TenantId(1),
             shard,
             state: EndpointState::Active,
-            url: if broken { "no URL" } else { "http://example.com/" }.to_owned(),
+            url: match version {
+                Some(version) => format!("http://example.com/{version}"),
+                None => "no URL".to_owned(),
+            },
             state_reason: None,
             concurrency: None,
             rate_per_second: None,

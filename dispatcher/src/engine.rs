@@ -21,6 +21,7 @@ use crate::{
     breaker::Monotonic,
     clock::Clock,
     division::Holder,
+    draining::Draining,
     endpoint::EndpointRow,
     job::Job,
     lane::{Deed, Lane, Pace, ReadNumber, Verdict},
@@ -62,6 +63,7 @@ pub(crate) enum Event {
     /// A place on the wire is free again. Without an answer the delivery is handed back.
     Left {
         endpoint: EndpointId,
+        epoch: Epoch,
         event: EventId,
         number: u16,
         verdict: Option<Verdict>,
@@ -112,6 +114,8 @@ pub(crate) struct State {
     found: HashMap<EndpointId, Found>,
     /// Of those, the ones that the cycle under way loads.
     loading: Vec<EndpointId>,
+    /// The reader has a new connection: the settings of all lanes are read again.
+    reload: bool,
     /// Rows that a sweep has seen. By a read of this number the tail must have shown them.
     suspects: VecDeque<(ReadNumber, Found)>,
     /// Rows that the tail did not show, if they are still there when they are read.
@@ -120,10 +124,8 @@ pub(crate) struct State {
     unusable: HashMap<EndpointId, Shard>,
     sweeping: bool,
     sweep_at: Option<Instant>,
-    /// To be given back. Nothing of them is sent any more, until they are lost or gained anew.
-    draining: HashSet<Shard>,
-    /// Draining, and reported to have nothing on the wire.
-    drained: HashSet<Shard>,
+    /// To be given back.
+    draining: Draining,
     /// The term of the lease that deliveries are picked under, once there is one.
     term: Option<CancellationToken>,
     stopping: bool,
@@ -166,8 +168,8 @@ impl Engine {
         let mut show_at = Instant::now();
         let mut give_up_at = None;
         loop {
-            self.pump();
             self.report_drained();
+            self.pump();
             if self.state.stopping {
                 let over = give_up_at.is_some_and(|at| Instant::now() >= at);
                 if over || self.state.lanes.values().all(Lane::is_drained) {
@@ -289,7 +291,7 @@ impl Engine {
             let Some(lane) = self.state.lanes.get_mut(&id) else {
                 continue;
             };
-            if self.state.draining.contains(&lane.endpoint().shard) {
+            if !self.state.draining.lets_start(lane, now) {
                 continue;
             }
             let (pace, on_wire) = (lane.pace(), lane.on_wire());
@@ -312,6 +314,7 @@ impl Engine {
                         term: term.clone(),
                         place: Place {
                             endpoint: id,
+                            epoch: lane.epoch(),
                             event: job.event,
                             number,
                             events: self.events.clone(),
@@ -360,7 +363,7 @@ impl Engine {
         let now = self.started.elapsed();
         let state = &mut self.state;
         let lane = state.lanes.get(&id);
-        if let Some(lane) = lane.filter(|lane| !state.draining.contains(&lane.endpoint().shard)) {
+        if let Some(lane) = lane.filter(|lane| !state.draining.is_stopped(lane.endpoint().shard)) {
             if lane.is_ready(now) && state.is_ready.insert(id) {
                 state.ready.push_back(id);
             }
@@ -382,7 +385,14 @@ impl Engine {
         let now = self.clock.now();
         let state = &mut self.state;
         let wanted = !state.taken.is_empty() || !state.hungry.is_empty() || !state.found.is_empty();
+        let wanted = wanted || state.reload;
         let wanted = wanted || state.due.first().is_some_and(|(at, _)| *at <= now);
+        let mut load: Vec<EndpointId> = state.found.keys().copied().take(READS_MAX).collect();
+        // All at once: the snapshot of this cycle is published as the one whose settings are applied.
+        let reload = std::mem::take(&mut state.reload);
+        if reload {
+            load.extend(state.lanes.keys());
+        }
         let mut cycle = Cycle {
             patient: state.patient && !wanted,
             number: state.reads + 1,
@@ -393,7 +403,7 @@ impl Engine {
                 .filter(|shard| !state.taken.contains(shard))
                 .collect(),
             taken: std::mem::take(&mut state.taken),
-            load: state.found.keys().copied().take(READS_MAX).collect(),
+            load,
             forget: std::mem::take(&mut state.forget),
             ..Cycle::default()
         };
@@ -434,6 +444,7 @@ impl Engine {
             Err(mpsc::error::TrySendError::Full(cycle) | mpsc::error::TrySendError::Closed(cycle)) => {
                 state.taken = cycle.taken;
                 state.forget = cycle.forget;
+                state.reload = reload;
                 for (id, keys) in cycle.keys {
                     if let Some(lane) = self.state.lanes.get_mut(&id) {
                         lane.look_again(keys);
@@ -452,8 +463,7 @@ impl Engine {
             Event::Gained(shards) => {
                 for (shard, epoch) in shards {
                     self.drop_lanes(shard);
-                    self.state.draining.remove(&shard);
-                    self.state.drained.remove(&shard);
+                    self.state.draining.remove(shard);
                     self.state.owned.insert(shard, epoch);
                     self.state.taken.push(shard);
                 }
@@ -461,30 +471,32 @@ impl Engine {
             Event::Lost(shards) => {
                 for shard in shards {
                     self.state.owned.remove(&shard);
-                    self.state.draining.remove(&shard);
-                    self.state.drained.remove(&shard);
+                    self.state.draining.remove(shard);
                     self.state.taken.retain(|taken| *taken != shard);
                     self.drop_lanes(shard);
                 }
             }
             Event::Drain(shards) => {
                 // Said again when one could not be released: then it is reported again.
-                self.state.drained.retain(|shard| !shards.contains(shard));
-                self.state
-                    .draining
-                    .extend(shards.iter().filter(|shard| self.state.owned.contains_key(shard)));
+                for shard in shards.iter().filter(|shard| self.state.owned.contains_key(shard)) {
+                    self.state.draining.begin(*shard);
+                }
             }
             Event::Suspended => self.state.term = None,
             Event::Resumed(term) => self.state.term = Some(term),
             Event::Left {
                 endpoint,
+                epoch,
                 event,
                 number,
                 verdict,
             } => {
                 self.places.leave(&(endpoint, event, number));
                 let now = self.clock.now();
-                if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
+                // One of an earlier ownership says nothing of what this lane has under way.
+                let lane = self.state.lanes.get_mut(&endpoint);
+                if let Some(lane) = lane.filter(|lane| lane.epoch() == epoch) {
+                    self.state.draining.ended(lane.endpoint().shard);
                     match verdict {
                         Some(verdict) => lane.answered(event, number, verdict, self.started.elapsed()),
                         None => {
@@ -609,14 +621,17 @@ impl Engine {
     fn recorded(&mut self, result: Recorded) {
         let Recorded {
             endpoint,
+            epoch,
             event,
             number,
             fate,
         } = result;
         let now = self.clock.now();
-        let Some(lane) = self.state.lanes.get_mut(&endpoint) else {
+        let lane = self.state.lanes.get_mut(&endpoint);
+        let Some(lane) = lane.filter(|lane| lane.epoch() == epoch) else {
             return;
         };
+        self.state.draining.ended(lane.endpoint().shard);
         let due = match fate {
             Fate::Ended => None,
             Fate::Due(at) => Some(at),
@@ -698,6 +713,7 @@ impl Engine {
             }
             Message::Done {
                 number,
+                tailed,
                 rows,
                 settings,
             } => {
@@ -705,7 +721,9 @@ impl Engine {
                 self.forget_recorded(number);
                 self.go_on_after_withdrawals(number);
                 self.after_loading();
-                self.check_suspects(number);
+                if tailed {
+                    self.check_suspects(number);
+                }
                 if let Some(snapshot) = settings {
                     self.applied.send_replace(Some(snapshot));
                 }
@@ -754,6 +772,7 @@ impl Engine {
                     return;
                 };
                 self.state.lanes.insert(id, Lane::new(endpoint, *epoch));
+                self.state.forget.retain(|gone| *gone != id);
             }
         }
         if let Some(found) = self.state.found.remove(&id) {
@@ -815,6 +834,7 @@ impl Engine {
     fn reload(&mut self) {
         let now = self.clock.now();
         self.state.taken = self.state.owned.keys().copied().collect();
+        self.state.reload = true;
         self.state.begun.clear();
         self.state.loading.clear();
         // The next connection knows no endpoint: these are looked for with all others.
@@ -858,21 +878,31 @@ impl Engine {
     }
 
     pub(crate) fn report_drained(&mut self) {
-        if self.state.draining.len() == self.state.drained.len() {
+        let now = self.started.elapsed();
+        if !self.state.draining.wants_a_look(now) {
             return;
         }
-        let busy: HashSet<Shard> = self
-            .state
-            .lanes
-            .values()
-            .filter(|lane| !lane.is_drained())
-            .map(|lane| lane.endpoint().shard)
-            .collect();
-        for shard in self.state.draining.iter().filter(|shard| !busy.contains(shard)) {
-            if self.state.drained.insert(*shard) {
-                let _ = self.drained.send(*shard);
-            }
+        let lanes = self.state.lanes.values();
+        let look = self.state.draining.look(lanes, now, self.state.stopping);
+        for shard in look.drained {
+            let _ = self.drained.send(shard);
         }
+        if look.resumed.is_empty() {
+            return;
+        }
+        let lanes = self.state.lanes.iter();
+        let resumed = lanes.filter(|(_, lane)| look.resumed.contains(&lane.endpoint().shard));
+        for id in resumed.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.settle(id);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// The settings that each lane sends with.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = &std::sync::Arc<crate::endpoint::Endpoint>> {
+        self.state.lanes.values().map(Lane::endpoint)
     }
 }
 

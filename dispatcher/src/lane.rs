@@ -148,7 +148,8 @@ pub(crate) struct Lane {
     /// a replay that is being taken back.
     passed_over: Option<EventId>,
     busy: HashMap<EventId, Busy>,
-    on_wire: HashSet<EventId>,
+    /// With when each began.
+    on_wire: HashMap<EventId, Monotonic>,
     /// How many of them are replays.
     replays_on_wire: usize,
     next_due: Option<DateTime<Utc>>,
@@ -192,7 +193,7 @@ impl Lane {
             floor: None,
             passed_over: None,
             busy: HashMap::new(),
-            on_wire: HashSet::new(),
+            on_wire: HashMap::new(),
             replays_on_wire: 0,
             next_due: None,
             due_since_read: None,
@@ -236,6 +237,11 @@ impl Lane {
     /// Attempts under way.
     pub(crate) fn on_wire(&self) -> usize {
         self.on_wire.len()
+    }
+
+    /// Whether an attempt is under way that began before this.
+    pub(crate) fn has_attempt_before(&self, instant: Monotonic) -> bool {
+        self.on_wire.values().any(|began| *began < instant)
     }
 
     /// What it has in hand, when that is anything.
@@ -616,7 +622,7 @@ impl Lane {
                 self.leave_line(before.key.filter(|_| before.key != key));
             }
             if stage == Stage::OnWire {
-                self.on_wire.insert(job.event);
+                self.on_wire.insert(job.event, now);
                 self.replays_on_wire += usize::from(replay);
             }
             return Some((job, deed));
@@ -712,7 +718,7 @@ impl Lane {
     }
 
     fn leave_wire(&mut self, event: EventId, replay: bool) {
-        if self.on_wire.remove(&event) && replay {
+        if self.on_wire.remove(&event).is_some() && replay {
             self.replays_on_wire = self.replays_on_wire.saturating_sub(1);
         }
     }
@@ -761,6 +767,8 @@ impl Lane {
     /// Nobody knows what became of a result: its row may be among the retries, due whenever.
     pub(crate) fn search_retries(&mut self) {
         self.due_from = EARLIEST;
+        // Also when a read is under way that began further up.
+        self.due_since_read = Some(EARLIEST);
     }
 
     /// Everything is read again, from the lowest row that is known; what is on the wire or being recorded stays known.

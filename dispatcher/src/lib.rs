@@ -13,6 +13,7 @@ mod breaker;
 mod clock;
 mod disable;
 mod division;
+mod draining;
 mod endpoint;
 mod engine;
 pub mod erasure;

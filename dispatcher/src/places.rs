@@ -215,17 +215,25 @@ impl Places {
         for share in Share::ALL.into_iter().filter(|share| shares[*share as usize]) {
             self.parts[share as usize].held.take(holder, 1);
         }
-        self.held.insert(attempt, Held { holder, shares });
+        let before = self.held.insert(attempt, Held { holder, shares });
+        // The shard was lost and gained while the same attempt was still on the wire.
+        if let Some(before) = before {
+            self.give_back(&before);
+        }
         self.begun.push_back((now, attempt));
     }
 
     /// The attempt is over: its places are free.
     pub(crate) fn leave(&mut self, attempt: &Attempt) {
         if let Some(held) = self.held.remove(attempt) {
-            for share in Share::ALL {
-                if held.shares[share as usize] {
-                    self.parts[share as usize].give_back(held.holder);
-                }
+            self.give_back(&held);
+        }
+    }
+
+    fn give_back(&mut self, held: &Held) {
+        for share in Share::ALL {
+            if held.shares[share as usize] {
+                self.parts[share as usize].give_back(held.holder);
             }
         }
     }
@@ -406,6 +414,20 @@ mod tests {
         assert_eq!(world.places.in_flight(), 3072);
         assert_eq!(world.places.check(holder(1, 1), Pace::Fast, 0), Err(Share::Wire));
         assert_eq!(world.places.check(holder(9_999, 2), Pace::Fast, 0), Ok(()));
+    }
+
+    #[test]
+    fn an_attempt_that_begins_again_before_it_has_left_leaves_nothing_behind() {
+        let mut world = World::new(64);
+        let attempt = world
+            .begin(Duration::ZERO, holder(1, 1), Pace::Slow, 5)
+            .expect("a place");
+        world
+            .places
+            .begin(Duration::ZERO, attempt, holder(1, 1), Pace::Unknown, 0);
+        world.places.leave(&attempt);
+        world.places.leave(&attempt);
+        assert!(world.places.parts.iter().all(|part| part.held.is_empty()));
     }
 
     #[test]

@@ -36,6 +36,8 @@ use crate::{
 const PAGE_ROWS: i64 = 256;
 /// Rows of one endpoint in one transaction after which the tail leaves the rest on disk and goes on behind it.
 const ENDPOINT_ROWS_MAX: usize = 128;
+/// Endpoints whose settings are read by one statement.
+const LOAD_MAX: usize = 1024;
 /// After this the engine is asked whether it wants something else.
 const IDLE_WAIT_MAX: Duration = Duration::from_secs(2);
 const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
@@ -49,7 +51,7 @@ pub(crate) struct Cycle {
     /// Shards taken since the cycle before. What they hold by the end of this one is looked for by `survey.rs`; from then on
     /// the tail shows everything.
     pub(crate) taken: Vec<Shard>,
-    /// Endpoints that have work and no lane.
+    /// Endpoints that have work and no lane; on a new connection all that have one, whose settings may have changed meanwhile.
     pub(crate) load: Vec<EndpointId>,
     pub(crate) refills: Vec<(EndpointId, Refill)>,
     pub(crate) due: Vec<(EndpointId, DueRead)>,
@@ -86,6 +88,8 @@ pub(crate) enum Message {
     /// The cycle is over. `settings` is its snapshot when it brought changed settings.
     Done {
         number: ReadNumber,
+        /// The tail was read; not when nothing was wanted and nothing happened.
+        tailed: bool,
         rows: usize,
         settings: Option<String>,
     },
@@ -217,6 +221,7 @@ impl Session {
         if cycle.patient && self.previous.is_some() && !self.wait_for_change(clock, wake, hurry).await? {
             let nothing = Message::Done {
                 number: cycle.number,
+                tailed: false,
                 rows: 0,
                 settings: None,
             };
@@ -257,6 +262,7 @@ impl Session {
             out,
             Message::Done {
                 number: cycle.number,
+                tailed: true,
                 rows,
                 settings,
             },
@@ -432,14 +438,17 @@ impl Session {
         say(out, Message::Endpoints(rows)).await
     }
 
-    /// Settings of endpoints that the engine has no lane for, known or not.
+    /// Settings of endpoints that the engine has no lane for, or that a new connection does not know yet.
     async fn load(&mut self, ids: &[EndpointId], out: &mpsc::Sender<Message>) -> Result<(), ReadError> {
         if ids.is_empty() {
             return Ok(());
         }
         self.known.introduce(ids.iter().copied());
-        let rows = endpoint::load(&mut self.connection, ids).answered().await?;
-        say(out, Message::Endpoints(rows)).await
+        for ids in ids.chunks(LOAD_MAX) {
+            let rows = endpoint::load(&mut self.connection, ids).answered().await?;
+            say(out, Message::Endpoints(rows)).await?;
+        }
+        Ok(())
     }
 
     async fn refill(

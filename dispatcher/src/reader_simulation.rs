@@ -4,7 +4,7 @@
 //! for before a shard was lost; surveys come late.
 //!
 //! What must hold in each: once things are quiet every delivery was sent, without any help from the sweep, and none was sent
-//! by two owners at a time.
+//! by two owners at a time; and every lane has the newest settings of its endpoint.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -67,7 +67,11 @@ impl Database {
     fn settings(&self, ids: impl IntoIterator<Item = EndpointId>) -> Vec<EndpointRow> {
         let known = ids.into_iter().filter(|id| self.endpoints.contains_key(id));
         known
-            .map(|id| EndpointRow::for_simulation(id, shard_of(id), self.broken.contains(&id)))
+            .map(|id| {
+                let version = self.endpoints.get(&id).copied();
+                let version = version.filter(|_| !self.broken.contains(&id));
+                EndpointRow::for_simulation(id, shard_of(id), version)
+            })
             .collect()
     }
 
@@ -170,8 +174,8 @@ impl Node {
         while let Ok(event) = self.events.try_recv() {
             self.engine.hear(event);
         }
-        self.engine.pump();
         self.engine.report_drained();
+        self.engine.pump();
         self.engine.read_if_idle();
     }
 
@@ -237,6 +241,7 @@ impl Node {
         self.previous = Some(now);
         self.messages.push_back(Message::Done {
             number: cycle.number,
+            tailed: true,
             rows,
             settings: None,
         });
@@ -467,6 +472,7 @@ impl World {
             }
             recorded.push(Recorded {
                 endpoint: key.0,
+                epoch,
                 event: key.1,
                 number: picked.job.number(),
                 fate: if counts { Fate::Ended } else { Fate::Void },
@@ -540,9 +546,32 @@ impl World {
         }
     }
 
+    /// Each lane sends with the settings of its endpoint as they are, although no event came since.
+    fn check_settings(&mut self) {
+        for endpoint in self.db.endpoints.keys().copied().collect::<Vec<_>>() {
+            let xid = self.db.next_xid();
+            self.db.endpoints.insert(endpoint, xid);
+        }
+        for _ in 0..3 {
+            (0..self.nodes.len()).for_each(|node| self.serve(node));
+        }
+        for node in &self.nodes {
+            for endpoint in node.engine.lanes() {
+                let version = self.db.endpoints[&endpoint.id];
+                assert_eq!(
+                    endpoint.url.path(),
+                    format!("/{version}"),
+                    "{:?} has old settings",
+                    endpoint.id
+                );
+            }
+        }
+    }
+
     /// One more event for each endpoint, when nothing moves any more: none may be deaf.
     fn check(&mut self) {
         self.quiet_down();
+        self.check_settings();
         for endpoint in self.db.endpoints.keys().copied().collect::<Vec<_>>() {
             let xid = self.db.next_xid();
             let event = EventId(Uuid::from_u128(u128::MAX - u128::from(endpoint.0.unsigned_abs())));

@@ -85,6 +85,7 @@ impl Finished {
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) endpoint: EndpointId,
+    pub(crate) epoch: Epoch,
     pub(crate) event: EventId,
     pub(crate) number: u16,
     pub(crate) fate: Fate,
@@ -262,6 +263,7 @@ fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
             };
             Recorded {
                 endpoint: one.endpoint,
+                epoch: one.epoch,
                 event: one.event,
                 number: one.number,
                 fate,

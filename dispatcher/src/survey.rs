@@ -138,9 +138,21 @@ impl Surveyor {
                 Some(last) => after = last,
                 None => break,
             }
+            if request.reason == Reason::Sweep {
+                self.serve_takeovers().await;
+            }
         }
         if request.reason == Reason::Sweep {
             let _ = self.out.send(Event::Surveyed(Report::Swept(began.elapsed())));
+        }
+    }
+
+    /// Between two pages of a sweep, which may take long.
+    async fn serve_takeovers(&mut self) {
+        while let Ok(request) = self.requests.try_recv() {
+            if request.reason == Reason::Taken {
+                Box::pin(self.survey(request)).await;
+            }
         }
     }
 

@@ -92,9 +92,14 @@ impl Connection {
         self.sender.send_request(request).await
     }
 
-    /// With nothing under way: says goodbye by itself.
+    /// With nothing under way: says goodbye by itself, and is cut off when its receiver does not let it.
     fn close(mut self) {
-        self.task.0 = None;
+        if let Some(task) = self.task.0.take() {
+            tokio::spawn(async move {
+                tokio::time::sleep(FINISH_MAX).await;
+                task.abort();
+            });
+        }
     }
 
     async fn is_ready_now(&mut self) -> bool {
