@@ -28,9 +28,7 @@ use crate::{
     lane::{DueRows, Pace, Verdict},
     places::Places,
     read::{Cycle, Known, Message, QueueRow},
-    record::{Fate, Finished, Recorded},
-    replays::withdraw::Withdrawal,
-    statistics::Activity,
+    record::{Fate, Recorded},
     survey::{self, Found, Report},
     vault::Vault,
 };
@@ -94,13 +92,8 @@ struct Node {
     surveys: mpsc::UnboundedReceiver<survey::Request>,
     drained: mpsc::UnboundedReceiver<Shard>,
     events: mpsc::UnboundedReceiver<Event>,
-    _ignored: (
-        mpsc::UnboundedReceiver<Finished>,
-        mpsc::UnboundedReceiver<EndpointId>,
-        mpsc::UnboundedReceiver<Withdrawal>,
-        watch::Receiver<Option<String>>,
-        watch::Receiver<Vec<Activity>>,
-    ),
+    /// Ends of channels that nobody listens to here.
+    _ignored: Box<dyn std::any::Any>,
     /// What the reader knows on its connection.
     known: Known,
     previous: Option<u64>,
@@ -153,13 +146,13 @@ impl Node {
             surveys: surveys_out,
             drained: drained_out,
             events: heard,
-            _ignored: (
+            _ignored: Box::new((
                 finished_out,
                 deleted_out,
                 withdrawals_out,
                 applied_out,
                 activity_out,
-            ),
+            )),
             known: Known::default(),
             previous: None,
             cycle: None,
