@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::retry::{Jitter, Schedule};
+use crate::deliver::retry::{Jitter, Schedule};
 
 #[derive(Debug, Clone)]
 pub struct Settings {

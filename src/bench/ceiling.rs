@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use bytes::Bytes;
 use postrider_dispatcher::{
     guard::Guard,
-    send::{Request, Sender, webhook_headers},
+    send::{HttpSender, Request, webhook_headers},
 };
 use postrider_proto::signature::{Secret, SignatureFormat, sign};
 
@@ -26,7 +26,7 @@ pub(super) async fn run(url: &str, concurrency: usize, seconds: u64) -> anyhow::
         allow_http: true,
         ..Guard::default()
     };
-    let sender = Sender::new(guard, concurrency)?;
+    let sender = HttpSender::new(guard, concurrency)?;
     let url: Arc<url::Url> = Arc::new(url.parse().context("the sink's URL")?);
     let body = format!(
         r#"{{"id":"evt_01a1e2c3654778c4b6f0d0ac35589b02","type":"bench.ran","created_at":"2026-05-28T10:00:00.000Z","api_version":"2026-01-15","data":{BODY_DATA}}}"#

@@ -221,7 +221,7 @@ async fn numbers_of_transactions_that_another_cluster_gave_out_are_replaced_at_t
              alter table postrider.secrets enable trigger secrets_stamp;
              update postrider.erasures set xid = '900000000000', barrier = '900000000000', ended_at = null;
              update apalis.jobs set status = 'Pending', lock_by = null, lock_at = null, done_at = null, attempts = 0
-             where job_type = 'postrider.works'",
+             where job_type = 'postrider.requested'",
         )
         .await;
     program.restart().await;

@@ -21,7 +21,7 @@ use axum::{
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::{
     guard::Guard,
-    send::{Request, Sender, webhook_headers},
+    send::{HttpSender, Request, webhook_headers},
     tls::TlsSettings,
     vault::{Purpose, Vault},
 };
@@ -64,7 +64,7 @@ const TEST_HEADER: HeaderName = HeaderName::from_static("webhook-test");
 /// What sends trials in this process.
 #[derive(Clone)]
 pub struct Trials {
-    pub(crate) sender: Sender,
+    pub(crate) sender: HttpSender,
     places: Arc<Semaphore>,
 }
 
@@ -72,7 +72,7 @@ impl Trials {
     /// The guard is the dispatchers' own.
     pub fn new(guard: Guard) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         Ok(Self {
-            sender: Sender::new(guard, SOCKETS_MAX)?,
+            sender: HttpSender::new(guard, SOCKETS_MAX)?,
             places: Arc::new(Semaphore::new(AT_ONCE_MAX)),
         })
     }
@@ -172,7 +172,7 @@ impl Target {
 
     pub(crate) async fn send(
         &self,
-        sender: &Sender,
+        sender: &HttpSender,
         event: &str,
         unix_seconds: i64,
         signature: Option<String>,

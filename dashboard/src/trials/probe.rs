@@ -11,7 +11,7 @@ use std::{
 
 use axum::body::Bytes;
 use chrono::TimeDelta;
-use postrider_dispatcher::send::Sender;
+use postrider_dispatcher::send::HttpSender;
 use postrider_proto::{Outcome, OutcomeKind, signature::Secret};
 use tokio::task::JoinSet;
 
@@ -36,7 +36,7 @@ const CERTIFICATE_DAYS_MIN: i64 = 14;
 pub(crate) struct Probe {
     target: Target,
     model: Model,
-    sender: Sender,
+    sender: HttpSender,
     ends: Instant,
     requests: AtomicUsize,
 }
@@ -52,7 +52,7 @@ struct Shot {
 type Judged = (Verdict, String);
 
 impl Probe {
-    pub(crate) fn new(target: Target, model: Model, sender: Sender) -> Arc<Self> {
+    pub(crate) fn new(target: Target, model: Model, sender: HttpSender) -> Arc<Self> {
         Arc::new(Self {
             target,
             model,

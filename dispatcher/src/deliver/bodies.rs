@@ -1,0 +1,264 @@
+//! Event bodies on their way out, and the memory they may take.
+//!
+//! Small bodies are read in batches and need no permission: the number of attempts bounds them. A large one is read alone, by
+//! the attempt that sends it, once that attempt has its share of the memory; it gives the share back as soon as the bytes are
+//! written to the socket. So nobody waits for memory while holding some, and a receiver that takes its body and then hangs
+//! holds none.
+//!
+//! Invariant: the memory is divided by dynamic thresholds (`division.rs`), as places on the wire are: bodies that are not taken keep
+//! no other endpoint from its own.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use bytes::Bytes;
+use postrider_proto::{
+    EventId,
+    trace::{TraceContext, TraceState},
+};
+use sqlx::{PgConnection, postgres::PgConnectOptions};
+use tokio::sync::OnceCell;
+
+use crate::{
+    db_timeout::WithDbTimeout,
+    dedicated_connection::DedicatedConnection,
+    deliver::{
+        division::Holder,
+        fair_queue::{Fair, FairShare},
+    },
+};
+
+/// A body up to this size is read with the others. All of them in flight take at most this times `max_in_flight`.
+pub(crate) const SMALL_BYTES_MAX: usize = 16 * 1024;
+/// Memory for large bodies.
+const LARGE_BYTES_MAX: usize = 128 * 1024 * 1024;
+/// Connections that large bodies are read on.
+const READERS: usize = 4;
+/// Events remembered as being read, before those that are not any more are let go.
+const BEING_READ_MAX: usize = 4096;
+
+/// An event as it is sent. One read serves all its endpoints.
+pub(crate) struct Content {
+    pub(crate) public_id: Arc<str>,
+    pub(crate) body: Bytes,
+    /// The data as it was given, of a thin event.
+    pub(crate) full_data: Option<String>,
+    /// Where it belongs in its producer's trace; never when traces are off.
+    pub(crate) trace: Option<(TraceContext, Option<TraceState>)>,
+    /// It has outlived its partition.
+    pub(crate) held: bool,
+}
+
+/// What a batch says of one event.
+pub(crate) enum Stored {
+    Small(Arc<Content>),
+    /// Bytes of its body and data. It is read when there is memory for it.
+    Large(usize),
+}
+
+/// Id, the producer's own id, body, full data, trace, and how large body and data are. Body and data are null when that is
+/// more than was asked for.
+type StoredRow = (
+    EventId,
+    Option<String>,
+    Option<Vec<u8>>,
+    Option<Vec<u8>>,
+    Option<Vec<u8>>,
+    i32,
+);
+
+// A walk for each id, not `= any`: under a generic plan that would scan every partition. The bounds leave out those of other
+// days before the first is opened. The size of a value that is stored apart is known without fetching it.
+const STORED: &str = "select e.id, e.chosen_id, case when e.size <= $4 then e.body end,
+            case when e.size <= $4 then e.full_data end, null::bytea, e.size
+     from unnest($1::uuid[]) u(id)
+     cross join lateral (
+         select e.id, e.chosen_id, e.body, e.full_data,
+                octet_length(e.body) + coalesce(octet_length(e.full_data), 0) as size
+         from postrider.events e
+         where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
+     ) e";
+const STORED_WITH_TRACE: &str = "select e.id, e.chosen_id, case when e.size <= $4 then e.body end,
+            case when e.size <= $4 then e.full_data end, t.context, e.size
+     from unnest($1::uuid[]) u(id)
+     cross join lateral (
+         select e.id, e.chosen_id, e.body, e.full_data,
+                octet_length(e.body) + coalesce(octet_length(e.full_data), 0) as size
+         from postrider.events e
+         where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
+     ) e
+     left join postrider.traces t on t.event_id = u.id";
+const HELD: &str = "select e.id, e.chosen_id, case when e.size <= $3 then e.body end,
+            case when e.size <= $3 then e.full_data end,
+            case when $2 then (select t.context from postrider.traces t where t.event_id = e.id) end, e.size
+     from unnest($1::uuid[]) u(id)
+     cross join lateral (
+         select e.id, e.chosen_id, e.body, e.full_data,
+                octet_length(e.body) + coalesce(octet_length(e.full_data), 0) as size
+         from postrider.events_held e where e.id = u.id limit 1
+     ) e";
+
+/// These events, ids ascending and each once. Of those larger than `most` only the size.
+pub(crate) async fn read(
+    connection: &mut PgConnection,
+    ids: &[EventId],
+    most: usize,
+    with_traces: bool,
+) -> Result<HashMap<EventId, Stored>, sqlx::Error> {
+    let (Some(first), Some(last)) = (ids.first(), ids.last()) else {
+        return Ok(HashMap::new());
+    };
+    let most = i32::try_from(most).unwrap_or(i32::MAX);
+    let statement = match with_traces {
+        true => STORED_WITH_TRACE,
+        false => STORED,
+    };
+    let rows: Vec<StoredRow> = sqlx::query_as(statement)
+        .bind(ids)
+        .bind(first)
+        .bind(last)
+        .bind(most)
+        .fetch_all(&mut *connection)
+        .with_db_timeout()
+        .await?;
+    // Events whose partition is gone while deliveries of them wait.
+    let held = match rows.len() < ids.len() {
+        true => held(connection, ids, &rows, most, with_traces).await?,
+        false => Vec::new(),
+    };
+    let found = rows.len();
+    let all = rows.into_iter().chain(held).enumerate();
+    Ok(all
+        .map(|(index, row)| (row.0, stored(row, index >= found)))
+        .collect())
+}
+
+async fn held(
+    connection: &mut PgConnection,
+    ids: &[EventId],
+    found: &[StoredRow],
+    most: i32,
+    with_traces: bool,
+) -> Result<Vec<StoredRow>, sqlx::Error> {
+    let found: HashSet<EventId> = found.iter().map(|row| row.0).collect();
+    let missing: Vec<EventId> = ids.iter().copied().filter(|id| !found.contains(id)).collect();
+    sqlx::query_as(HELD)
+        .bind(missing)
+        .bind(with_traces)
+        .bind(most)
+        .fetch_all(connection)
+        .with_db_timeout()
+        .await
+}
+
+fn stored((id, chosen_id, body, full_data, trace, size): StoredRow, held: bool) -> Stored {
+    let Some(body) = body else {
+        return Stored::Large(usize::try_from(size).unwrap_or(0));
+    };
+    Stored::Small(Arc::new(Content {
+        public_id: chosen_id.unwrap_or_else(|| id.generated()).into(),
+        body: body.into(),
+        full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
+        trace: trace.and_then(|bytes| TraceContext::from_bytes(&bytes)),
+        held,
+    }))
+}
+
+/// Filled by the first that reads it.
+type Slot = OnceCell<Option<Arc<Content>>>;
+
+/// Large bodies: who may have one in memory, and the connections they are read on.
+pub(crate) struct LargeBodies {
+    memory: Fair,
+    readers: Fair,
+    lines: Mutex<Vec<DedicatedConnection>>,
+    /// Those being read now, for the other deliveries of the same event.
+    being_read: Mutex<HashMap<EventId, Weak<Slot>>>,
+    with_traces: bool,
+}
+
+impl LargeBodies {
+    pub(crate) fn new(options: &PgConnectOptions, with_traces: bool) -> Self {
+        Self {
+            memory: Fair::new(LARGE_BYTES_MAX),
+            readers: Fair::new(READERS),
+            lines: Mutex::new(
+                (0..READERS)
+                    .map(|_| DedicatedConnection::new(options.clone()))
+                    .collect(),
+            ),
+            being_read: Mutex::default(),
+            with_traces,
+        }
+    }
+
+    /// Waits until the endpoint may have this much in memory.
+    pub(crate) async fn share(&self, holder: Holder, bytes: usize) -> FairShare {
+        self.memory.acquire(holder, bytes).await
+    }
+
+    /// The event, or nothing when it is gone. Deliveries that want the same one at the same time read it once.
+    pub(crate) async fn read(
+        &self,
+        holder: Holder,
+        event: EventId,
+    ) -> Result<Option<Arc<Content>>, sqlx::Error> {
+        let slot = self.slot(event);
+        slot.get_or_try_init(|| self.fetch(holder, event)).await.cloned()
+    }
+
+    fn slot(&self, event: EventId) -> Arc<Slot> {
+        let mut being_read = lock(&self.being_read);
+        if let Some(slot) = being_read.get(&event).and_then(Weak::upgrade) {
+            return slot;
+        }
+        if being_read.len() >= BEING_READ_MAX {
+            being_read.retain(|_, slot| slot.strong_count() > 0);
+        }
+        let slot = Arc::new(Slot::new());
+        being_read.insert(event, Arc::downgrade(&slot));
+        slot
+    }
+
+    async fn fetch(&self, holder: Holder, event: EventId) -> Result<Option<Arc<Content>>, sqlx::Error> {
+        let _turn = self.readers.acquire(holder, 1).await;
+        let Some(mut line) = lock(&self.lines).pop() else {
+            return Err(sqlx::Error::PoolClosed);
+        };
+        let found = async { read(line.open().await?, &[event], usize::MAX, self.with_traces).await }.await;
+        if found.is_err() {
+            line.close();
+        }
+        lock(&self.lines).push(line);
+        Ok(found?.remove(&event).and_then(|stored| match stored {
+            Stored::Small(content) => Some(content),
+            Stored::Large(_) => None,
+        }))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The bytes of a body with the share they are held under: gone when the last of them is written.
+pub(crate) fn lent(content: Arc<Content>, share: Option<FairShare>) -> Bytes {
+    struct Lent {
+        content: Arc<Content>,
+        _share: FairShare,
+    }
+    impl AsRef<[u8]> for Lent {
+        fn as_ref(&self) -> &[u8] {
+            &self.content.body
+        }
+    }
+    match share {
+        None => content.body.clone(),
+        Some(share) => Bytes::from_owner(Lent {
+            content,
+            _share: share,
+        }),
+    }
+}

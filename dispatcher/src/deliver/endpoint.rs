@@ -1,0 +1,284 @@
+//! An endpoint as the dispatcher sees it: its settings with the defaults filled in and its secrets opened.
+
+use std::{
+    num::NonZeroU32,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use chrono::{DateTime, Utc};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use postrider_proto::{
+    DeadReason, EndpointId, EndpointState, Shard, TenantId,
+    filter::Filter,
+    signature::{Secret, SignatureFormat},
+};
+use serde_json::Value;
+use sqlx::{FromRow, PgConnection, types::Json};
+use url::Url;
+
+use crate::{
+    Settings,
+    deliver::retry::Schedule,
+    http::tls::TlsSettings,
+    vault::{Owner, Purpose, Vault, VaultError},
+};
+
+/// Settings never change in place: a change makes a new value.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) id: EndpointId,
+    pub(crate) tenant: TenantId,
+    pub(crate) shard: Shard,
+    pub(crate) state: EndpointState,
+    pub(crate) url: Url,
+    pub(crate) concurrency: usize,
+    pub(crate) rate_per_second: Option<NonZeroU32>,
+    /// One delivery of an ordering key at a time, in sequence.
+    pub(crate) ordered: bool,
+    /// What its waiting deliveries die of while it is disabled.
+    pub(crate) disabled_reason: DeadReason,
+    /// Has had no success for a while, as an earlier owner saw.
+    pub(crate) was_failing: bool,
+    pub(crate) schedule: Schedule,
+    pub(crate) timeout: Duration,
+    pub(crate) format: SignatureFormat,
+    pub(crate) headers: HeaderMap,
+    /// Certificates of its own.
+    pub(crate) tls: Option<TlsSettings>,
+    /// Which events it wants beyond their type.
+    pub(crate) filter: Option<Filter>,
+    /// Bulk replays that were cancelled while deliveries of them were in line here.
+    pub(crate) cancelled: Vec<String>,
+    /// The newest first, each with the instant it retires at.
+    secrets: Vec<(Secret, Option<DateTime<Utc>>)>,
+    /// Set when these settings were replaced, or may not send. An attempt that was picked before looks here just before
+    /// it starts: otherwise it would be signed with a secret that was revoked while its body was read.
+    stopped: AtomicBool,
+}
+
+impl Endpoint {
+    pub(crate) fn secrets_in_force(&self, now: DateTime<Utc>) -> Vec<Secret> {
+        self.secrets
+            .iter()
+            .filter(|(_, retires_at)| retires_at.is_none_or(|at| now < at))
+            .map(|(secret, _)| secret.clone())
+            .collect()
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn may_start(&self) -> bool {
+        !self.stopped.load(Ordering::SeqCst)
+    }
+}
+
+/// A row as it is read. Nothing of what waits for the endpoint is looked at: that could take long.
+#[derive(Debug, FromRow)]
+pub(crate) struct EndpointRow {
+    id: EndpointId,
+    tenant_id: TenantId,
+    shard: Shard,
+    state: EndpointState,
+    url: String,
+    state_reason: Option<String>,
+    concurrency: Option<i16>,
+    rate_per_second: Option<i32>,
+    ordered: bool,
+    was_failing: bool,
+    retry_schedule: Option<Vec<i32>>,
+    timeout_ms: Option<i32>,
+    signature: SignatureFormat,
+    headers: Option<Vec<u8>>,
+    tls: Option<Vec<u8>>,
+    filter: Option<Json<Value>>,
+    secrets: Vec<Vec<u8>>,
+    retire: Vec<Option<DateTime<Utc>>>,
+    cancelled: Vec<String>,
+}
+
+/// Why an endpoint's settings can't be used. Its deliveries wait; the others go on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    #[error(transparent)]
+    Vault(#[from] VaultError),
+    #[error("its stored settings can't be read: {0}")]
+    Stored(String),
+}
+
+impl EndpointRow {
+    pub(crate) fn id(&self) -> EndpointId {
+        self.id
+    }
+
+    pub(crate) fn shard(&self) -> Shard {
+        self.shard
+    }
+
+    pub(crate) fn open(&self, vault: &Vault, defaults: &Settings) -> Result<Endpoint, Unusable> {
+        let stored = |e: &dyn std::fmt::Display| Unusable::Stored(e.to_string());
+        let owner = Owner {
+            tenant: self.tenant_id,
+            endpoint: self.id,
+        };
+        let secrets = self
+            .secrets
+            .iter()
+            .zip(&self.retire)
+            .map(|(sealed, retires_at)| {
+                let clear = vault.open(owner, Purpose::Secret, sealed)?;
+                let text = String::from_utf8(clear).map_err(|_| Unusable::Stored("a secret".to_owned()))?;
+                Ok((Secret::new(text), *retires_at))
+            })
+            .collect::<Result<Vec<_>, Unusable>>()?;
+        let mut headers = HeaderMap::new();
+        if let Some(sealed) = &self.headers {
+            let clear = vault.open(owner, Purpose::Headers, sealed)?;
+            let pairs: std::collections::BTreeMap<String, String> =
+                serde_json::from_slice(&clear).map_err(|e| stored(&e))?;
+            for (name, value) in pairs {
+                let name = HeaderName::try_from(name).map_err(|e| stored(&e))?;
+                let mut value = HeaderValue::try_from(value).map_err(|e| stored(&e))?;
+                value.set_sensitive(true);
+                headers.insert(name, value);
+            }
+        }
+        let tls = match &self.tls {
+            None => None,
+            Some(sealed) => {
+                let clear = vault.open(owner, Purpose::Tls, sealed)?;
+                Some(serde_json::from_slice(&clear).map_err(|e| stored(&e))?)
+            }
+        };
+        let schedule = match &self.retry_schedule {
+            None => defaults.schedule.clone(),
+            Some(waits) => {
+                let waits = waits.iter().map(|ms| Duration::from_millis((*ms).max(0) as u64));
+                Schedule::new(waits.collect()).map_err(|e| stored(&e))?
+            }
+        };
+        Ok(Endpoint {
+            id: self.id,
+            tenant: self.tenant_id,
+            shard: self.shard,
+            state: self.state,
+            url: Url::parse(&self.url).map_err(|e| stored(&e))?,
+            concurrency: self
+                .concurrency
+                .map_or(usize::from(defaults.concurrency), |n| n.max(1) as usize),
+            rate_per_second: self
+                .rate_per_second
+                .and_then(|n| NonZeroU32::new(n.max(0) as u32)),
+            ordered: self.ordered,
+            disabled_reason: match self.state_reason.as_deref() {
+                Some("gone") => DeadReason::Gone,
+                _ => DeadReason::EndpointDisabled,
+            },
+            was_failing: self.was_failing,
+            schedule,
+            timeout: self
+                .timeout_ms
+                .map_or(defaults.timeout, |ms| Duration::from_millis(ms.max(1) as u64)),
+            format: self.signature,
+            headers,
+            tls,
+            filter: match &self.filter {
+                None => None,
+                Some(filter) => Some(Filter::read(&filter.0).map_err(|e| stored(&e))?),
+            },
+            cancelled: self.cancelled.clone(),
+            secrets,
+            stopped: AtomicBool::new(self.state != EndpointState::Active),
+        })
+    }
+}
+
+/// The endpoints of these numbers, as the connection's snapshot has them.
+pub(crate) async fn load(
+    connection: &mut PgConnection,
+    ids: &[EndpointId],
+) -> Result<Vec<EndpointRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select e.id, e.tenant_id, e.shard, e.state, e.state_reason, e.url, e.concurrency, e.rate_per_second, e.ordered,
+                e.retry_schedule, e.timeout_ms, e.signature, e.headers, e.tls, e.filter,
+                exists (select from postrider.endpoint_health h
+                        where h.endpoint_id = e.id
+                          and h.failing_since < clock_timestamp() - interval '1 minute') as was_failing,
+                coalesce(s.secrets, '{}') as secrets, coalesce(s.retire, '{}') as retire,
+                array(select distinct q.replay_id from postrider.queue q
+                      join postrider.replays r on r.public_id = q.replay_id
+                      where q.endpoint_id = e.id and q.replay_id is not null and q.was_source is not null
+                        and r.state = 'cancelled' and e.state <> 'deleted') as cancelled
+         from postrider.endpoints e
+         left join lateral (
+             select array_agg(s.ciphertext order by s.id desc) as secrets,
+                    array_agg(s.retires_at order by s.id desc) as retire
+             from postrider.secrets s
+             where s.endpoint_id = e.id and (s.retires_at is null or s.retires_at > clock_timestamp())
+         ) s on true
+         where e.id = any($1)",
+    )
+    .bind(ids)
+    .fetch_all(connection)
+    .await
+}
+
+#[cfg(test)]
+impl EndpointRow {
+    /// Settings of a version, which is the path of its URL. None: they can't be used.
+    pub(crate) fn for_simulation(id: EndpointId, shard: Shard, version: Option<u64>) -> Self {
+        Self {
+            id,
+            tenant_id: TenantId(1),
+            shard,
+            state: EndpointState::Active,
+            url: match version {
+                Some(version) => format!("http://example.com/{version}"),
+                None => "no URL".to_owned(),
+            },
+            state_reason: None,
+            concurrency: None,
+            rate_per_second: None,
+            ordered: false,
+            was_failing: false,
+            retry_schedule: None,
+            timeout_ms: None,
+            signature: SignatureFormat::TV1,
+            headers: None,
+            tls: None,
+            filter: None,
+            secrets: Vec::new(),
+            retire: Vec::new(),
+            cancelled: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Endpoint {
+    pub(crate) fn for_simulation(concurrency: usize, ordered: bool, state: EndpointState) -> Self {
+        Self {
+            id: EndpointId(1),
+            tenant: TenantId(1),
+            shard: Shard(0),
+            state,
+            url: Url::parse("http://example.com/").expect("a URL"),
+            concurrency,
+            rate_per_second: None,
+            ordered,
+            disabled_reason: DeadReason::EndpointDisabled,
+            was_failing: false,
+            schedule: Schedule::default(),
+            timeout: Duration::from_secs(10),
+            format: SignatureFormat::TV1,
+            headers: HeaderMap::new(),
+            tls: None,
+            filter: None,
+            cancelled: Vec::new(),
+            secrets: Vec::new(),
+            stopped: AtomicBool::new(false),
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! The engine: owns every lane of this process, decides what is read next and what is sent next. It alone changes
+//! lanes, and it awaits nothing but messages, so that a slow database or a slow endpoint never holds it up.
+//!
+//! In: shards from `shards.rs`, rows from `read.rs`, capacity and results from `attempt.rs` and `record.rs`.
+//! Out: cycles to `read.rs`, picked deliveries to `attempt.rs`.
+
+mod found;
+mod reads;
+mod shards;
+mod state;
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EndpointId, EndpointState, Epoch, EventId, Shard};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Settings, Wake,
+    clock::Clock,
+    deliver::{
+        attempt::{InFlightGuard, Picked},
+        breaker::Monotonic,
+        capacity::Capacity,
+        division::Holder,
+        draining::Draining,
+        endpoint::EndpointRow,
+        lane::{Action, Activity, Lane, Pace, ReadNumber, Verdict, Withdrawal},
+        queued_delivery::QueuedDelivery,
+        reader::{Cycle, ReaderMessage},
+        recorder::{Fate, Finished, Recorded},
+        survey::{self, Found, Reason, Report},
+    },
+    telemetry::metrics::{EngineGauges, METERS},
+    vault::Vault,
+};
+
+pub(crate) use state::State;
+use state::keep_in_order;
+
+/// Between two reads while there is work.
+const BUSY_WAIT: Duration = Duration::from_millis(3);
+/// The longest between two looks at what waits for time.
+const LOOK_WAIT: Duration = Duration::from_millis(500);
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// A sweep that takes long, because Postgres passes over many rows that are gone, comes less often: it takes at most this part
+/// of the time.
+const SWEEP_PART: u32 = 20;
+const SHOW_EVERY: Duration = Duration::from_secs(1);
+/// Lanes that refill in one cycle, and lanes whose retries are read in one.
+const READS_MAX: usize = 256;
+/// Lanes whose ordering keys are looked up in one cycle: each is a statement of its own.
+const KEY_READS_MAX: usize = 32;
+
+/// What others tell the engine. One queue, so that what happened first is heard first.
+#[derive(Debug)]
+pub(crate) enum EngineMessage {
+    Gained(Vec<(Shard, Epoch)>),
+    Lost(Vec<Shard>),
+    /// Give these back once nothing of them is on the wire.
+    Drain(Vec<Shard>),
+    /// The lease ran out: nothing may start.
+    Suspended,
+    /// A new term of the lease. What is picked under it ends with it.
+    Resumed(CancellationToken),
+    /// A place on the wire is free again. Without an answer the delivery is handed back.
+    Left {
+        endpoint: EndpointId,
+        epoch: Epoch,
+        event: EventId,
+        number: u16,
+        verdict: Option<Verdict>,
+    },
+    Recorded(Vec<Recorded>),
+    /// What could be taken back of cancelled replays is back where it was.
+    Withdrawn {
+        endpoint: EndpointId,
+        epoch: Epoch,
+    },
+    Surveyed(Report),
+}
+
+pub(crate) struct Engine {
+    pub(crate) settings: Settings,
+    pub(crate) vault: Vault,
+    pub(crate) clock: Clock,
+    pub(crate) events: mpsc::UnboundedSender<EngineMessage>,
+    /// By the pace of the lane.
+    pub(crate) picked: [mpsc::UnboundedSender<Picked>; Pace::COUNT],
+    pub(crate) finished: mpsc::UnboundedSender<Finished>,
+    pub(crate) started: Instant,
+    pub(crate) cycles: mpsc::Sender<Cycle>,
+    /// Ends a patient read.
+    pub(crate) hurry: Wake,
+    pub(crate) drained: mpsc::UnboundedSender<Shard>,
+    /// Endpoints that were deleted while rows of them waited.
+    pub(crate) deleted: mpsc::UnboundedSender<EndpointId>,
+    pub(crate) withdrawals: mpsc::UnboundedSender<Withdrawal>,
+    /// What is to be looked for beside the tail.
+    pub(crate) surveys: mpsc::UnboundedSender<survey::Request>,
+    /// The snapshot of settings that has been applied.
+    pub(crate) applied: watch::Sender<Option<String>>,
+    /// What each endpoint has in hand, said about once a second.
+    pub(crate) activity: watch::Sender<Vec<Activity>>,
+    pub(crate) capacity: Capacity,
+    pub(crate) state: State,
+}
+
+impl Engine {
+    /// Runs until told to stop and everything on the wire is recorded, or the given time after that.
+    pub(crate) async fn run(
+        mut self,
+        mut events: mpsc::UnboundedReceiver<EngineMessage>,
+        mut messages: mpsc::Receiver<ReaderMessage>,
+        wake: Wake,
+        stop: CancellationToken,
+    ) {
+        let mut heard = Vec::new();
+        let mut read_at = Instant::now();
+        self.state.sweep_at = Some(Instant::now() + SWEEP_EVERY);
+        let mut show_at = Instant::now();
+        let mut give_up_at = None;
+        loop {
+            self.report_drained();
+            self.pump();
+            if self.state.stopping {
+                let over = give_up_at.is_some_and(|at| Instant::now() >= at);
+                if over || self.state.lanes.values().all(Lane::is_drained) {
+                    return;
+                }
+            }
+            let now = Instant::now();
+            if now >= show_at {
+                show_at = now + SHOW_EVERY;
+                self.show();
+            }
+            if !self.state.sweeping && self.state.sweep_at.is_some_and(|at| now >= at) {
+                self.sweep();
+            }
+            if now >= read_at {
+                self.read_if_idle();
+            }
+            let sleep_until = self.next_look(read_at, give_up_at);
+            tokio::select! {
+                n = events.recv_many(&mut heard, 1024) => {
+                    if n == 0 { return }
+                    for event in heard.drain(..) {
+                        self.hear(event);
+                    }
+                    if self.wants_to_read() {
+                        read_at = Instant::now();
+                        self.hurry.now();
+                    }
+                }
+                Some(message) = messages.recv() => {
+                    if let Some(rows) = self.apply(message) {
+                        let busy = rows > 0 || self.capacity.in_use();
+                        read_at = Instant::now() + if busy { BUSY_WAIT } else { Duration::ZERO };
+                        self.state.patient = !busy;
+                        if self.wants_to_read() { read_at = Instant::now() + Duration::from_millis(1) }
+                    }
+                }
+                () = wake.wait(), if !self.state.reading => read_at = Instant::now(),
+                () = tokio::time::sleep_until(sleep_until.into()) => {
+                    if self.wants_to_read() {
+                        read_at = Instant::now();
+                        self.hurry.now();
+                    }
+                }
+                () = stop.cancelled(), if !self.state.stopping => {
+                    self.state.stopping = true;
+                    give_up_at = Some(Instant::now() + self.settings.timeout + Duration::from_secs(2));
+                }
+            }
+        }
+    }
+
+    /// What the lanes have in hand: for the pages, and for the figures.
+    fn show(&self) {
+        let (elapsed, now) = (self.started.elapsed(), self.clock.now());
+        let mut hand = EngineGauges {
+            shards: self.state.owned.len(),
+            in_flight: self.capacity.in_flight(),
+            in_flight_max: self.capacity.count(),
+            unrecorded: self.capacity.unrecorded(),
+            ..EngineGauges::default()
+        };
+        let mut shown = Vec::new();
+        for (id, lane) in &self.state.lanes {
+            let activity = lane.activity();
+            let due = self.state.due_of.get(id).copied();
+            hand.add(activity.as_ref(), due, lane.is_ready(elapsed), now);
+            shown.extend(activity);
+        }
+        METERS.show(&hand);
+        self.activity.send_replace(shown);
+    }
+
+    fn next_look(&self, read_at: Instant, give_up_at: Option<Instant>) -> Instant {
+        let now = Instant::now();
+        let mut at = if self.state.reading {
+            now + LOOK_WAIT
+        } else {
+            read_at
+        };
+        if self.capacity.has_more_to_call() {
+            at = at.min(now + Duration::from_millis(1));
+        }
+        if let Some((timer, _)) = self.state.timers.first() {
+            at = at.min(self.started + *timer);
+        }
+        if let Some((due, _)) = self.state.due.first() {
+            let wait = (*due - self.clock.now()).to_std().unwrap_or_default();
+            at = at.min(now + wait.max(Duration::from_millis(1)));
+        }
+        give_up_at.map_or(at, |give_up| at.min(give_up))
+    }
+
+    fn wants_to_read(&self) -> bool {
+        let state = &self.state;
+        !state.taken.is_empty()
+            || !state.hungry.is_empty()
+            || state.found.len() > state.loading.len()
+            || state.due.first().is_some_and(|(at, _)| *at <= self.clock.now())
+    }
+
+    /// Deals with what may be dealt with, one delivery a lane in turn.
+    pub(crate) fn pump(&mut self) {
+        let Some(term) = self.state.term.clone().filter(|term| !term.is_cancelled()) else {
+            return;
+        };
+        if self.state.stopping {
+            return;
+        }
+        let now = self.started.elapsed();
+        self.wake_lanes(now);
+        while let Some(id) = self.state.ready.front().copied() {
+            if !self.capacity.any_free() {
+                return;
+            }
+            let Some(room) = self.capacity.room() else { return };
+            self.state.ready.pop_front();
+            self.state.is_ready.remove(&id);
+            let Some(lane) = self.state.lanes.get_mut(&id) else {
+                continue;
+            };
+            if !self.state.draining.lets_start(lane, now) {
+                continue;
+            }
+            let (pace, in_flight) = (lane.pace(), lane.in_flight());
+            let holder = Holder {
+                endpoint: id,
+                tenant: lane.endpoint().tenant,
+            };
+            if let Err(full) = self.capacity.check(holder, pace, in_flight) {
+                self.capacity.wait_for(full, holder);
+                continue;
+            }
+            match lane.pick(now) {
+                Some((delivery, Action::Send)) => {
+                    let number = delivery.number();
+                    let attempt = (id, delivery.event, number);
+                    self.capacity.begin(now, attempt, holder, pace, in_flight);
+                    let _ = self.picked[pace as usize].send(Picked {
+                        endpoint: lane.endpoint().clone(),
+                        epoch: lane.epoch(),
+                        term: term.clone(),
+                        place: InFlightGuard {
+                            endpoint: id,
+                            epoch: lane.epoch(),
+                            event: delivery.event,
+                            number,
+                            events: self.events.clone(),
+                            verdict: None,
+                        },
+                        delivery,
+                        room,
+                    });
+                }
+                Some((delivery, Action::DeadLetter(reason))) => {
+                    let buried = Finished::buried(
+                        lane.endpoint(),
+                        lane.epoch(),
+                        &delivery,
+                        reason,
+                        self.clock.now(),
+                        room,
+                    );
+                    let _ = self.finished.send(buried);
+                }
+                None => {}
+            }
+            self.settle(id);
+        }
+    }
+
+    /// Lanes that waited for their time or for a place, and those that have turned out slow.
+    fn wake_lanes(&mut self, now: Monotonic) {
+        while let Some((_, id)) = self.state.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.state.timers.pop_first();
+            self.state.timer_of.remove(&id);
+            self.settle(id);
+        }
+        for id in self.capacity.slowed(now) {
+            if let Some(lane) = self.state.lanes.get_mut(&id) {
+                lane.slowed();
+            }
+        }
+        for id in self.capacity.called() {
+            self.settle(id);
+        }
+    }
+
+    /// Puts a lane into the lists it belongs in. Called after every change of one.
+    fn settle(&mut self, id: EndpointId) {
+        let now = self.started.elapsed();
+        let state = &mut self.state;
+        let lane = state.lanes.get(&id);
+        if let Some(lane) = lane.filter(|lane| !state.draining.is_stopped(lane.endpoint().shard)) {
+            if lane.is_ready(now) && state.is_ready.insert(id) {
+                state.ready.push_back(id);
+            }
+            if (lane.wants_refill().is_some() || lane.wants_keys()) && state.is_hungry.insert(id) {
+                state.hungry.push_back(id);
+            }
+        }
+        let due = lane.and_then(Lane::next_due);
+        keep_in_order(&mut state.due, &mut state.due_of, id, due);
+        let timer = lane.and_then(Lane::ready_at).filter(|at| *at > now);
+        keep_in_order(&mut state.timers, &mut state.timer_of, id, timer);
+    }
+
+    pub(crate) fn hear(&mut self, event: EngineMessage) {
+        match event {
+            EngineMessage::Gained(shards) => {
+                for (shard, epoch) in shards {
+                    self.drop_lanes(shard);
+                    self.state.draining.remove(shard);
+                    self.state.owned.insert(shard, epoch);
+                    self.state.taken.push(shard);
+                }
+            }
+            EngineMessage::Lost(shards) => {
+                for shard in shards {
+                    self.state.owned.remove(&shard);
+                    self.state.draining.remove(shard);
+                    self.state.taken.retain(|taken| *taken != shard);
+                    self.drop_lanes(shard);
+                }
+            }
+            EngineMessage::Drain(shards) => {
+                // Said again when one could not be released: then it is reported again.
+                for shard in shards.iter().filter(|shard| self.state.owned.contains_key(shard)) {
+                    self.state.draining.begin(*shard);
+                }
+            }
+            EngineMessage::Suspended => self.state.term = None,
+            EngineMessage::Resumed(term) => self.state.term = Some(term),
+            EngineMessage::Left {
+                endpoint,
+                epoch,
+                event,
+                number,
+                verdict,
+            } => {
+                self.capacity.leave(&(endpoint, event, number));
+                let now = self.clock.now();
+                // One of an earlier ownership says nothing of what this lane has under way.
+                let lane = self.state.lanes.get_mut(&endpoint);
+                if let Some(lane) = lane.filter(|lane| lane.epoch() == epoch) {
+                    self.state.draining.ended(lane.endpoint().shard);
+                    match verdict {
+                        Some(verdict) => lane.answered(event, number, verdict, self.started.elapsed()),
+                        None => {
+                            lane.handed_back(event, number, now);
+                            self.withdraw(endpoint);
+                        }
+                    }
+                    self.settle(endpoint);
+                }
+            }
+            EngineMessage::Withdrawn { endpoint, epoch } => {
+                self.state
+                    .withdrawn
+                    .push_back((self.state.reads + 1, endpoint, epoch));
+            }
+            EngineMessage::Recorded(results) => {
+                for result in results {
+                    self.recorded(result);
+                }
+            }
+            EngineMessage::Surveyed(report) => self.surveyed(report),
+        }
+    }
+
+    /// Of an endpoint that has deliveries of cancelled replays in line.
+    fn withdraw(&mut self, id: EndpointId) {
+        let now = self.clock.now();
+        let lane = self.state.lanes.get_mut(&id);
+        if let Some(withdrawal) = lane.and_then(|lane| lane.withdraw(now)) {
+            let _ = self.withdrawals.send(withdrawal);
+        }
+    }
+
+    fn recorded(&mut self, result: Recorded) {
+        let Recorded {
+            endpoint,
+            epoch,
+            event,
+            number,
+            fate,
+        } = result;
+        let now = self.clock.now();
+        let lane = self.state.lanes.get_mut(&endpoint);
+        let Some(lane) = lane.filter(|lane| lane.epoch() == epoch) else {
+            return;
+        };
+        self.state.draining.ended(lane.endpoint().shard);
+        let due = match fate {
+            Fate::Ended => None,
+            Fate::Due(at) => Some(at),
+            // Perhaps it was recorded without our hearing of it: look at the retries again.
+            Fate::Void => {
+                METERS.results_void.increment(1);
+                lane.search_retries();
+                Some(now)
+            }
+        };
+        lane.recorded(event, number, due);
+        // A read under way began before we knew of the record; the one after it is the first that can't show an old copy.
+        self.state
+            .recorded
+            .push_back((self.state.reads + 1, endpoint, event, number));
+        self.settle(endpoint);
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// The settings that each lane sends with.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = &std::sync::Arc<crate::deliver::endpoint::Endpoint>> {
+        self.state.lanes.values().map(Lane::endpoint)
+    }
+}

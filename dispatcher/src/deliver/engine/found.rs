@@ -1,0 +1,93 @@
+//! Work found beside the tail: rows of shards that were just taken over, and rows a sweep saw that the tail should have shown.
+
+use super::*;
+
+impl Engine {
+    /// Looks for rows that the tail did not show. There should be none.
+    pub(super) fn sweep(&mut self) {
+        if self.state.owned.is_empty() {
+            self.state.sweep_at = Some(Instant::now() + SWEEP_EVERY);
+            return;
+        }
+        self.state.sweeping = true;
+        self.survey(self.state.owned.keys().copied().collect(), Reason::Sweep);
+    }
+
+    pub(super) fn survey(&self, shards: Vec<Shard>, reason: Reason) {
+        let owned = |shard: Shard| self.state.owned.get(&shard).map(|epoch| (shard, *epoch));
+        let shards = shards.into_iter().filter_map(owned).collect();
+        let _ = self.surveys.send(survey::Request { shards, reason });
+    }
+
+    pub(super) fn surveyed(&mut self, report: Report) {
+        match report {
+            Report::Found {
+                reason,
+                epochs,
+                endpoints,
+            } => {
+                let epochs: HashMap<Shard, Epoch> = epochs.into_iter().collect();
+                for found in endpoints {
+                    // The shard may have been lost, or lost and gained, since it was asked for.
+                    if self.state.owned.get(&found.shard) != epochs.get(&found.shard) {
+                        continue;
+                    }
+                    match reason {
+                        Reason::Taken => self.found(found),
+                        Reason::Sweep => self.state.suspects.push_back((self.state.reads + 1, found)),
+                    }
+                }
+            }
+            Report::Swept(took) => {
+                self.state.sweeping = false;
+                self.state.sweep_at = Some(Instant::now() + SWEEP_EVERY.max(took * SWEEP_PART));
+            }
+        }
+    }
+
+    /// There are rows that no tail will show.
+    pub(super) fn found(&mut self, found: Found) {
+        match self.state.lanes.get_mut(&found.endpoint) {
+            Some(lane) => {
+                lane.found(found.first, found.next_due);
+                self.settle(found.endpoint);
+            }
+            None if self.state.unusable.contains_key(&found.endpoint) => {}
+            None => {
+                let known = self.state.found.entry(found.endpoint).or_insert(found);
+                known.first = known.first.into_iter().chain(found.first).min();
+                known.next_due = known.next_due.into_iter().chain(found.next_due).min();
+            }
+        }
+    }
+
+    /// Rows that a sweep saw before a read whose tail should have shown them began. Where the lane has nothing to do they were
+    /// sent meanwhile, or missed: reading them says which.
+    pub(super) fn check_suspects(&mut self, number: ReadNumber) {
+        while let Some((after, found)) = self.state.suspects.front().copied() {
+            if after > number {
+                break;
+            }
+            self.state.suspects.pop_front();
+            let lane = self.state.lanes.get(&found.endpoint);
+            let is_owned = self.state.owned.contains_key(&found.shard);
+            if !is_owned || lane.is_some_and(|lane| !lane.is_idle()) {
+                continue;
+            }
+            if let Some(first) = found.first {
+                self.state.missed.insert(found.endpoint, first);
+            }
+            self.found(found);
+        }
+    }
+
+    /// Rows that a lane without work was given to read again.
+    pub(super) fn note_missed(&mut self, endpoint: EndpointId, rows: &[QueuedDelivery]) {
+        if let Some(missed) = self.state.missed.remove(&endpoint)
+            && rows.iter().any(|row| row.event == missed)
+        {
+            tracing::error!(%endpoint, "the sweep found rows that the tail had missed");
+            METERS.tail_missed.increment(1);
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The engine and its reader: what a cycle asks for, and what is done with what it brings.
+
+use super::*;
+
+impl Engine {
+    /// Asks the reader for the tail, and for what the lanes want beside it. One cycle at a time.
+    pub(crate) fn read_if_idle(&mut self) {
+        if self.state.reading {
+            return;
+        }
+        let now = self.clock.now();
+        let state = &mut self.state;
+        let wanted = !state.taken.is_empty() || !state.hungry.is_empty() || !state.found.is_empty();
+        let wanted = wanted || state.reload;
+        let wanted = wanted || state.due.first().is_some_and(|(at, _)| *at <= now);
+        let mut load: Vec<EndpointId> = state.found.keys().copied().take(READS_MAX).collect();
+        // All at once: the snapshot of this cycle is published as the one whose settings are applied.
+        let reload = std::mem::take(&mut state.reload);
+        if reload {
+            load.extend(state.lanes.keys());
+        }
+        let mut cycle = Cycle {
+            patient: state.patient && !wanted,
+            number: state.reads + 1,
+            owned: state
+                .owned
+                .keys()
+                .copied()
+                .filter(|shard| !state.taken.contains(shard))
+                .collect(),
+            taken: std::mem::take(&mut state.taken),
+            load,
+            forget: std::mem::take(&mut state.forget),
+            ..Cycle::default()
+        };
+        while cycle.refills.len() < READS_MAX
+            && cycle.keys.len() < KEY_READS_MAX
+            && let Some(id) = state.hungry.pop_front()
+        {
+            state.is_hungry.remove(&id);
+            let Some(lane) = state.lanes.get_mut(&id) else {
+                continue;
+            };
+            cycle
+                .refills
+                .extend(lane.wants_refill().map(|refill| (id, refill)));
+            if lane.wants_keys() {
+                cycle.keys.push((id, lane.key_read_begins()));
+            }
+        }
+        for (_, id) in state.due.iter().take_while(|(at, _)| *at <= now) {
+            if cycle.due.len() == READS_MAX {
+                break;
+            }
+            if let Some(lane) = state.lanes.get_mut(id)
+                && let Some(asked) = lane.wants_due(now)
+            {
+                lane.due_read_begins();
+                cycle.due.push((*id, asked));
+            }
+        }
+        let (taken, load) = (cycle.taken.clone(), cycle.load.clone());
+        match self.cycles.try_send(cycle) {
+            Ok(()) => {
+                state.reads += 1;
+                state.reading = true;
+                state.begun = taken;
+                state.loading = load;
+            }
+            Err(mpsc::error::TrySendError::Full(cycle) | mpsc::error::TrySendError::Closed(cycle)) => {
+                state.taken = cycle.taken;
+                state.forget = cycle.forget;
+                state.reload = reload;
+                for (id, keys) in cycle.keys {
+                    if let Some(lane) = self.state.lanes.get_mut(&id) {
+                        lane.look_again(keys);
+                    }
+                    self.settle(id);
+                }
+                for (id, _) in cycle.refills {
+                    self.settle(id);
+                }
+            }
+        }
+    }
+
+    /// Answers the number of rows when the message ends a cycle.
+    pub(crate) fn apply(&mut self, message: ReaderMessage) -> Option<usize> {
+        match message {
+            ReaderMessage::Endpoints(rows) => {
+                for row in rows {
+                    self.introduce(&row);
+                }
+            }
+            ReaderMessage::Page { rows, cut } => {
+                let mut touched = HashSet::new();
+                for row in rows {
+                    let Some(lane) = self.state.lanes.get_mut(&row.endpoint) else {
+                        if !self.state.owned.contains_key(&row.shard) {
+                            continue;
+                        }
+                        // Whatever the reason, it is found again: the reader is asked for the endpoint's settings.
+                        self.found(Found {
+                            endpoint: row.endpoint,
+                            shard: row.shard,
+                            first: Some(row.delivery.event),
+                            next_due: None,
+                        });
+                        continue;
+                    };
+                    lane.offer(row.delivery);
+                    if touched.insert(row.endpoint) && lane.endpoint().state == EndpointState::Deleted {
+                        let _ = self.deleted.send(row.endpoint);
+                    }
+                }
+                if let Some((endpoint, last)) = cut
+                    && let Some(lane) = self.state.lanes.get_mut(&endpoint)
+                {
+                    lane.cut(last);
+                }
+                for endpoint in touched {
+                    self.settle(endpoint);
+                }
+            }
+            ReaderMessage::Refilled {
+                endpoint,
+                asked,
+                rows,
+            } => {
+                self.note_missed(endpoint, &rows);
+                if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
+                    lane.refilled(asked, rows);
+                }
+                self.settle(endpoint);
+            }
+            ReaderMessage::Due { endpoint, due } => {
+                if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
+                    lane.due_read(due);
+                }
+                self.settle(endpoint);
+            }
+            ReaderMessage::Keys { endpoint, heads } => {
+                if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
+                    lane.keys_read(heads);
+                }
+                self.settle(endpoint);
+            }
+            ReaderMessage::Done {
+                number,
+                tailed,
+                rows,
+                settings,
+            } => {
+                self.state.reading = false;
+                self.forget_recorded(number);
+                self.go_on_after_withdrawals(number);
+                self.after_loading();
+                if tailed {
+                    self.check_suspects(number);
+                }
+                if let Some(snapshot) = settings {
+                    self.applied.send_replace(Some(snapshot));
+                }
+                return Some(rows);
+            }
+            ReaderMessage::Lost => {
+                self.state.reading = false;
+                self.reload();
+                return Some(0);
+            }
+        }
+        None
+    }
+
+    /// A lane for an endpoint that has none, or new settings for one that has.
+    pub(super) fn introduce(&mut self, row: &EndpointRow) {
+        let id = row.id();
+        if !self.state.owned.contains_key(&row.shard()) {
+            // Lost while it was read. Should the shard come back, the endpoint is told of again before its first row.
+            self.state.found.remove(&id);
+            self.state.forget.push(id);
+            return;
+        }
+        let now = self.clock.now();
+        let endpoint = match row.open(&self.vault, &self.settings) {
+            Ok(endpoint) => Arc::new(endpoint),
+            Err(error) => {
+                tracing::error!(endpoint = %id, %error, "an endpoint can't be served: its deliveries wait");
+                // Not with the settings before these either: they may have been replaced because a secret leaked.
+                if let Some(lane) = self.state.lanes.remove(&id) {
+                    lane.endpoint().stop();
+                    self.settle(id);
+                }
+                // It stays known, so that better settings are told of.
+                self.state.found.remove(&id);
+                self.state.unusable.insert(id, row.shard());
+                return;
+            }
+        };
+        let was_unusable = self.state.unusable.remove(&id).is_some();
+        let deleted = endpoint.state == EndpointState::Deleted;
+        match self.state.lanes.get_mut(&id) {
+            Some(lane) => lane.change(endpoint, now),
+            None => {
+                let Some(epoch) = self.state.owned.get(&endpoint.shard) else {
+                    return;
+                };
+                self.state.lanes.insert(id, Lane::new(endpoint, *epoch));
+                self.state.forget.retain(|gone| *gone != id);
+            }
+        }
+        if let Some(found) = self.state.found.remove(&id) {
+            self.found(found);
+        }
+        // What came for it meanwhile was not kept.
+        if was_unusable {
+            self.survey(vec![row.shard()], Reason::Taken);
+        }
+        if deleted {
+            let _ = self.deleted.send(id);
+        }
+        self.withdraw(id);
+        self.settle(id);
+    }
+
+    /// The shards that this cycle began to tail are searched for what was there before; endpoints that it looked for and did
+    /// not find are gone.
+    pub(super) fn after_loading(&mut self) {
+        for id in std::mem::take(&mut self.state.loading) {
+            self.state.found.remove(&id);
+        }
+        let begun = std::mem::take(&mut self.state.begun);
+        if !begun.is_empty() {
+            self.survey(begun, Reason::Taken);
+        }
+    }
+
+    pub(super) fn forget_recorded(&mut self, number: ReadNumber) {
+        while let Some((after, endpoint, event, attempt)) = self.state.recorded.front().copied() {
+            if after > number {
+                break;
+            }
+            self.state.recorded.pop_front();
+            if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
+                lane.forget(event, attempt);
+            }
+        }
+    }
+
+    pub(super) fn go_on_after_withdrawals(&mut self, number: ReadNumber) {
+        while let Some((after, endpoint, epoch)) = self.state.withdrawn.front().copied() {
+            if after > number {
+                break;
+            }
+            self.state.withdrawn.pop_front();
+            let now = self.clock.now();
+            let lane = self.state.lanes.get_mut(&endpoint);
+            if let Some(lane) = lane.filter(|lane| lane.epoch() == epoch) {
+                if let Some(again) = lane.withdrawn(now) {
+                    let _ = self.withdrawals.send(again);
+                }
+                self.settle(endpoint);
+            }
+        }
+    }
+
+    /// What was known came from a connection that is gone: every lane reads its rows again. What is on the wire stays.
+    pub(super) fn reload(&mut self) {
+        let now = self.clock.now();
+        self.state.taken = self.state.owned.keys().copied().collect();
+        self.state.reload = true;
+        self.state.begun.clear();
+        self.state.loading.clear();
+        // The next connection knows no endpoint: these are looked for with all others.
+        self.state.found.clear();
+        self.state.unusable.clear();
+        self.state.suspects.clear();
+        self.state.missed.clear();
+        let ids: Vec<EndpointId> = self.state.lanes.keys().copied().collect();
+        for id in ids {
+            if let Some(lane) = self.state.lanes.get_mut(&id) {
+                lane.reload(now);
+            }
+            self.settle(id);
+        }
+    }
+}

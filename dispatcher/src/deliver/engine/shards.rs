@@ -1,0 +1,51 @@
+//! Lanes of shards that were lost, and shards that can be handed over.
+
+use super::*;
+
+impl Engine {
+    pub(super) fn drop_lanes(&mut self, shard: Shard) {
+        let gone: Vec<EndpointId> = self
+            .state
+            .lanes
+            .iter()
+            .filter(|(_, lane)| lane.endpoint().shard == shard)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in gone {
+            if let Some(lane) = self.state.lanes.remove(&id) {
+                lane.endpoint().stop();
+            }
+            self.state.forget.push(id);
+            self.settle(id);
+        }
+        self.state.found.retain(|_, found| found.shard != shard);
+        self.state.suspects.retain(|(_, found)| found.shard != shard);
+        let forget = &mut self.state.forget;
+        self.state.unusable.retain(|id, of| {
+            if *of == shard {
+                forget.push(*id);
+            }
+            *of != shard
+        });
+    }
+
+    pub(crate) fn report_drained(&mut self) {
+        let now = self.started.elapsed();
+        if !self.state.draining.wants_a_look(now) {
+            return;
+        }
+        let lanes = self.state.lanes.values();
+        let look = self.state.draining.look(lanes, now, self.state.stopping);
+        for shard in look.drained {
+            let _ = self.drained.send(shard);
+        }
+        if look.resumed.is_empty() {
+            return;
+        }
+        let lanes = self.state.lanes.iter();
+        let resumed = lanes.filter(|(_, lane)| look.resumed.contains(&lane.endpoint().shard));
+        for id in resumed.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.settle(id);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The values a lane takes and returns.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{DeadReason, EndpointId, Epoch, EventId, Shard};
+
+use crate::deliver::queued_delivery::QueuedDelivery;
+
+/// Counts the reads of the queue. A recorded id is forgotten only after a read that began after its record.
+pub(crate) type ReadNumber = u64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    InFlight,
+    /// The answer is in; its record is on the way to the database.
+    Recording,
+    Recorded,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Busy {
+    /// The number of the attempt being made. A row that has this number or more is a replay, not an old copy.
+    pub(super) number: u16,
+    pub(super) key: Option<i64>,
+    /// Picked as a replay. The retry of one is a retry like any other.
+    pub(super) replay: bool,
+    /// Its row is in `queue`, as far as is known, and not in `retries`.
+    pub(super) queued: bool,
+    pub(super) stage: Stage,
+}
+
+/// Rows of the queue to read: those above the floor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refill {
+    pub(crate) floor: EventId,
+    pub(crate) limit: usize,
+}
+
+/// Rows of `retries` to read: the earliest, or whatever waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DueRead {
+    pub(crate) limit: usize,
+    pub(crate) even_later: bool,
+    /// None is due before this.
+    pub(crate) from: DateTime<Utc>,
+}
+
+/// What a read of `retries` brought.
+#[derive(Debug, Default)]
+pub(crate) struct DueRows {
+    pub(crate) rows: Vec<QueuedDelivery>,
+    /// When the first of all was due, and when the first of those that are not due yet is.
+    pub(crate) first: Option<DateTime<Utc>>,
+    pub(crate) later: Option<DateTime<Utc>>,
+}
+
+/// Before any retry, and after all of them.
+pub(super) const EARLIEST: DateTime<Utc> = DateTime::UNIX_EPOCH;
+pub(super) const LATEST: DateTime<Utc> = match DateTime::from_timestamp(253_402_300_799, 0) {
+    Some(end_of_9999) => end_of_9999,
+    None => DateTime::UNIX_EPOCH,
+};
+
+/// What is to be done with a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    Send,
+    /// The endpoint is disabled: it becomes a dead letter without an attempt.
+    DeadLetter(DeadReason),
+}
+
+/// How an attempt went, as far as the lane needs to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) success: bool,
+    pub(crate) slow: bool,
+    /// Whether it says anything about the endpoint. A fault of our own way out does not.
+    pub(crate) its_own: bool,
+}
+
+/// What the latest answer says of the endpoint: how many places on the wire it may compete for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pace {
+    Unknown,
+    Fast,
+    Slow,
+}
+
+impl Pace {
+    pub(crate) const ALL: [Self; Self::COUNT] = [Self::Unknown, Self::Fast, Self::Slow];
+    pub(crate) const COUNT: usize = 3;
+}
+
+/// Queued deliveries of cancelled replays, to be put back where they came from.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Withdrawal {
+    pub(crate) endpoint: EndpointId,
+    pub(crate) shard: Shard,
+    pub(crate) epoch: Epoch,
+    pub(crate) replays: Vec<String>,
+    /// On the wire or being recorded, with the numbers of these attempts.
+    pub(crate) attempted: Vec<(EventId, u16)>,
+}
+
+/// The load of one endpoint, as its owner sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Activity {
+    pub(crate) endpoint: EndpointId,
+    pub(crate) in_flight: usize,
+    pub(crate) places: usize,
+    pub(crate) waiting: usize,
+    pub(crate) more_waiting: bool,
+    pub(crate) oldest: Option<DateTime<Utc>>,
+    pub(crate) circuit_open: bool,
+}

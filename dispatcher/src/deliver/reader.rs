@@ -1,0 +1,369 @@
+//! The reader: an exact tail of the queue, on a connection of its own.
+//!
+//! Each cycle is one `repeatable read, read only` transaction. It takes the snapshot, reads the queue rows that became
+//! visible since the cycle before, then what the lanes asked for. Every committed row is seen exactly once, whatever
+//! order transactions commit in.
+//!
+//! Invariant: a snapshot is compared only with one of the same connection. When the connection is lost the reader says
+//! [`ReaderMessage::Lost`] and every shard is loaded as if it had just been taken.
+//! What is read goes to `engine.rs`.
+
+mod tail;
+mod wanted;
+
+use std::{
+    collections::HashSet,
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EndpointId, EventId, Shard, TenantId, TypeId};
+use sqlx::{Connection, FromRow, PgConnection, Row, postgres::PgConnectOptions};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Wake,
+    clock::Clock,
+    db_timeout::WithDbTimeout,
+    deliver::{
+        change_watcher::ChangeWatcher,
+        endpoint::{self, EndpointRow},
+        lane::{DueRead, DueRows, ReadNumber, Refill},
+        queued_delivery::QueuedDelivery,
+        snapshot::Snapshot,
+    },
+    telemetry::metrics::METERS,
+};
+
+/// Rows of one page of the tail.
+const PAGE_ROWS: i64 = 256;
+/// Rows of one endpoint in one transaction after which the tail leaves the rest on disk and goes on behind it.
+const ENDPOINT_ROWS_MAX: usize = 128;
+/// Endpoints whose settings are read by one statement.
+const LOAD_MAX: usize = 1024;
+/// After this the engine is asked whether it wants something else.
+const IDLE_WAIT_MAX: Duration = Duration::from_secs(2);
+const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// What the engine wants of one cycle.
+#[derive(Debug, Default)]
+pub(crate) struct Cycle {
+    pub(crate) number: ReadNumber,
+    /// Shards that are tailed.
+    pub(crate) owned: Vec<Shard>,
+    /// Shards taken since the cycle before. What they hold by the end of this one is looked for by `survey.rs`; from then on
+    /// the tail shows everything.
+    pub(crate) taken: Vec<Shard>,
+    /// Endpoints that have work and no lane; on a new connection all that have one, whose settings may have changed meanwhile.
+    pub(crate) load: Vec<EndpointId>,
+    pub(crate) refills: Vec<(EndpointId, Refill)>,
+    pub(crate) due: Vec<(EndpointId, DueRead)>,
+    /// Ordering keys whose first delivery is wanted.
+    pub(crate) keys: Vec<(EndpointId, Vec<i64>)>,
+    /// Endpoints whose lanes are gone.
+    pub(crate) forget: Vec<EndpointId>,
+    /// Nothing is wanted: wait here until something is committed, or until told to hurry.
+    pub(crate) patient: bool,
+}
+
+/// What the reader found, in the order in which it must be applied.
+#[derive(Debug)]
+pub(crate) enum ReaderMessage {
+    /// Settings of endpoints that were not known, or that changed.
+    Endpoints(Vec<EndpointRow>),
+    Page {
+        rows: Vec<QueueRow>,
+        cut: Option<(EndpointId, EventId)>,
+    },
+    Refilled {
+        endpoint: EndpointId,
+        asked: Refill,
+        rows: Vec<QueuedDelivery>,
+    },
+    Due {
+        endpoint: EndpointId,
+        due: DueRows,
+    },
+    Keys {
+        endpoint: EndpointId,
+        heads: Vec<QueuedDelivery>,
+    },
+    /// The cycle is over. `settings` is its snapshot when it brought changed settings.
+    Done {
+        number: ReadNumber,
+        /// The tail was read; not when nothing was wanted and nothing happened.
+        tailed: bool,
+        rows: usize,
+        settings: Option<String>,
+    },
+    /// The connection is gone, and with it what was known.
+    Lost,
+}
+
+#[derive(Debug)]
+pub(crate) struct QueueRow {
+    pub(crate) endpoint: EndpointId,
+    pub(crate) shard: Shard,
+    pub(crate) delivery: QueuedDelivery,
+}
+
+pub(crate) struct Reader {
+    pub(crate) options: PgConnectOptions,
+    pub(crate) clock: Clock,
+    pub(crate) wake: Wake,
+    /// The engine wants another cycle.
+    pub(crate) hurry: Wake,
+    pub(crate) cycles: mpsc::Receiver<Cycle>,
+    pub(crate) out: mpsc::Sender<ReaderMessage>,
+}
+
+/// What is known on one connection.
+struct Session {
+    connection: PgConnection,
+    watcher: ChangeWatcher,
+    previous: Option<Snapshot>,
+    known: Known,
+}
+
+/// Endpoints whose settings the engine was told of on this connection. The settings of others are told before their first
+/// row is; changes are told of these only.
+///
+/// Invariant, kept with `engine.rs`: one that is known and owned has a lane, or its settings can't be used. The engine has
+/// every other one forgotten.
+#[derive(Debug, Default)]
+pub(crate) struct Known(HashSet<EndpointId>);
+
+impl Known {
+    pub(crate) fn forget(&mut self, ids: &[EndpointId]) {
+        for id in ids {
+            self.0.remove(id);
+        }
+    }
+
+    /// Of these, those not known so far, each once. They are from now on.
+    pub(crate) fn introduce(&mut self, ids: impl Iterator<Item = EndpointId>) -> Vec<EndpointId> {
+        ids.filter(|id| self.0.insert(*id)).collect()
+    }
+
+    pub(crate) fn contains(&self, id: &EndpointId) -> bool {
+        self.0.contains(id)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+    #[error("the server is in recovery: it is a replica")]
+    InRecovery,
+    #[error("the server's snapshot can't be read: {0}")]
+    Snapshot(String),
+    #[error("the engine is gone")]
+    Closed,
+}
+
+impl Reader {
+    /// Answers each cycle with messages, until the engine is gone or told to stop.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut session: Option<Session> = None;
+        let mut wait = Duration::from_millis(50);
+        loop {
+            let cycle = tokio::select! {
+                cycle = self.cycles.recv() => cycle,
+                () = stop.cancelled() => None,
+            };
+            let Some(cycle) = cycle else { break };
+            let result = match &mut session {
+                Some(session) => session.cycle(&cycle, &self).await,
+                None => match Session::open(&self.options).await {
+                    Ok(mut opened) => {
+                        let result = opened.cycle(&cycle, &self).await;
+                        session = Some(opened);
+                        result
+                    }
+                    Err(e) => Err(e.into()),
+                },
+            };
+            match result {
+                Ok(()) => wait = Duration::from_millis(50),
+                Err(ReadError::Closed) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "the reader lost its connection; every shard will be loaded again");
+                    session = None;
+                    tokio::time::sleep(wait.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
+                    wait = (wait * 2).min(RECONNECT_WAIT_MAX);
+                    if self.out.send(ReaderMessage::Lost).await.is_err() {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Session {
+    async fn open(options: &PgConnectOptions) -> Result<Self, sqlx::Error> {
+        let connection = PgConnection::connect_with(options).with_db_timeout().await?;
+        Ok(Self {
+            connection,
+            watcher: ChangeWatcher::start(options.clone()),
+            previous: None,
+            known: Known::default(),
+        })
+    }
+
+    async fn cycle(&mut self, cycle: &Cycle, reader: &Reader) -> Result<(), ReadError> {
+        let Reader {
+            clock,
+            wake,
+            hurry,
+            out,
+            ..
+        } = reader;
+        self.known.forget(&cycle.forget);
+        if cycle.patient && self.previous.is_some() && !self.wait_for_change(clock, wake, hurry).await? {
+            let nothing = ReaderMessage::Done {
+                number: cycle.number,
+                tailed: false,
+                rows: 0,
+                settings: None,
+            };
+            return say(out, nothing).await;
+        }
+        let begin = "begin isolation level repeatable read, read only; \
+                     select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()";
+        let asked_at = Instant::now();
+        let row = sqlx::raw_sql(begin)
+            .fetch_one(&mut self.connection)
+            .with_db_timeout()
+            .await?;
+        let (snapshot, now) = self.snapshot_of(&row)?;
+        clock.set(asked_at, now);
+        let mut rows = 0;
+        let mut settings = false;
+        if let Some(previous) = self.previous.clone() {
+            let new = snapshot.since(&previous);
+            settings = self.changed_settings(&new, out).await?;
+            rows = self.tail(&new, &cycle.owned, out).await?;
+        }
+        self.load(&cycle.load, out).await?;
+        if !cycle.refills.is_empty() {
+            let began = Instant::now();
+            self.refill(&cycle.refills, out).await?;
+            METERS.refill_seconds.record(began.elapsed());
+        }
+        self.read_due(&cycle.due, now, out).await?;
+        self.read_keys(&cycle.keys, out).await?;
+        sqlx::raw_sql("commit")
+            .execute(&mut self.connection)
+            .with_db_timeout()
+            .await?;
+        // Settings of taken shards are as new as this snapshot too.
+        let settings = (settings || !cycle.taken.is_empty()).then(|| snapshot.as_str().to_owned());
+        self.previous = Some(snapshot);
+        say(
+            out,
+            ReaderMessage::Done {
+                number: cycle.number,
+                tailed: true,
+                rows,
+                settings,
+            },
+        )
+        .await
+    }
+
+    /// On an idle system: until any transaction has begun or ended. Producers in SQL are found by this; an API in this
+    /// process wakes us.
+    async fn wait_for_change(&mut self, clock: &Clock, wake: &Wake, hurry: &Wake) -> Result<bool, ReadError> {
+        let Some(previous) = &self.previous else {
+            return Ok(true);
+        };
+        let changed = tokio::select! {
+            changed = self.watcher.changed(previous.as_str()) => changed,
+            () = wake.wait() => true,
+            () = hurry.wait() => return Ok(false),
+            () = tokio::time::sleep(IDLE_WAIT_MAX) => false,
+        };
+        if changed {
+            return Ok(true);
+        }
+        // Is our own connection still there?
+        let asked_at = Instant::now();
+        let row = sqlx::query("select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()")
+            .fetch_one(&mut self.connection)
+            .with_db_timeout()
+            .await?;
+        let (snapshot, now) = self.snapshot_of(&row)?;
+        clock.set(asked_at, now);
+        Ok(Some(&snapshot) != self.previous.as_ref())
+    }
+
+    fn snapshot_of(&self, row: &sqlx::postgres::PgRow) -> Result<(Snapshot, DateTime<Utc>), ReadError> {
+        if row.try_get::<bool, _>(1)? {
+            return Err(ReadError::InRecovery);
+        }
+        let text: String = row.try_get(0)?;
+        let snapshot = Snapshot::parse(&text).ok_or(ReadError::Snapshot(text))?;
+        Ok((snapshot, row.try_get(2)?))
+    }
+
+    /// Settings of known endpoints that changed, found as queue rows are. Applied before the tail.
+    async fn changed_settings(
+        &mut self,
+        new: &[Range<u64>],
+        out: &mpsc::Sender<ReaderMessage>,
+    ) -> Result<bool, ReadError> {
+        let changed: Vec<EndpointId> = sqlx::query_scalar(
+            "select e.id from unnest($1::xid8[], $2::xid8[]) as r(low, high)
+             join postrider.endpoints e on e.xid >= r.low and e.xid < r.high
+             union
+             select s.endpoint_id from unnest($1::xid8[], $2::xid8[]) as r(low, high)
+             join postrider.secrets s on s.xid >= r.low and s.xid < r.high",
+        )
+        .bind(xids(new.iter().map(|range| range.start)))
+        .bind(xids(new.iter().map(|range| range.end)))
+        .fetch_all(&mut self.connection)
+        .with_db_timeout()
+        .await?;
+        let known: Vec<EndpointId> = changed
+            .iter()
+            .copied()
+            .filter(|id| self.known.contains(id))
+            .collect();
+        if !known.is_empty() {
+            let rows = endpoint::load(&mut self.connection, &known)
+                .with_db_timeout()
+                .await?;
+            say(out, ReaderMessage::Endpoints(rows)).await?;
+        }
+        Ok(!changed.is_empty())
+    }
+
+    /// Settings of endpoints that have no lane yet.
+    async fn introduce(
+        &mut self,
+        endpoints: impl Iterator<Item = EndpointId>,
+        out: &mpsc::Sender<ReaderMessage>,
+    ) -> Result<(), ReadError> {
+        let unknown = self.known.introduce(endpoints);
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let rows = endpoint::load(&mut self.connection, &unknown)
+            .with_db_timeout()
+            .await?;
+        say(out, ReaderMessage::Endpoints(rows)).await
+    }
+}
+
+/// sqlx has no type for xid8: they go as text and are cast.
+fn xids(list: impl Iterator<Item = u64>) -> Vec<String> {
+    list.map(|xid| xid.to_string()).collect()
+}
+
+async fn say(out: &mpsc::Sender<ReaderMessage>, message: ReaderMessage) -> Result<(), ReadError> {
+    out.send(message).await.map_err(|_| ReadError::Closed)
+}

@@ -1,0 +1,254 @@
+//! Looks for work that no tail will show: at the endpoints of shards that were just taken over, and now and then at all, as a
+//! safety net. The engine is told of each endpoint's first waiting row and earliest retry, and reads on from there.
+//!
+//! Finding the first row of an endpoint can take long: while an old snapshot is open, a `pg_dump` for instance, Postgres
+//! passes over every row that has come and gone since. So this has a connection of its own, on which nothing else waits, and
+//! goes page by page.
+
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EndpointId, Epoch, EventId, Shard};
+use sqlx::{FromRow, PgConnection, postgres::PgConnectOptions};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::{db_timeout::within, dedicated_connection::DedicatedConnection, deliver::engine::EngineMessage};
+
+/// Endpoints of one page.
+const PAGE_MAX: i64 = 1024;
+/// A page that took longer makes the next one smaller.
+const PAGE_TIME: Duration = Duration::from_millis(250);
+/// One statement. Nothing waits for it but what it is looking for.
+const STATEMENT_MAX: Duration = Duration::from_secs(600);
+const AGAIN: Duration = Duration::from_millis(200);
+const AGAIN_MAX: Duration = Duration::from_secs(5);
+/// Endpoints deleted last that are looked at for rows of late producers.
+const DELETED_MAX: i64 = 10_000;
+
+/// What is to be looked through.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) shards: Vec<(Shard, Epoch)>,
+    pub(crate) reason: Reason,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// Nothing is known of these shards yet.
+    Taken,
+    /// Everything should be known.
+    Sweep,
+}
+
+/// An endpoint with work.
+#[derive(Debug, Clone, Copy, FromRow)]
+pub(crate) struct Found {
+    pub(crate) endpoint: EndpointId,
+    pub(crate) shard: Shard,
+    /// The lowest of its rows in the queue.
+    pub(crate) first: Option<EventId>,
+    /// When the earliest of its retries is due.
+    pub(crate) next_due: Option<DateTime<Utc>>,
+}
+
+/// What the engine hears.
+#[derive(Debug)]
+pub(crate) enum Report {
+    Found {
+        reason: Reason,
+        epochs: Vec<(Shard, Epoch)>,
+        endpoints: Vec<Found>,
+    },
+    /// A sweep is over. It took so long.
+    Swept(Duration),
+}
+
+pub(crate) struct Surveyor {
+    line: DedicatedConnection,
+    requests: mpsc::UnboundedReceiver<Request>,
+    out: mpsc::UnboundedSender<EngineMessage>,
+    /// A sweep that was asked for and waits.
+    sweep: Option<Request>,
+    page: i64,
+}
+
+impl Surveyor {
+    pub(crate) fn new(
+        options: PgConnectOptions,
+        requests: mpsc::UnboundedReceiver<Request>,
+        out: mpsc::UnboundedSender<EngineMessage>,
+    ) -> Self {
+        let limit = STATEMENT_MAX.as_millis().to_string();
+        Self {
+            line: DedicatedConnection::new(options.options([("statement_timeout", limit.as_str())])),
+            requests,
+            out,
+            sweep: None,
+            page: PAGE_MAX,
+        }
+    }
+
+    /// Until the engine is gone or told to stop.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let work = async {
+            while let Some(request) = self.next_request().await {
+                self.survey(request).await;
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    /// What was taken over comes before a sweep.
+    async fn next_request(&mut self) -> Option<Request> {
+        loop {
+            while let Ok(request) = self.requests.try_recv() {
+                match request.reason {
+                    Reason::Taken => return Some(request),
+                    Reason::Sweep => self.sweep = Some(request),
+                }
+            }
+            if let Some(sweep) = self.sweep.take() {
+                return Some(sweep);
+            }
+            let request = self.requests.recv().await?;
+            match request.reason {
+                Reason::Taken => return Some(request),
+                Reason::Sweep => self.sweep = Some(request),
+            }
+        }
+    }
+
+    async fn survey(&mut self, request: Request) {
+        let began = Instant::now();
+        let shards: Vec<Shard> = request.shards.iter().map(|(shard, _)| *shard).collect();
+        if request.reason == Reason::Taken {
+            let deleted = self.deleted(&shards).await;
+            self.report(&request, deleted);
+        }
+        let mut after = EndpointId(0);
+        loop {
+            let page = self.next_page(&shards, after).await;
+            let last = page.last().map(|found| found.endpoint);
+            self.report(&request, page);
+            match last {
+                Some(last) => after = last,
+                None => break,
+            }
+            if request.reason == Reason::Sweep {
+                self.serve_takeovers().await;
+            }
+        }
+        if request.reason == Reason::Sweep {
+            let _ = self
+                .out
+                .send(EngineMessage::Surveyed(Report::Swept(began.elapsed())));
+        }
+    }
+
+    /// Between two pages of a sweep, which may take long.
+    async fn serve_takeovers(&mut self) {
+        while let Ok(request) = self.requests.try_recv() {
+            if request.reason == Reason::Taken {
+                Box::pin(self.survey(request)).await;
+            }
+        }
+    }
+
+    fn report(&self, request: &Request, mut endpoints: Vec<Found>) {
+        endpoints.retain(|found| found.first.is_some() || found.next_due.is_some());
+        if !endpoints.is_empty() {
+            let _ = self.out.send(EngineMessage::Surveyed(Report::Found {
+                reason: request.reason,
+                epochs: request.shards.clone(),
+                endpoints,
+            }));
+        }
+    }
+
+    /// Asked again until there is an answer. A page that takes long becomes smaller, so that the next one says more soon.
+    async fn next_page(&mut self, shards: &[Shard], after: EndpointId) -> Vec<Found> {
+        let mut wait = AGAIN;
+        loop {
+            let (began, page) = (Instant::now(), self.page);
+            let found = match self.line.open().await {
+                Ok(connection) => within(STATEMENT_MAX, live_page(connection, shards, after, page)).await,
+                Err(error) => Err(error),
+            };
+            self.page = match began.elapsed() > PAGE_TIME {
+                true => (page / 2).max(1),
+                false => (page * 2).min(PAGE_MAX),
+            };
+            match found {
+                Ok(found) => return found,
+                Err(error) => self.after_error(error, &mut wait).await,
+            }
+        }
+    }
+
+    async fn deleted(&mut self, shards: &[Shard]) -> Vec<Found> {
+        let mut wait = AGAIN;
+        loop {
+            let found = match self.line.open().await {
+                Ok(connection) => within(STATEMENT_MAX, deleted_lately(connection, shards)).await,
+                Err(error) => Err(error),
+            };
+            match found {
+                Ok(found) => return found,
+                Err(error) => self.after_error(error, &mut wait).await,
+            }
+        }
+    }
+
+    async fn after_error(&mut self, error: sqlx::Error, wait: &mut Duration) {
+        tracing::warn!(%error, "the database could not be searched for waiting deliveries; trying again");
+        self.line.close();
+        tokio::time::sleep(*wait).await;
+        *wait = (*wait * 2).min(AGAIN_MAX);
+    }
+}
+
+/// The next endpoints of these shards, with or without work.
+async fn live_page(
+    connection: &mut PgConnection,
+    shards: &[Shard],
+    after: EndpointId,
+    page: i64,
+) -> Result<Vec<Found>, sqlx::Error> {
+    sqlx::query_as(
+        "select e.id as endpoint, e.shard, q.event_id as first, r.due_at as next_due
+         from (select e.id, e.shard from postrider.endpoints e
+               where e.id > $2 and e.shard = any($1) and e.state <> 'deleted' order by e.id limit $3) e
+         left join lateral (select q.event_id from postrider.queue q
+                            where q.endpoint_id = e.id order by q.event_id limit 1) q on true
+         left join lateral (select r.due_at from postrider.retries r
+                            where r.endpoint_id = e.id and r.attempt >= 0 order by r.due_at limit 1) r on true
+         order by e.id",
+    )
+    .bind(shards)
+    .bind(after)
+    .bind(page)
+    .fetch_all(connection)
+    .await
+}
+
+/// Of the endpoints that were deleted last, those with rows.
+async fn deleted_lately(connection: &mut PgConnection, shards: &[Shard]) -> Result<Vec<Found>, sqlx::Error> {
+    sqlx::query_as(
+        "select e.id as endpoint, e.shard, q.event_id as first, r.due_at as next_due
+         from (select e.id, e.shard from postrider.endpoints e
+               where e.state = 'deleted' order by e.updated_at desc limit $2) e
+         left join lateral (select q.event_id from postrider.queue q
+                            where q.endpoint_id = e.id order by q.event_id limit 1) q on true
+         left join lateral (select r.due_at from postrider.retries r
+                            where r.endpoint_id = e.id and r.attempt >= 0 order by r.due_at limit 1) r on true
+         where e.shard = any($1) and (q.event_id is not null or r.due_at is not null)",
+    )
+    .bind(shards)
+    .bind(DELETED_MAX)
+    .fetch_all(connection)
+    .await
+}

@@ -1,0 +1,265 @@
+//! One HTTP request, guarded. The only place that opens connections to addresses strangers typed in.
+//!
+//! Invariants: HTTP/1.1, no redirects, no proxy from the environment, no decompression, no cookies, no silent resend; an
+//! address is connected to only after the guard allowed that very address (`send/connect.rs`); one time limit over
+//! everything. A failing receiver is an [`Outcome`], never an `Err`.
+
+mod body;
+mod connect;
+mod dns;
+mod error_text;
+mod pool;
+mod response;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Uri, header,
+    uri::{PathAndQuery, Scheme},
+};
+use postrider_proto::{Outcome, OutcomeKind};
+use rustls::ClientConfig;
+use url::Url;
+
+use body::Body;
+use connect::{Connector, PeerCertificate};
+use dns::Names;
+use pool::{Connections, Receiver};
+use response::Progress;
+pub use response::retry_after;
+
+use crate::{
+    http::{
+        guard::Guard,
+        tls::{TlsFault, TlsSettings, Trust},
+    },
+    ownership::lease::Right,
+};
+
+const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
+/// TLS settings of endpoints that have their own. Those that were not used for longest go.
+const OWN_TLS_MAX: usize = 256;
+
+/// Connections are shared by all endpoints of a host, but for those with TLS settings of their own.
+#[derive(Clone)]
+pub struct HttpSender {
+    connections: Connections,
+    guard: Arc<Guard>,
+    names: Names,
+    trust: Trust,
+    tls: Arc<ClientConfig>,
+    own_tls: Arc<Mutex<HashMap<[u8; 32], OwnTls>>>,
+}
+
+struct OwnTls {
+    config: Arc<ClientConfig>,
+    used: Instant,
+}
+
+/// A fault on this side: nothing was sent, and it says nothing about the receiver.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct OwnFault(String);
+
+#[derive(Debug, thiserror::Error)]
+pub enum HttpSenderError {
+    #[error("the machine's name servers can't be read: {0}")]
+    Names(String),
+    #[error("TLS can't be used: {0}")]
+    Tls(#[from] TlsFault),
+}
+
+/// What goes out. Its body is sent as it is.
+pub struct Request<'a> {
+    pub url: &'a Url,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    pub timeout: Duration,
+    /// The endpoint's own certificates.
+    pub tls: Option<&'a TlsSettings>,
+    /// Nothing goes out once this is over. None: whenever.
+    pub right: Option<Right>,
+}
+
+impl HttpSender {
+    /// For so many requests at a time.
+    pub fn new(guard: Guard, requests: usize) -> Result<Self, HttpSenderError> {
+        let trust = Trust::of_machine();
+        let names = Names::new().map_err(|error| HttpSenderError::Names(error.to_string()))?;
+        Ok(Self {
+            connections: Connections::new(requests),
+            guard: Arc::new(guard),
+            names,
+            tls: trust.config(&TlsSettings::default())?,
+            trust,
+            own_tls: Arc::default(),
+        })
+    }
+
+    pub async fn send(&self, request: Request<'_>) -> Result<Outcome, OwnFault> {
+        self.exchange(request, &mut None).await
+    }
+
+    /// The outcome, and the certificate of a server that answered over TLS.
+    pub async fn send_and_see(&self, request: Request<'_>) -> (Outcome, Option<Vec<u8>>) {
+        let mut certificate = None;
+        let outcome = match self.exchange(request, &mut certificate).await {
+            Ok(outcome) => outcome,
+            Err(OwnFault(error)) => Outcome::NotSent { error },
+        };
+        (outcome, certificate.map(|PeerCertificate(bytes)| bytes.to_vec()))
+    }
+
+    async fn exchange(
+        &self,
+        request: Request<'_>,
+        certificate: &mut Option<PeerCertificate>,
+    ) -> Result<Outcome, OwnFault> {
+        let limit = request.timeout;
+        // Settings may have changed since the URL was saved.
+        if let Err(refusal) = self.guard.check_target(request.url) {
+            return Ok(Outcome::Forbidden {
+                error: refusal.to_string(),
+            });
+        }
+        let own_tls = request.tls.filter(|own| !own.is_empty());
+        let connector = match self.connector(own_tls) {
+            Ok(connector) => connector,
+            Err(fault) => {
+                return Ok(Outcome::Unreachable {
+                    kind: OutcomeKind::TlsFailed,
+                    error: format!("the endpoint's own certificates can't be used: {fault}"),
+                });
+            }
+        };
+        let (outgoing, receiver) = match outgoing(request, own_tls.map(TlsSettings::digest)) {
+            Ok(outgoing) => outgoing,
+            Err(error) => {
+                return Ok(Outcome::Forbidden {
+                    error: error.to_string(),
+                });
+            }
+        };
+        let mut progress = Progress::default();
+        let mut connected = false;
+        let exchange = async {
+            let mut connection = match self.connections.take(&receiver) {
+                Some(kept) => kept,
+                None => connector
+                    .connect(&receiver)
+                    .await
+                    .map_err(error_text::not_connected)?,
+            };
+            connected = true;
+            let response = connection.send(outgoing).await;
+            let response = response.map_err(|error| Ok(error_text::broken(&error)))?;
+            certificate.clone_from(&connection.certificate);
+            if progress.read(response).await {
+                self.connections.keep(receiver, connection).await;
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(limit, exchange).await {
+            Ok(Ok(())) => Ok(progress.outcome()),
+            Ok(Err(failure)) => failure,
+            Err(_) => Ok(progress.cut_off(limit, connected)),
+        }
+    }
+
+    fn connector(&self, own_tls: Option<&TlsSettings>) -> Result<Connector<'_>, TlsFault> {
+        Ok(Connector {
+            guard: &self.guard,
+            names: &self.names,
+            connections: &self.connections,
+            tls: match own_tls {
+                None => self.tls.clone(),
+                Some(own) => self.own_tls(own)?,
+            },
+        })
+    }
+
+    fn own_tls(&self, own: &TlsSettings) -> Result<Arc<ClientConfig>, TlsFault> {
+        let digest = own.digest();
+        let mut known = self.own_tls.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = Instant::now();
+        if let Some(known) = known.get_mut(&digest) {
+            known.used = used;
+            return Ok(known.config.clone());
+        }
+        let config = self.trust.config(own)?;
+        if known.len() >= OWN_TLS_MAX {
+            let oldest = known.iter().min_by_key(|(_, one)| one.used);
+            let oldest = oldest.map(|(digest, _)| *digest);
+            oldest.and_then(|digest| known.remove(&digest));
+        }
+        known.insert(
+            digest,
+            OwnTls {
+                config: config.clone(),
+                used,
+            },
+        );
+        Ok(config)
+    }
+}
+
+fn outgoing(
+    request: Request<'_>,
+    tls: Option<[u8; 32]>,
+) -> Result<(http::Request<Body>, Receiver), http::Error> {
+    let target = Uri::try_from(request.url.as_str())?;
+    let https = target.scheme() == Some(&Scheme::HTTPS);
+    let host = target.host().unwrap_or_default().to_owned();
+    let default_port = if https { 443 } else { 80 };
+    let port = target.port_u16().unwrap_or(default_port);
+    let path = target.path_and_query().map_or("/", PathAndQuery::as_str);
+    let mut outgoing = http::Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .body(Body::new(request.body, request.right))?;
+    let headers = outgoing.headers_mut();
+    *headers = request.headers;
+    for (name, value) in [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::USER_AGENT, USER_AGENT),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers
+        .entry(header::ACCEPT)
+        .or_insert(HeaderValue::from_static("*/*"));
+    let named = match port == default_port {
+        true => HeaderValue::from_str(&host)?,
+        false => HeaderValue::from_str(&format!("{host}:{port}"))?,
+    };
+    headers.insert(header::HOST, named);
+    let receiver = Receiver {
+        https,
+        host,
+        port,
+        tls,
+    };
+    Ok((outgoing, receiver))
+}
+
+/// The headers of an attempt that every receiver can rely on.
+pub fn webhook_headers(event_id: &str, unix_seconds: i64, signature: &str) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(8);
+    for (name, value) in [
+        ("webhook-id", event_id),
+        ("webhook-timestamp", &unix_seconds.to_string()),
+        ("webhook-signature", signature),
+    ] {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+    headers
+}

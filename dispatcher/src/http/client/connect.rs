@@ -1,0 +1,322 @@
+//! From a URL's host to a connection: resolve, check every address, connect to one that was checked, through the proxy
+//! where there is one, and shake hands by TLS.
+//! Invariant: no socket is opened to an address and port that `Guard::check` has not allowed a moment before.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    sync::OwnedSemaphorePermit,
+    task::JoinSet,
+};
+use tokio_rustls::TlsConnector;
+use url::Host;
+
+use super::{
+    dns::{NameError, Names},
+    pool::{Connection, Connections, Receiver},
+};
+use crate::http::{
+    guard::{Guard, Refusal},
+    proxy::TunnelError,
+};
+
+/// Of a name's addresses, those that are tried.
+const ADDRESSES_TRIED_MAX: usize = 6;
+/// Before the next address is tried beside one that does not answer.
+const STAGGER: Duration = Duration::from_millis(250);
+/// How many of these an address has to itself while there is no socket for a second one.
+const STAGGERS_MAX: u32 = 4;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error("{0}")]
+    Tcp(io::Error),
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
+    #[error("{0}")]
+    Tls(io::Error),
+    #[error("{0}")]
+    Http(hyper::Error),
+    /// Our own fault, and no fault of the receiver's.
+    #[error("no more files can be opened: {0}")]
+    OutOfFiles(io::Error),
+}
+
+/// What a connection is made with.
+pub(super) struct Connector<'s> {
+    pub(super) guard: &'s Guard,
+    pub(super) names: &'s Names,
+    pub(super) connections: &'s Connections,
+    pub(super) tls: Arc<ClientConfig>,
+}
+
+/// A socket with its permit, which outlives it.
+pub(super) struct Socket {
+    stream: TcpStream,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Connector<'_> {
+    pub(super) async fn connect(&self, receiver: &Receiver) -> Result<Connection, ConnectError> {
+        let wire = self.open(receiver).await?;
+        Connection::over(wire).await.map_err(ConnectError::Http)
+    }
+
+    async fn open(&self, receiver: &Receiver) -> Result<Wire, ConnectError> {
+        let host = receiver.host.trim_start_matches('[').trim_end_matches(']');
+        let addresses = self.checked_addresses(host, receiver.port).await?;
+        let Socket { stream, permit } = match &self.guard.egress_proxy {
+            None => self.first_to_answer(addresses).await.map_err(tcp_error)?,
+            Some(_) => self.through_proxy(&addresses).await?,
+        };
+        if !receiver.https {
+            return Ok(Wire {
+                stream: Box::new(stream),
+                certificate: None,
+                _permit: permit,
+            });
+        }
+        let not_a_name = |_| ConnectError::Refused(Refusal::HostName(host.to_owned()));
+        let name = host.strip_suffix('.').unwrap_or(host).to_owned();
+        let name = ServerName::try_from(name).map_err(not_a_name)?;
+        let stream = TlsConnector::from(self.tls.clone())
+            .connect(name, stream)
+            .await
+            .map_err(ConnectError::Tls)?;
+        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let certificate = shown.map(|der| PeerCertificate(Arc::from(der.as_ref())));
+        Ok(Wire {
+            stream: Box::new(stream),
+            certificate,
+            _permit: permit,
+        })
+    }
+
+    /// What may be connected to. When one address of a name may not be called, none is: an answer that mixes them is no
+    /// honest mistake.
+    async fn checked_addresses(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
+        let found = match host.parse::<IpAddr>() {
+            Ok(literal) => Arc::from([literal]),
+            Err(_) => self.names.addresses(host).await?,
+        };
+        for ip in found.iter() {
+            self.guard.check(*ip, port)?;
+            if self.guard.is_ours(*ip, port, is_this_machine) {
+                return Err(Refusal::Ourselves(SocketAddr::new(*ip, port).to_string()).into());
+            }
+        }
+        let addresses = interleaved(&found).take(ADDRESSES_TRIED_MAX);
+        Ok(addresses.map(|ip| SocketAddr::new(ip, port)).collect())
+    }
+
+    async fn through_proxy(&self, addresses: &[SocketAddr]) -> Result<Socket, ConnectError> {
+        let mut failed = None;
+        let Some(proxy) = &self.guard.egress_proxy else {
+            return Err(TunnelError::Proxy("is not set".to_owned()).into());
+        };
+        let unreachable = |why: String| TunnelError::Proxy(format!("can't be reached: {why}"));
+        // The operator has named it: it may be anywhere.
+        let found = match &proxy.host {
+            Host::Domain(name) => {
+                let found = self.names.addresses(name).await;
+                found.map_err(|error| unreachable(error.to_string()))?
+            }
+            Host::Ipv4(ip) => Arc::from([IpAddr::V4(*ip)]),
+            Host::Ipv6(ip) => Arc::from([IpAddr::V6(*ip)]),
+        };
+        let places: Vec<SocketAddr> = interleaved(&found)
+            .take(ADDRESSES_TRIED_MAX)
+            .map(|ip| SocketAddr::new(ip, proxy.port))
+            .collect();
+        for address in addresses {
+            let mut socket = match self.first_to_answer(places.clone()).await {
+                Ok(socket) => socket,
+                Err(error) if is_out_of_files(&error) => return Err(ConnectError::OutOfFiles(error)),
+                Err(error) => return Err(unreachable(super::error_text::of_io(&error)).into()),
+            };
+            match proxy.tunnel(&mut socket.stream, *address).await {
+                Ok(()) => return Ok(socket),
+                Err(error @ TunnelError::Proxy(_)) => return Err(error.into()),
+                Err(error @ (TunnelError::Endpoint(_) | TunnelError::Forbidden(_))) => failed = Some(error),
+            }
+        }
+        Err(failed
+            .unwrap_or(TunnelError::Proxy("was not asked".to_owned()))
+            .into())
+    }
+
+    /// Connects to the first address that takes it; the next is tried when one fails, or is silent for a moment. Beside the
+    /// first only while there are sockets to spare, else in place of it.
+    pub(super) async fn first_to_answer(&self, addresses: Vec<SocketAddr>) -> io::Result<Socket> {
+        let mut waiting = addresses.into_iter();
+        let mut tries = JoinSet::new();
+        let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        let mut permit = self.connections.permit().await;
+        let mut without_permit = 0;
+        loop {
+            if waiting.len() > 0 {
+                permit = permit.or_else(|| self.connections.extra_permit());
+            }
+            if permit.is_some()
+                && let Some(address) = waiting.next()
+                && let Some(permit) = permit.take()
+            {
+                without_permit = 0;
+                tries.spawn(connect(address, permit));
+            } else if waiting.len() > 0 {
+                without_permit += 1;
+            }
+            if without_permit > STAGGERS_MAX {
+                tries.shutdown().await;
+                permit = self.connections.permit().await;
+                without_permit = 0;
+                continue;
+            }
+            if tries.is_empty() && waiting.len() == 0 {
+                return Err(failed);
+            }
+            tokio::select! {
+                Some(ended) = tries.join_next() => match ended {
+                    Ok(Ok(socket)) => return Ok(socket),
+                    Ok(Err((error, own))) => {
+                        failed = error;
+                        permit = Some(own);
+                    }
+                    Err(_) => permit = self.connections.permit().await,
+                },
+                () = tokio::time::sleep(STAGGER), if waiting.len() > 0 => {}
+            }
+        }
+    }
+}
+
+async fn connect(
+    address: SocketAddr,
+    permit: OwnedSemaphorePermit,
+) -> Result<Socket, (io::Error, OwnedSemaphorePermit)> {
+    let connected = async {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    };
+    match connected.await {
+        Ok(stream) => Ok(Socket { stream, permit }),
+        Err(error) => Err((error, permit)),
+    }
+}
+
+fn tcp_error(error: io::Error) -> ConnectError {
+    match is_out_of_files(&error) {
+        true => ConnectError::OutOfFiles(error),
+        false => ConnectError::Tcp(error),
+    }
+}
+
+/// Of this process (EMFILE) or of the machine (ENFILE).
+fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(23 | 24))
+}
+
+/// One of each family by turns, so that one that leads nowhere costs one try.
+fn interleaved(found: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '_ {
+    let mut sixes = found.iter().copied().filter(IpAddr::is_ipv6);
+    let mut fours = found.iter().copied().filter(IpAddr::is_ipv4);
+    (0..found.len() * 2).filter_map(move |turn| match turn % 2 {
+        0 => sixes.next(),
+        _ => fours.next(),
+    })
+}
+
+/// Whether an address is one of this machine's own. Connecting a datagram socket sends nothing: the system only chooses
+/// where it would send from, and to itself it sends from the very address.
+fn is_this_machine(ip: IpAddr) -> bool {
+    if ip.is_loopback() || ip.is_unspecified() {
+        return true;
+    }
+    let any: SocketAddr = match ip {
+        IpAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+        IpAddr::V6(_) => ([0_u16; 8], 0).into(),
+    };
+    let source = || {
+        let socket = UdpSocket::bind(any)?;
+        socket.connect((ip, 9))?;
+        socket.local_addr()
+    };
+    source().is_ok_and(|source: SocketAddr| source.ip() == ip)
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// What the server showed of itself, in DER. Goes with each answer of its connection.
+#[derive(Clone)]
+pub(super) struct PeerCertificate(pub(super) Arc<[u8]>);
+
+/// A connection, plain or not.
+pub(super) struct Wire {
+    stream: Box<dyn Stream>,
+    certificate: Option<PeerCertificate>,
+    /// Given back once the stream above is closed.
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Wire {
+    pub(super) fn certificate(&self) -> Option<PeerCertificate> {
+        self.certificate.clone()
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,149 @@
+//! Taking endpoints out of service that said they are gone, or have failed for days. What waits for one becomes dead
+//! letters, which its lane sees to as soon as it reads the new state.
+//!
+//! Which endpoints are to be disabled is written with the results that say so (`record.rs`), so that it is never lost; it
+//! is done here, beside the recorder, which waits for nobody.
+
+use std::time::Duration;
+
+use postrider_proto::{EndpointId, TenantId};
+use sqlx::{FromRow, PgConnection, PgPool};
+use tokio_util::sync::CancellationToken;
+
+use crate::{Wake, db_timeout::WithDbTimeout, maintenance::notices};
+
+/// The recorder of this process says when there is something to do; this is for what others left behind.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(1);
+/// Endpoints of one look.
+const LISTED_MAX: i64 = 100;
+
+const BEGIN: &str = "begin; set local lock_timeout = '1s'; set local statement_timeout = '5s'";
+
+pub(crate) struct Disabler {
+    pub(crate) pool: PgPool,
+    pub(crate) wake: Wake,
+    pub(crate) stop: CancellationToken,
+}
+
+#[derive(Debug, FromRow)]
+struct ToDisable {
+    endpoint_id: EndpointId,
+    cause: String,
+}
+
+#[derive(FromRow)]
+struct Disabled {
+    public_id: String,
+    url: String,
+    tenant_id: TenantId,
+}
+
+impl Disabler {
+    /// Until told to stop. Several processes may be at it at once.
+    pub(crate) async fn run(self) {
+        loop {
+            let wait = match self.disable_all().await {
+                Ok(0) => LOOK_EVERY,
+                Ok(_) => LOOK_AGAIN_AFTER_ERROR,
+                Err(error) => {
+                    tracing::warn!(%error, "endpoints to disable could not be listed; trying again");
+                    LOOK_AGAIN_AFTER_ERROR
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = self.wake.wait() => {}
+                () = self.stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Returns how many are left: one that fails holds up no others.
+    async fn disable_all(&self) -> Result<usize, sqlx::Error> {
+        let mut failed = 0;
+        let mut after = EndpointId(0);
+        loop {
+            let listed = list(&self.pool, after).with_db_timeout().await?;
+            let Some(last) = listed.last() else {
+                return Ok(failed);
+            };
+            after = last.endpoint_id;
+            for one in &listed {
+                if self.stop.is_cancelled() {
+                    return Ok(failed);
+                }
+                if let Err(error) = disable(&self.pool, one).with_db_timeout().await {
+                    tracing::warn!(endpoint = %one.endpoint_id, %error, "an endpoint could not be disabled yet; trying again");
+                    failed += 1;
+                }
+            }
+        }
+    }
+}
+
+async fn list(pool: &PgPool, after: EndpointId) -> Result<Vec<ToDisable>, sqlx::Error> {
+    sqlx::query_as(
+        "select endpoint_id, cause from postrider.endpoints_to_disable where endpoint_id > $1 order by endpoint_id limit $2",
+    )
+    .bind(after)
+    .bind(LISTED_MAX)
+    .fetch_all(pool)
+    .await
+}
+
+/// State, audit line and the event to the tenant's other endpoints, all or none. Does nothing to an endpoint that is
+/// not active.
+async fn disable(pool: &PgPool, one: &ToDisable) -> Result<(), sqlx::Error> {
+    let mut tx = pool.begin_with(BEGIN).await?;
+    // This may wait for others: before anything that the recorder could wait for is locked.
+    let disabled: Option<Disabled> = sqlx::query_as(
+        "update postrider.endpoints e
+         set state = 'disabled', state_reason = $2, updated_at = clock_timestamp()
+         from postrider.endpoints_to_disable d
+         where e.id = $1 and e.state = 'active' and d.endpoint_id = e.id
+         returning e.public_id, e.url, e.tenant_id",
+    )
+    .bind(one.endpoint_id)
+    .bind(&one.cause)
+    .fetch_optional(&mut *tx)
+    .await?;
+    if let Some(disabled) = &disabled {
+        report(&mut tx, disabled, &one.cause).await?;
+    }
+    sqlx::query(
+        "with done as (delete from postrider.endpoints_to_disable where endpoint_id = $1)
+         update postrider.endpoint_health set disabled = true where endpoint_id = $1 and $2",
+    )
+    .bind(one.endpoint_id)
+    // So that its first success after this is told as a recovery.
+    .bind(disabled.is_some())
+    .execute(&mut *tx)
+    .await?;
+    tx.commit().await?;
+    if let Some(disabled) = disabled {
+        let (endpoint, reason) = (disabled.public_id, one.cause.as_str());
+        tracing::warn!(endpoint, reason, "disabled an endpoint");
+    }
+    Ok(())
+}
+
+async fn report(connection: &mut PgConnection, disabled: &Disabled, cause: &str) -> Result<(), sqlx::Error> {
+    let Disabled {
+        public_id,
+        url,
+        tenant_id,
+    } = disabled;
+    sqlx::query(
+        "insert into postrider.audit (actor, action, tenant_id, subject, detail)
+         values ('postrider', 'endpoint.disabled', $1, $2, jsonb_build_object('reason', $3::text))",
+    )
+    .bind(tenant_id)
+    .bind(public_id)
+    .bind(cause)
+    .execute(&mut *connection)
+    .await?;
+    let data = serde_json::json!({"endpoint": public_id, "url": url, "reason": cause});
+    notices::announce(connection, *tenant_id, "postrider.endpoint.disabled", &data).await?;
+    Ok(())
+}

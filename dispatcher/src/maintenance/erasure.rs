@@ -1,0 +1,348 @@
+//! Removing everything that is stored of a tenant that was deleted, as a durable job. Its endpoints no longer send and its
+//! keys no longer work when this begins. What stays is the tenant's row, its endpoints' numbers and the audit log.
+//! Invariant: it ends only after every transaction that could still emit for the tenant has ended.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EventId, TenantId};
+use sqlx::{FromRow, PgConnection, PgExecutor, PgPool};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::maintenance::{
+    jobs::{self, RequestedJob},
+    retention::delete_batch,
+};
+
+const WAIT: Duration = Duration::from_millis(500);
+const BATCH: i64 = 2_000;
+/// Events counted in the request that deletes the tenant: it has seconds. The job counts the rest.
+const COUNTED_AT_ONCE_MAX: i64 = 10_000;
+/// Events counted in one statement of the job.
+const COUNTED_MAX: i64 = 100_000;
+
+#[derive(Debug, Clone, FromRow)]
+pub struct Erasure {
+    pub id: i64,
+    pub public_id: String,
+    pub slug: String,
+    pub total: i64,
+    pub done: i64,
+    pub asked_by: String,
+    pub created_at: DateTime<Utc>,
+    pub ended_at: Option<DateTime<Utc>>,
+}
+
+/// The program stops, or the database is away: another one goes on with it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Interrupted {
+    #[error("stopped before the tenant was erased")]
+    Stopped,
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+}
+
+/// In the transaction that deletes the tenant.
+pub async fn begin(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    public_id: &str,
+    asked_by: &str,
+) -> Result<(), sqlx::Error> {
+    // By the index of the tenant's own events, also where the planner knows nothing of the tables yet.
+    sqlx::query(
+        "select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)",
+    )
+    .execute(&mut *connection)
+    .await?;
+    let counted: i64 = sqlx::query_scalar(
+        "select count(*) from (
+            select e.id from postrider.events e where e.tenant_id = $1 order by e.id limit $2) e",
+    )
+    .bind(tenant)
+    .bind(COUNTED_AT_ONCE_MAX + 1)
+    .fetch_one(&mut *connection)
+    .await?;
+    sqlx::raw_sql("set local enable_seqscan to default; set local enable_bitmapscan to default")
+        .execute(&mut *connection)
+        .await?;
+    let id: i64 = sqlx::query_scalar(
+        "insert into postrider.erasures (public_id, tenant_id, slug, total, counted, asked_by)
+         select $2, t.id, t.slug, $4, $4 <= $5, $3 from postrider.tenants t where t.id = $1
+         returning id",
+    )
+    .bind(tenant)
+    .bind(public_id)
+    .bind(asked_by)
+    .bind(counted)
+    .bind(COUNTED_AT_ONCE_MAX)
+    .fetch_one(&mut *connection)
+    .await?;
+    jobs::push(connection, &RequestedJob::Erase { id }).await
+}
+
+pub async fn find(db: impl PgExecutor<'_>, public_id: &str) -> Result<Option<Erasure>, sqlx::Error> {
+    sqlx::query_as(
+        "select id, public_id, slug, total, done, asked_by, created_at, ended_at
+         from postrider.erasures where public_id = $1",
+    )
+    .bind(public_id)
+    .fetch_optional(db)
+    .await
+}
+
+/// The newest first.
+pub async fn list(db: impl PgExecutor<'_>, before: i64, limit: i64) -> Result<Vec<Erasure>, sqlx::Error> {
+    sqlx::query_as(
+        "select id, public_id, slug, total, done, asked_by, created_at, ended_at
+         from postrider.erasures where id < $1 order by id desc limit $2",
+    )
+    .bind(before)
+    .bind(limit)
+    .fetch_all(db)
+    .await
+}
+
+pub(crate) async fn run(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<(), Interrupted> {
+    loop {
+        match pass(pool, id, stop).await {
+            Ok(true) => return Ok(()),
+            // Nothing more is removed before the last of those has ended.
+            Ok(false) => wait_for_the_last(pool, id, stop).await?,
+            Err(Interrupted::Stopped) => return Err(Interrupted::Stopped),
+            Err(Interrupted::Database(error)) => {
+                tracing::warn!(%error, erasure = id, "a tenant could not be erased yet; trying again");
+                pause(stop).await?;
+            }
+        }
+    }
+}
+
+async fn pause(stop: &CancellationToken) -> Result<(), Interrupted> {
+    tokio::select! {
+        () = tokio::time::sleep(WAIT) => Ok(()),
+        () = stop.cancelled() => Err(Interrupted::Stopped),
+    }
+}
+
+/// Until no transaction is left that may have seen the tenant before it was deleted.
+async fn wait_for_the_last(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<(), Interrupted> {
+    loop {
+        pause(stop).await?;
+        match under_way(pool, id).await {
+            Ok(Some(State { settled: false, .. })) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => {
+                tracing::warn!(%error, erasure = id, "an erasure could not be looked at; trying again")
+            }
+        }
+    }
+}
+
+#[derive(FromRow)]
+struct State {
+    tenant_id: TenantId,
+    counted: bool,
+    settled: bool,
+}
+
+async fn under_way(pool: &PgPool, id: i64) -> Result<Option<State>, sqlx::Error> {
+    sqlx::query_as(
+        "select tenant_id, counted, coalesce(pg_snapshot_xmin(pg_current_snapshot()) >= barrier, false) as settled
+         from postrider.erasures where id = $1 and ended_at is null",
+    )
+    .bind(id)
+    .fetch_optional(pool)
+    .await
+}
+
+/// Once, after the deletion was committed. One that lies in the future was set in another cluster, whose transactions are
+/// none of ours: after a restore it is set again.
+async fn set_barrier(pool: &PgPool, id: i64) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "update postrider.erasures set barrier = pg_snapshot_xmax(pg_current_snapshot())
+         where id = $1 and ended_at is null
+           and (barrier is null or barrier > pg_snapshot_xmax(pg_current_snapshot()))",
+    )
+    .bind(id)
+    .execute(pool)
+    .await?;
+    Ok(())
+}
+
+/// Removes what there is. Tells whether nothing more can come.
+async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, Interrupted> {
+    set_barrier(pool, id).await?;
+    // Asked before anything is removed: what is committed later than this is seen by the next pass.
+    let Some(State {
+        tenant_id: tenant,
+        counted,
+        settled,
+    }) = under_way(pool, id).await?
+    else {
+        return Ok(true);
+    };
+    let mut db = pool.acquire().await?;
+    if !counted {
+        count(&mut db, id, tenant, stop).await?;
+    }
+    erase_by_endpoint(&mut db, tenant, stop).await?;
+    let (mut after, highest) = (EventId::LOWEST, EventId(Uuid::max()));
+    while let Some(batch) = delete_batch(&mut db, tenant, after, highest).await? {
+        after = batch.last;
+        sqlx::query("update postrider.erasures set done = done + $2 where id = $1")
+            .bind(id)
+            .bind(batch.deleted as i64)
+            .execute(&mut *db)
+            .await?;
+        if stop.is_cancelled() {
+            return Err(Interrupted::Stopped);
+        }
+    }
+    for statement in [
+        "delete from postrider.event_ids where ctid = any (array(
+            select ctid from postrider.event_ids where tenant_id = $1 limit $2))",
+        "delete from postrider.ordering_keys where ctid = any (array(
+            select ctid from postrider.ordering_keys where tenant_id = $1 limit $2))",
+        "delete from postrider.attempts_held where ctid = any (array(
+            select a.ctid from postrider.events_held h join postrider.attempts_held a on a.event_id = h.id
+            where h.tenant_id = $1 limit $2))",
+        "delete from postrider.events_held where ctid = any (array(
+            select ctid from postrider.events_held where tenant_id = $1 limit $2))",
+        "delete from postrider.replays where id = any (array(
+            select id from postrider.replays where tenant_id = $1 limit $2))",
+    ] {
+        until_none(&mut db, statement, tenant, stop).await?;
+    }
+    forget_settings(&mut db, tenant).await?;
+    if settled {
+        // The table has no index for this, which every request with a key would pay for: it is read once.
+        sqlx::query("delete from postrider.idempotency where tenant_id = $1")
+            .bind(tenant)
+            .execute(&mut *db)
+            .await?;
+        sqlx::query(
+            "update postrider.erasures set ended_at = clock_timestamp(), done = greatest(done, total),
+                total = greatest(done, total) where id = $1",
+        )
+        .bind(id)
+        .execute(&mut *db)
+        .await?;
+    }
+    Ok(settled)
+}
+
+/// All of a large tenant's events, some at a time.
+async fn count(
+    db: &mut PgConnection,
+    id: i64,
+    tenant: TenantId,
+    stop: &CancellationToken,
+) -> Result<(), Interrupted> {
+    let (mut after, mut total) = (EventId::LOWEST, 0);
+    loop {
+        let (count, last): (i64, Option<EventId>) = sqlx::query_as(
+            "select count(*), max(e.id::text)::uuid from (
+                select e.id from postrider.events e
+                where e.tenant_id = $1 and e.id > $2 order by e.id limit $3) e",
+        )
+        .bind(tenant)
+        .bind(after)
+        .bind(COUNTED_MAX)
+        .fetch_one(&mut *db)
+        .await?;
+        total += count;
+        let Some(last) = last else { break };
+        after = last;
+        if stop.is_cancelled() {
+            return Err(Interrupted::Stopped);
+        }
+    }
+    sqlx::query("update postrider.erasures set total = done + $2, counted = true where id = $1")
+        .bind(id)
+        .bind(total)
+        .execute(&mut *db)
+        .await?;
+    Ok(())
+}
+
+/// Deliveries that wait or are dead. A producer that commits late may add to them.
+async fn erase_by_endpoint(
+    db: &mut PgConnection,
+    tenant: TenantId,
+    stop: &CancellationToken,
+) -> Result<(), Interrupted> {
+    for statement in [
+        "delete from postrider.queue where ctid = any (array(
+            select q.ctid from postrider.endpoints e join postrider.queue q on q.endpoint_id = e.id
+            where e.tenant_id = $1 limit $2))",
+        "delete from postrider.retries where ctid = any (array(
+            select q.ctid from postrider.endpoints e join postrider.retries q on q.endpoint_id = e.id
+            where e.tenant_id = $1 limit $2))",
+        "delete from postrider.dead_letters where ctid = any (array(
+            select ctid from postrider.dead_letters where tenant_id = $1 limit $2))",
+        "delete from postrider.dead_letter_counts where ctid = any (array(
+            select ctid from postrider.dead_letter_counts where tenant_id = $1 limit $2))",
+    ] {
+        until_none(db, statement, tenant, stop).await?;
+    }
+    Ok(())
+}
+
+async fn until_none(
+    db: &mut PgConnection,
+    statement: &'static str,
+    tenant: TenantId,
+    stop: &CancellationToken,
+) -> Result<(), Interrupted> {
+    loop {
+        let gone = sqlx::query(statement)
+            .bind(tenant)
+            .bind(BATCH)
+            .execute(&mut *db)
+            .await?;
+        if gone.rows_affected() == 0 {
+            return Ok(());
+        }
+        if stop.is_cancelled() {
+            return Err(Interrupted::Stopped);
+        }
+    }
+}
+
+/// The endpoints' numbers stay, so that no late row can be taken for another's; what was in them goes.
+async fn forget_settings(db: &mut PgConnection, tenant: TenantId) -> Result<(), sqlx::Error> {
+    for statement in [
+        "delete from postrider.planned_rotations where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.secrets where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.endpoint_health where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.trials where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.listeners where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.alerts where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.notices where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.minute_statistics where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.hour_statistics where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.endpoint_activity where endpoint_id in (
+            select id from postrider.endpoints where tenant_id = $1)",
+        "delete from postrider.portal_links where tenant_id = $1",
+        "delete from postrider.sessions where tenant_id = $1",
+        "delete from postrider.api_keys where tenant_id = $1",
+        "update postrider.endpoints set url = 'https://erased.invalid/', description = null, types = '{erased}',
+            versions = null, filter = null, headers = null, tls = null
+         where tenant_id = $1 and url <> 'https://erased.invalid/'",
+        "update postrider.tenants set name = null where id = $1 and name is not null",
+    ] {
+        sqlx::query(statement).bind(tenant).execute(&mut *db).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! Durable background work, carried by apalis. Off the hot path: deliveries never pass through here. Replays run beside it:
+//! they need turns that are fair between tenants, which a queue of jobs does not give.
+//!
+//! A cron tick on every node pushes the hour's duties under a key made of the hour, so that one node does them. (Where
+//! little is kept the ticks come faster: see `tick_seconds`.) An
+//! apalis job that fails is retried at once and an SQL error ends its worker: each job keeps to its own schedule, and
+//! the workers are started again with a pause.
+
+mod requested;
+mod scheduled;
+
+use std::time::{Duration, SystemTime};
+
+use apalis::prelude::*;
+use apalis_cron::{CronScheduler, Schedule, Tick, timezone::Utc};
+use apalis_postgres::{Config, PostgresStorage};
+use sqlx::{PgConnection, PgPool, migrate::MigrateError};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    maintenance::{notices::Notifier, replays::run::Runner},
+    vault::Vault,
+};
+pub(crate) use requested::{RequestedJob, push};
+use scheduled::{Duty, Retention};
+
+const QUEUE: &str = "postrider.scheduled";
+const HOUR_SECONDS: u64 = 3_600;
+const TICK_SECONDS_MIN: u64 = 5;
+/// Duties are in no hurry, and an idle system stays idle.
+const POLL_EVERY: Duration = Duration::from_secs(10);
+const RESTART_WAIT: Duration = Duration::from_secs(5);
+
+/// Makes the tables that apalis keeps its jobs in, in a schema of its own. The session's search path says where its extensions
+/// go.
+pub(crate) async fn migrate(connection: &mut PgConnection) -> Result<(), MigrateError> {
+    PostgresStorage::migrations().run(connection).await
+}
+
+pub(crate) async fn run(
+    pool: PgPool,
+    vault: Vault,
+    runner: Runner,
+    teller: Notifier,
+    stop: CancellationToken,
+) {
+    let every = Every(tick_seconds(runner.retention));
+    let kept = Retention(runner.retention);
+    // A task each: a worker of apalis asks the database whenever its task is woken, by whatever it was.
+    let tasks = TaskTracker::new();
+    tasks.spawn(keep_running("ticks", stop.clone(), {
+        let (pool, stop) = (pool.clone(), stop.clone());
+        move || push_ticks(pool.clone(), every, stop.clone())
+    }));
+    tasks.spawn(keep_running("scheduled", stop.clone(), {
+        let (pool, stop) = (pool.clone(), stop.clone());
+        move || run_scheduled(pool.clone(), vault.clone(), kept, stop.clone())
+    }));
+    tasks.spawn(keep_running("requested", stop.clone(), {
+        let stop = stop.clone();
+        move || requested::run(pool.clone(), stop.clone())
+    }));
+    tasks.spawn(runner.run());
+    tasks.spawn(async move { teller.run(&stop).await });
+    tasks.close();
+    tasks.wait().await;
+}
+
+async fn keep_running<F>(name: &'static str, stop: CancellationToken, mut worker: impl FnMut() -> F)
+where
+    F: Future<Output = Result<(), WorkerError>>,
+{
+    while !stop.is_cancelled() {
+        match worker().await {
+            Ok(()) => {}
+            Err(error) => {
+                tracing::warn!(worker = name, %error, "a background worker stopped; starting it again")
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RESTART_WAIT) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+}
+
+/// An hour, or a tenth of a retention that is shorter than ten hours.
+fn tick_seconds(retention: Duration) -> u64 {
+    (retention.as_secs() / 10).clamp(TICK_SECONDS_MIN, HOUR_SECONDS)
+}
+
+/// The start of each so many seconds.
+#[derive(Clone, Copy)]
+struct Every(u64);
+
+impl Schedule<Utc> for Every {
+    fn next_tick(&mut self, _: &Utc) -> Option<Tick<Utc>> {
+        Some(Tick::new((self.ticks_since_epoch()? + 1) * self.0))
+    }
+}
+
+impl Every {
+    fn ticks_since_epoch(self) -> Option<u64> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        Some(now.as_secs() / self.0)
+    }
+
+    fn this_tick(self) -> String {
+        Tick::<Utc>::new(self.ticks_since_epoch().unwrap_or_default() * self.0)
+            .get_timestamp()
+            .to_string()
+    }
+}
+
+async fn push_ticks(pool: PgPool, every: Every, stop: CancellationToken) -> Result<(), WorkerError> {
+    // This hour's too, unless somebody has: a program that is restarted often must not miss them all.
+    if let Err(error) = push_hour(every.this_tick(), &pool).await {
+        tracing::warn!(%error, "the duties of this hour could not be pushed");
+    }
+    let worker = WorkerBuilder::new(worker_name("ticks"))
+        .backend(CronScheduler::new(every))
+        .data(pool)
+        .build(push_tick);
+    worker.run_until(stopped(stop)).await
+}
+
+async fn push_tick(tick: Tick<Utc>, pool: Data<PgPool>) -> Result<(), BoxDynError> {
+    push_hour(tick.get_timestamp().to_string(), &pool).await
+}
+
+/// Once for each hour, whoever is first.
+async fn push_hour(hour: String, pool: &PgPool) -> Result<(), BoxDynError> {
+    let mut storage = scheduled_storage(pool);
+    for duty in Duty::ALL {
+        let key = format!("{duty:?}-{hour}");
+        // Most often another one was first. When two are at it at this very moment, one of them is refused.
+        if is_pushed(pool, &key).await? {
+            continue;
+        }
+        let task = TaskBuilder::new(duty)
+            .idempotency_key(key)
+            .max_attempts(3)
+            .build();
+        storage.push_task(task).await?;
+    }
+    Ok(())
+}
+
+async fn is_pushed(pool: &PgPool, key: &str) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar("select exists (select from apalis.jobs where job_type = $1 and idempotency_key = $2)")
+        .bind(QUEUE)
+        .bind(key)
+        .fetch_one(pool)
+        .await
+}
+
+async fn run_scheduled(
+    pool: PgPool,
+    vault: Vault,
+    kept: Retention,
+    stop: CancellationToken,
+) -> Result<(), WorkerError> {
+    let poll_every = POLL_EVERY.min(kept.0 / 60);
+    let storage = scheduled_storage(&pool).poll_with_strategy(Strategy::new().interval(poll_every));
+    let worker = WorkerBuilder::new(worker_name("scheduled"))
+        .backend(storage)
+        .data(pool)
+        .data(vault)
+        .data(kept)
+        .build(scheduled::perform);
+    worker.run_until(stopped(stop)).await
+}
+
+fn scheduled_storage(pool: &PgPool) -> PostgresStorage<Duty> {
+    let config = Config::default().queue(QUEUE).batch_size(1);
+    PostgresStorage::new(pool).with_config(config)
+}
+
+/// apalis takes a worker's name as its identity, also across processes.
+fn worker_name(kind: &str) -> String {
+    format!("{kind}-{}", uuid::Uuid::now_v7())
+}
+
+async fn stopped(stop: CancellationToken) -> std::io::Result<()> {
+    stop.cancelled().await;
+    Ok(())
+}

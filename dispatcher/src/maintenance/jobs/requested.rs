@@ -1,0 +1,96 @@
+//! RequestedJob that somebody asked for: pushed in the transaction of the request, so that it is there if and only if the request
+//! was. It lasts as long as it takes; when its worker dies another one takes it up within seconds.
+
+use std::{sync::Arc, time::Duration};
+
+use apalis::prelude::*;
+use apalis_postgres::{Config, PostgresStorage};
+use serde::{Deserialize, Serialize};
+use sqlx::{PgConnection, PgPool};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use super::{stopped, worker_name};
+use crate::maintenance::erasure;
+
+const QUEUE: &str = "postrider.requested";
+/// Each poll is several transactions of the library's: more often would cost an idle system more than all the rest.
+const POLL_EVERY: Duration = Duration::from_secs(2);
+/// A worker that has not been heard of for three of these is dead. One that only slept does no harm when it wakes: every
+/// step makes sure that it is still wanted.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+const HEARTBEATS_MISSED_MAX: usize = 3;
+/// It is begun anew whenever its worker dies or stops.
+const ATTEMPTS_MAX: i32 = 1_000_000;
+/// Works that one process takes with one poll. The library starts all it has taken, however many those are.
+const TAKEN_AT_ONCE_MAX: usize = 4;
+/// Erasures that one process has under way. Each holds a connection; the others wait without one.
+const ERASURES_AT_ONCE_MAX: usize = 2;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum RequestedJob {
+    /// Of an earlier version. Replays are found by their own rows: see `replays/run.rs`.
+    Replay {
+        id: i64,
+    },
+    Erase {
+        id: i64,
+    },
+}
+
+/// What requested jobs run with.
+#[derive(Clone)]
+struct Means {
+    pool: PgPool,
+    erasures: Arc<Semaphore>,
+    stop: CancellationToken,
+}
+
+/// In the caller's transaction. The library's own way to push takes a pool: the row is written as it would write it.
+pub(crate) async fn push(connection: &mut PgConnection, work: &RequestedJob) -> Result<(), sqlx::Error> {
+    let args = serde_json::to_vec(work).map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
+    sqlx::query(
+        "insert into apalis.jobs (id, job_type, job, status, attempts, max_attempts, run_at, priority)
+         values (apalis.generate_ulid(), $1, $2, 'Pending', 0, $3, clock_timestamp(), 0)",
+    )
+    .bind(QUEUE)
+    .bind(args)
+    .bind(ATTEMPTS_MAX)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+pub(super) async fn run(pool: PgPool, stop: CancellationToken) -> Result<(), WorkerError> {
+    let config = Config::default()
+        .queue(QUEUE)
+        .batch_size(TAKEN_AT_ONCE_MAX)
+        .heartbeat_interval(HEARTBEAT)
+        .missed_heartbeats(HEARTBEATS_MISSED_MAX);
+    let storage = PostgresStorage::new(&pool)
+        .with_config(config)
+        .poll_with_strategy(Strategy::new().interval(POLL_EVERY));
+    let means = Means {
+        pool,
+        erasures: Arc::new(Semaphore::new(ERASURES_AT_ONCE_MAX)),
+        stop: stop.clone(),
+    };
+    let worker = WorkerBuilder::new(worker_name("requested"))
+        .backend(storage)
+        .data(means)
+        .build(perform);
+    worker.run_until(stopped(stop)).await
+}
+
+async fn perform(work: RequestedJob, means: Data<Means>) -> Result<(), BoxDynError> {
+    let id = match work {
+        RequestedJob::Replay { .. } => return Ok(()),
+        RequestedJob::Erase { id } => id,
+    };
+    let _place = tokio::select! {
+        place = means.erasures.acquire() => place?,
+        () = means.stop.cancelled() => return Err(erasure::Interrupted::Stopped.into()),
+    };
+    erasure::run(&means.pool, id, &means.stop).await?;
+    Ok(())
+}

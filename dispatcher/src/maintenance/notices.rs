@@ -1,0 +1,313 @@
+//! Operational events: what Postrider itself has to say to a tenant, and to the team that runs it.
+//!
+//! What became true is written down by the very statement that made it so (triggers on `dead_letters` and
+//! `endpoint_health` fill `notices`), and told from here soon after, once. Alerts look at the counts of dead letters.
+//! Invariant: an operational event never causes another one about itself.
+
+use std::time::Duration;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use postrider_proto::{DeadReason, DeliveryId, EndpointId, EventId, TenantId};
+use serde_json::{Value, json};
+use sqlx::{FromRow, PgConnection, PgPool};
+use tokio_util::sync::CancellationToken;
+
+use crate::Wake;
+
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(5);
+/// Told in one transaction.
+const BATCH: i64 = 100;
+/// Alerts that go off in one look.
+const ALERTS_MAX: i64 = 100;
+
+/// Emits it to the tenant it is about, and to those that hear of every tenant. Answers why the tenant did not get it.
+pub(crate) async fn announce(
+    connection: &mut PgConnection,
+    about: TenantId,
+    type_name: &str,
+    data: &Value,
+) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar("select postrider.announce($1, $2, $3)")
+        .bind(about)
+        .bind(type_name)
+        .bind(data)
+        .fetch_one(connection)
+        .await
+}
+
+/// Of a look: whether there may be more.
+#[derive(PartialEq, Eq)]
+enum Told {
+    All,
+    Some,
+}
+
+/// Tells what is to be told. Several may be at it at once.
+#[derive(Clone)]
+pub(crate) struct Notifier {
+    pub(crate) pool: PgPool,
+    pub(crate) wake: Wake,
+    pub(crate) public_url: Option<String>,
+}
+
+#[derive(FromRow)]
+struct Notice {
+    id: i64,
+    endpoint_id: EndpointId,
+    event_id: Option<EventId>,
+    reason: Option<DeadReason>,
+    attempt: Option<i16>,
+    since: Option<DateTime<Utc>>,
+    tenant_id: TenantId,
+    endpoint: String,
+    url: String,
+    dead_letters: i64,
+}
+
+#[derive(FromRow)]
+struct Alert {
+    endpoint_id: EndpointId,
+    threshold: i64,
+    tenant_id: TenantId,
+    endpoint: String,
+    url: String,
+    dead_letters: i64,
+}
+
+/// The latest attempt of a dead letter, as far as it is still known.
+#[derive(Default, FromRow)]
+struct Last {
+    chosen_id: Option<String>,
+    type_name: Option<String>,
+    reason: Option<DeadReason>,
+    status: Option<i16>,
+    error: Option<String>,
+}
+
+impl Notifier {
+    pub(crate) async fn run(&self, stop: &CancellationToken) {
+        let mut wait = LOOK_EVERY;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = stop.cancelled() => return,
+            }
+            wait = match self.look().await {
+                Ok(Told::All) => LOOK_EVERY,
+                Ok(Told::Some) => Duration::ZERO,
+                Err(error) => {
+                    tracing::warn!(%error, "operational events could not be emitted yet");
+                    LOOK_AGAIN_AFTER_ERROR
+                }
+            };
+        }
+    }
+
+    async fn look(&self) -> Result<Told, sqlx::Error> {
+        let told = self.tell().await?;
+        let alerted = self.alert().await?;
+        if told + alerted > 0 {
+            self.wake.now();
+        }
+        Ok(if told == BATCH as usize {
+            Told::Some
+        } else {
+            Told::All
+        })
+    }
+
+    /// Told and taken away in one transaction. One that can't be told stays, and the others are.
+    async fn tell(&self) -> Result<usize, sqlx::Error> {
+        let mut tx = self.pool.begin().await?;
+        let notices: Vec<Notice> = sqlx::query_as(
+            "select n.id, n.endpoint_id, n.event_id, n.reason, n.attempt, n.since, e.tenant_id, e.public_id as endpoint, e.url,
+                (select coalesce(sum(c.count), 0)::bigint from postrider.dead_letter_counts c
+                 where c.endpoint_id = e.id) as dead_letters
+             from postrider.notices n join postrider.endpoints e on e.id = n.endpoint_id
+             order by n.id limit $1 for update of n skip locked",
+        )
+        .bind(BATCH)
+        .fetch_all(&mut *tx)
+        .await?;
+        let mut told = Vec::new();
+        for notice in &notices {
+            let mut part = sqlx::Connection::begin(&mut *tx).await?;
+            let done = match (notice.event_id, notice.since) {
+                (Some(event), _) => self.tell_of_dead(&mut part, notice, event).await,
+                (None, Some(since)) => self.tell_of_recovery(&mut part, notice, since).await,
+                (None, None) => Ok(()),
+            };
+            match done {
+                Ok(()) => {
+                    part.commit().await?;
+                    told.push(notice.id);
+                }
+                Err(error @ sqlx::Error::Database(_)) => {
+                    part.rollback().await?;
+                    tracing::warn!(%error, endpoint = notice.endpoint, "an operational event could not be emitted");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        sqlx::query("delete from postrider.notices where id = any($1)")
+            .bind(&told)
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(told.len())
+    }
+
+    async fn tell_of_dead(
+        &self,
+        tx: &mut PgConnection,
+        notice: &Notice,
+        event: EventId,
+    ) -> Result<(), sqlx::Error> {
+        let delivery = DeliveryId {
+            event,
+            endpoint: notice.endpoint_id,
+        };
+        let last = last_of(tx, delivery, notice.attempt.unwrap_or(0)).await?;
+        let data = json!({
+            "delivery": delivery.to_string(),
+            "event": last.chosen_id.unwrap_or_else(|| event.generated()),
+            "type": last.type_name.unwrap_or_default(),
+            "endpoint": notice.endpoint,
+            "url": notice.url,
+            "reason": notice.reason,
+            "attempts": notice.attempt.unwrap_or(0),
+            "last_status": last.status,
+            "last_error": last.error,
+            "link": self.link(&format!("/deliveries/{delivery}")),
+        });
+        announce(tx, notice.tenant_id, "postrider.delivery.dead", &data).await?;
+        Ok(())
+    }
+
+    async fn tell_of_recovery(
+        &self,
+        tx: &mut PgConnection,
+        notice: &Notice,
+        since: DateTime<Utc>,
+    ) -> Result<(), sqlx::Error> {
+        let data = json!({
+            "endpoint": notice.endpoint,
+            "url": notice.url,
+            "failing_since": since.to_rfc3339_opts(SecondsFormat::Secs, true),
+            "dead_letters": notice.dead_letters,
+            "link": self.link(&format!("/dead-letters?endpoint={}", notice.endpoint)),
+        });
+        announce(tx, notice.tenant_id, "postrider.endpoint.recovered", &data).await?;
+        Ok(())
+    }
+
+    /// One event for each threshold that was passed. It is armed again when the dead letters are fewer.
+    async fn alert(&self) -> Result<usize, sqlx::Error> {
+        let changed: Vec<Alert> = sqlx::query_as(
+            "select a.endpoint_id, a.dead_letters as threshold, e.tenant_id, e.public_id as endpoint, e.url,
+                c.count as dead_letters
+             from postrider.alerts a
+             join postrider.endpoints e on e.id = a.endpoint_id
+             cross join lateral (
+                select coalesce(sum(c.count), 0)::bigint as count from postrider.dead_letter_counts c
+                join postrider.event_types y on y.id = c.type_id and y.name not like 'postrider.%'
+                where c.endpoint_id = a.endpoint_id
+             ) c
+             where (a.passed_at is null) = (c.count >= a.dead_letters) limit $1",
+        )
+        .bind(ALERTS_MAX)
+        .fetch_all(&self.pool)
+        .await?;
+        let mut told = 0;
+        for alert in &changed {
+            match self.pass_alert(alert).await {
+                Ok(()) => told += 1,
+                // The others may be fine.
+                Err(error @ sqlx::Error::Database(_)) => {
+                    tracing::warn!(%error, endpoint = alert.endpoint, "an alert could not be emitted");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(told)
+    }
+
+    async fn pass_alert(&self, alert: &Alert) -> Result<(), sqlx::Error> {
+        let mut tx = self.pool.begin().await?;
+        let passed = alert.dead_letters >= alert.threshold;
+        let ours = sqlx::query(
+            "update postrider.alerts set passed_at = case when $2 then clock_timestamp() end
+             where endpoint_id = $1 and (passed_at is null) = $2 and dead_letters = $3",
+        )
+        .bind(alert.endpoint_id)
+        .bind(passed)
+        .bind(alert.threshold)
+        .execute(&mut *tx)
+        .await?;
+        if passed && ours.rows_affected() > 0 {
+            self.tell_of_alert(&mut tx, alert).await?;
+        }
+        tx.commit().await
+    }
+
+    async fn tell_of_alert(&self, tx: &mut PgConnection, alert: &Alert) -> Result<(), sqlx::Error> {
+        let latest: Option<(EventId, i16)> = sqlx::query_as(
+            "select event_id, attempt from postrider.dead_letters where endpoint_id = $1
+             order by event_id desc limit 1",
+        )
+        .bind(alert.endpoint_id)
+        .fetch_optional(&mut *tx)
+        .await?;
+        let last = match latest {
+            Some((event, attempt)) => {
+                let endpoint = alert.endpoint_id;
+                last_of(tx, DeliveryId { event, endpoint }, attempt).await?
+            }
+            None => Last::default(),
+        };
+        let data = json!({
+            "endpoint": alert.endpoint,
+            "url": alert.url,
+            "dead_letters": alert.dead_letters,
+            "threshold": alert.threshold,
+            "type": last.type_name,
+            "reason": last.reason,
+            "last_status": last.status,
+            "last_error": last.error,
+            "link": self.link(&format!("/dead-letters?endpoint={}", alert.endpoint)),
+        });
+        announce(tx, alert.tenant_id, "postrider.alert.dead_letters", &data).await?;
+        Ok(())
+    }
+
+    fn link(&self, path: &str) -> Option<String> {
+        self.public_url.as_ref().map(|base| format!("{base}{path}"))
+    }
+}
+
+async fn last_of(tx: &mut PgConnection, id: DeliveryId, attempt: i16) -> Result<Last, sqlx::Error> {
+    let found: Option<Last> = sqlx::query_as(
+        "select v.chosen_id, y.name as type_name, d.reason, a.status, a.error
+         from (
+            select type_id, chosen_id from postrider.events where id = $1
+            union all
+            select type_id, chosen_id from postrider.events_held where id = $1
+            limit 1
+         ) v
+         join postrider.event_types y on y.id = v.type_id
+         left join postrider.dead_letters d on d.endpoint_id = $2 and d.event_id = $1
+         left join (
+            select status, error from postrider.attempts where event_id = $1 and endpoint_id = $2 and number = $3
+            union all
+            select status, error from postrider.attempts_held where event_id = $1 and endpoint_id = $2 and number = $3
+         ) a on true
+         limit 1",
+    )
+    .bind(id.event)
+    .bind(id.endpoint)
+    .bind(attempt)
+    .fetch_optional(tx)
+    .await?;
+    Ok(found.unwrap_or_default())
+}

@@ -1,0 +1,408 @@
+//! The relay: moves committed events from producers' own databases into the main one.
+//! Invariant: an event is emitted here before it is removed there, and its id was fixed there. So a crash between the
+//! two emits it again under the same id with the same content, which does nothing: exactly once, whichever side dies.
+//! What can't go now, because another transaction holds its key or id, steps aside (`aside.rs`) with all later events of its
+//! key. No statement waits longer than the server was told, so that none is left behind.
+
+mod aside;
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use sqlx::{
+    Connection, FromRow, PgConnection, PgPool, Postgres, Transaction, migrate::Migrator,
+    postgres::PgConnectOptions,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{Wake, store::schema::SchemaError, telemetry::metrics::METERS};
+use aside::{Aside, Strand};
+
+const BATCH_MAX: i64 = 200;
+const IDLE_WAIT: Duration = Duration::from_millis(50);
+/// While another dispatcher relays from the same source.
+const OTHERS_WAIT: Duration = Duration::from_secs(1);
+const ERROR_WAIT_MIN: Duration = Duration::from_millis(200);
+const ERROR_WAIT_MAX: Duration = Duration::from_secs(10);
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
+const STEP_TIME_MAX: Duration = Duration::from_secs(60);
+/// In the main database. A lock that is not to be had this soon is held by somebody who takes their time.
+const BEGIN_EMIT: &str = "begin; set local lock_timeout = '100ms'; set local statement_timeout = '10s'";
+/// In the source, whose transaction is open while the main database is asked: longer than a step may take.
+const BEGIN_STEP: &str = "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'; \
+                          set local idle_in_transaction_session_timeout = '70s'";
+/// Statements of one step that may wait in vain for a lock: for one tenant whose events are found to be held up, for one that
+/// is known to be, and for all together.
+const WAITS_TENANT_MAX: usize = 12;
+const WAITS_AGAIN_MAX: usize = 2;
+const WAITS_MAX: usize = 60;
+/// One relay at a time takes from a source, so that the events of a key stay in order.
+const RELAY_LOCK: i64 = 0x706f_7374_7269_6465;
+
+fn migrator() -> Migrator {
+    let mut migrator = sqlx::migrate!("../migrations/outbox");
+    migrator.create_schema("postrider");
+    migrator.dangerous_set_table_name("postrider.outbox_migrations");
+    migrator
+}
+
+/// Puts the outbox into a producer's own database.
+pub async fn migrate_outbox(options: &PgConnectOptions) -> Result<(), SchemaError> {
+    let mut connection = PgConnection::connect_with(options).await?;
+    let is_main: bool = sqlx::query_scalar("select to_regclass('postrider.events') is not null")
+        .fetch_one(&mut connection)
+        .await?;
+    if is_main {
+        return Err(SchemaError::NotAnOutbox);
+    }
+    sqlx::query("set lock_timeout = '5s'")
+        .execute(&mut connection)
+        .await?;
+    migrator().run(&mut connection).await?;
+    connection.close().await?;
+    Ok(())
+}
+
+/// Relays from one source until told to stop.
+pub(crate) async fn run(
+    number: usize,
+    source: PgConnectOptions,
+    pool: PgPool,
+    wake: Wake,
+    stop: CancellationToken,
+) {
+    let mut wait = ERROR_WAIT_MIN;
+    let mut aside = Aside::default();
+    while !stop.is_cancelled() {
+        let relayed = tokio::select! {
+            relayed = relay(&source, &pool, &wake, &mut aside, &mut wait) => relayed,
+            () = stop.cancelled() => return,
+        };
+        if let Err(error) = relayed {
+            // The URL has a password in it: the source is told by its place in the list.
+            tracing::warn!(source = number, %error, "nothing can be relayed from a source; trying again");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = stop.cancelled() => return,
+        }
+        wait = (wait * 2).min(ERROR_WAIT_MAX);
+    }
+}
+
+async fn relay(
+    source: &PgConnectOptions,
+    pool: &PgPool,
+    wake: &Wake,
+    aside: &mut Aside,
+    wait: &mut Duration,
+) -> Result<(), sqlx::Error> {
+    let too_long = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
+    let connecting = PgConnection::connect_with(source);
+    let mut connection = tokio::time::timeout(CONNECT_TIME_MAX, connecting)
+        .await
+        .map_err(too_long)??;
+    loop {
+        let began = Instant::now();
+        let step = step(&mut connection, pool, aside);
+        let step = tokio::time::timeout(STEP_TIME_MAX, step)
+            .await
+            .map_err(too_long)??;
+        *wait = ERROR_WAIT_MIN;
+        match step {
+            Step::Moved => wake.now(),
+            // A long look, past much that is set aside, is not repeated at once.
+            Step::Nothing => tokio::time::sleep(IDLE_WAIT.max(began.elapsed())).await,
+            Step::Others => tokio::time::sleep(OTHERS_WAIT).await,
+        }
+    }
+}
+
+enum Step {
+    Moved,
+    Nothing,
+    Others,
+}
+
+/// As the source has it: what is no UTF-8 there must not keep the others from being read.
+#[derive(Debug, FromRow)]
+struct Stored {
+    n: i64,
+    tenant: Vec<u8>,
+    r#type: Vec<u8>,
+    data: Vec<u8>,
+    id: Vec<u8>,
+    version: Option<Vec<u8>>,
+    ordering_key: Option<Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct Row {
+    n: i64,
+    tenant: String,
+    r#type: String,
+    data: String,
+    id: String,
+    version: Option<String>,
+    ordering_key: Option<String>,
+}
+
+impl Stored {
+    fn read(self) -> Result<Row, Refused> {
+        let n = self.n;
+        let row = || -> Result<Row, std::string::FromUtf8Error> {
+            Ok(Row {
+                n,
+                tenant: String::from_utf8(self.tenant)?,
+                r#type: String::from_utf8(self.r#type)?,
+                data: String::from_utf8(self.data)?,
+                id: String::from_utf8(self.id)?,
+                version: self.version.map(String::from_utf8).transpose()?,
+                ordering_key: self.ordering_key.map(String::from_utf8).transpose()?,
+            })
+        };
+        row().map_err(|_| Refused {
+            n,
+            refusal: "PR422".to_owned(),
+            message: "the event is not valid UTF-8".to_owned(),
+        })
+    }
+}
+
+impl Row {
+    fn strand(&self) -> Strand {
+        match &self.ordering_key {
+            Some(key) => Strand::Key(key.clone()),
+            None => Strand::Row(self.n),
+        }
+    }
+}
+
+/// What the main database says of one of them.
+#[derive(Debug)]
+struct Refused {
+    n: i64,
+    refusal: String,
+    message: String,
+}
+
+/// What a step leaves no longer in the outbox.
+#[derive(Debug, Default)]
+struct Gone {
+    /// Those that were refused too.
+    rows: Vec<i64>,
+    refused: Vec<Refused>,
+}
+
+async fn step(source: &mut PgConnection, pool: &PgPool, aside: &mut Aside) -> Result<Step, sqlx::Error> {
+    let mut transaction = source.begin_with(BEGIN_STEP).await?;
+    let ours: bool = sqlx::query_scalar("select pg_try_advisory_xact_lock($1)")
+        .bind(RELAY_LOCK)
+        .fetch_one(&mut *transaction)
+        .await?;
+    if !ours {
+        return Ok(Step::Others);
+    }
+    let mut gone = Gone::default();
+    let mut rows = Vec::new();
+    for stored in page(&mut transaction, aside).await? {
+        match stored.read() {
+            Ok(row) => rows.push(row),
+            Err(refused) => {
+                gone.rows.push(refused.n);
+                gone.refused.push(refused);
+            }
+        }
+    }
+    emit_what_can_go(pool, &rows, aside, &mut gone).await?;
+    if gone.rows.is_empty() {
+        return Ok(Step::Nothing);
+    }
+    remove(&mut transaction, &gone).await?;
+    transaction.commit().await?;
+    METERS
+        .relayed
+        .increment((gone.rows.len() - gone.refused.len()) as u64);
+    Ok(Step::Moved)
+}
+
+/// The first that are not set aside. Always from the beginning: one that was committed late has a low number.
+async fn page(source: &mut PgConnection, aside: &mut Aside) -> Result<Vec<Stored>, sqlx::Error> {
+    let left_out = aside.left_out(Instant::now());
+    sqlx::query_as(
+        "select n, convert_to(tenant, e.name) as tenant, convert_to(type, e.name) as type, convert_to(data, e.name) as data,
+                convert_to(id, e.name) as id, convert_to(version, e.name) as version,
+                convert_to(ordering_key, e.name) as ordering_key
+         from postrider.outbox o
+         -- A database without an encoding has any bytes, and would refuse to call them UTF-8.
+         cross join (select case getdatabaseencoding() when 'SQL_ASCII' then 'SQL_ASCII' else 'UTF8' end::name as name) e
+         where o.tenant <> all($2) and o.n <> all($3)
+           and not exists (select from unnest($4::text[], $5::text[]) as a (tenant, key)
+                           where a.tenant = o.tenant and a.key = o.ordering_key)
+         order by n limit $1",
+    )
+    .bind(BATCH_MAX)
+    .bind(left_out.tenants)
+    .bind(left_out.rows)
+    .bind(left_out.key_tenants)
+    .bind(left_out.keys)
+    .fetch_all(source)
+    .await
+}
+
+/// All in one statement; where that is held up, each tenant's in one, and of one that is held up again in ever smaller parts.
+async fn emit_what_can_go(
+    pool: &PgPool,
+    rows: &[Row],
+    aside: &mut Aside,
+    gone: &mut Gone,
+) -> Result<(), sqlx::Error> {
+    let mut by_tenant: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
+    for row in rows {
+        by_tenant.entry(&row.tenant).or_default().push(row);
+    }
+    if rows.is_empty() || emit(pool, &rows.iter().collect::<Vec<_>>(), aside, gone).await? {
+        return Ok(());
+    }
+    let mut waits = 1;
+    for (tenant, rows) in by_tenant {
+        if waits >= WAITS_MAX {
+            break;
+        }
+        waits += emit_in_parts(pool, tenant, rows, aside, gone).await?;
+    }
+    Ok(())
+}
+
+/// Answers how many statements waited in vain. A strand, the events of one key or one event without a key, is never parted.
+async fn emit_in_parts(
+    pool: &PgPool,
+    tenant: &str,
+    rows: Vec<&Row>,
+    aside: &mut Aside,
+    gone: &mut Gone,
+) -> Result<usize, sqlx::Error> {
+    let waits_max = match aside.knows(tenant) {
+        true => WAITS_AGAIN_MAX,
+        false => WAITS_TENANT_MAX,
+    };
+    let mut strands: BTreeMap<Strand, Vec<&Row>> = BTreeMap::new();
+    for row in rows {
+        strands.entry(row.strand()).or_default().push(row);
+    }
+    let mut parts = vec![strands.into_iter().collect::<Vec<_>>()];
+    let mut waits = 0;
+    while let Some(mut part) = parts.pop() {
+        let rows: Vec<&Row> = part.iter().flat_map(|(_, rows)| rows).copied().collect();
+        if emit(pool, &rows, aside, gone).await? {
+            continue;
+        }
+        waits += 1;
+        let half = part.len() / 2;
+        match part.pop() {
+            Some((strand, _)) if half == 0 => aside.put(tenant, Some(strand), Instant::now()),
+            Some(last) => {
+                part.push(last);
+                parts.push(part.split_off(half));
+                parts.push(part);
+            }
+            None => {}
+        }
+        if waits >= waits_max && !parts.is_empty() {
+            aside.put(tenant, None, Instant::now());
+            break;
+        }
+    }
+    Ok(waits)
+}
+
+/// Commits them in the main database, and notes those that it refused. False when something else is in their way.
+async fn emit(pool: &PgPool, rows: &[&Row], aside: &mut Aside, gone: &mut Gone) -> Result<bool, sqlx::Error> {
+    let refused = match try_emit(pool, rows).await {
+        Err(error) if is_about_rows(&error) => {
+            tracing::debug!(%error, rows = rows.len(), "events of a source can't go now");
+            return Ok(false);
+        }
+        done => done?,
+    };
+    for row in rows {
+        aside.forget(&row.tenant, &row.strand());
+    }
+    gone.rows.extend(rows.iter().map(|row| row.n));
+    gone.refused.extend(refused);
+    Ok(true)
+}
+
+/// A lock that was not to be had, or anything else that others may be spared: not the server, the connection or the schema.
+fn is_about_rows(error: &sqlx::Error) -> bool {
+    const CLASSES: [&str; 8] = ["21", "22", "23", "40", "54", "55", "P0", "PR"];
+    const STATEMENT_TIMEOUT: &str = "57014";
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| code == STATEMENT_TIMEOUT || CLASSES.iter().any(|class| code.starts_with(class)))
+}
+
+async fn try_emit(pool: &PgPool, rows: &[&Row]) -> Result<Vec<Refused>, sqlx::Error> {
+    fn column<'r>(rows: &[&'r Row], part: impl Fn(&'r Row) -> Option<&'r str>) -> Vec<Option<&'r str>> {
+        rows.iter().map(|row| part(row)).collect()
+    }
+    let mut transaction = pool.begin_with(BEGIN_EMIT).await?;
+    let emitted = sqlx::query_as(
+        "select position, refusal, message from postrider.emit_all($1, $2, $3, $4, $5, $6, null)",
+    )
+    .bind(column(rows, |row| Some(&row.tenant)))
+    .bind(column(rows, |row| Some(&row.r#type)))
+    .bind(column(rows, |row| Some(&row.data)))
+    .bind(column(rows, |row| Some(&row.id)))
+    .bind(column(rows, |row| row.version.as_deref()))
+    .bind(column(rows, |row| row.ordering_key.as_deref()))
+    .fetch_all(&mut *transaction)
+    .await;
+    let answers: Vec<(i32, Option<String>, Option<String>)> = match emitted {
+        Ok(answers) => answers,
+        Err(error) => {
+            // What it has locked is free before others are tried.
+            transaction.rollback().await?;
+            return Err(error);
+        }
+    };
+    transaction.commit().await?;
+    Ok(answers
+        .into_iter()
+        .filter_map(|(position, refusal, message)| {
+            let row = rows.get(usize::try_from(position).ok()?)?;
+            Some(Refused {
+                n: row.n,
+                refusal: refusal?,
+                message: message.unwrap_or_default(),
+            })
+        })
+        .collect())
+}
+
+async fn remove(
+    transaction: &mut Transaction<'_, Postgres>,
+    Gone { rows, refused }: &Gone,
+) -> Result<(), sqlx::Error> {
+    if !refused.is_empty() {
+        METERS.relay_refused.increment(refused.len() as u64);
+        sqlx::query(
+            "insert into postrider.outbox_refused
+                (n, tenant, type, data, id, version, ordering_key, created_at, refusal, message)
+             select o.n, o.tenant, o.type, o.data, o.id, o.version, o.ordering_key, o.created_at, r.refusal, r.message
+             from unnest($1::bigint[], $2::text[], $3::text[]) as r (n, refusal, message)
+             join postrider.outbox o on o.n = r.n",
+        )
+        .bind(refused.iter().map(|one| one.n).collect::<Vec<_>>())
+        .bind(refused.iter().map(|one| one.refusal.as_str()).collect::<Vec<_>>())
+        .bind(refused.iter().map(|one| one.message.as_str()).collect::<Vec<_>>())
+        .execute(&mut **transaction)
+        .await?;
+    }
+    sqlx::query("delete from postrider.outbox where n = any($1)")
+        .bind(rows)
+        .execute(&mut **transaction)
+        .await?;
+    Ok(())
+}

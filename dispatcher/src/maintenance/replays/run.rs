@@ -1,0 +1,562 @@
+//! Carries bulk replays out: queues their deliveries a few at a time, as fast as they are sent and as fast as was asked
+//! for, until all were attempted. A replay can be cut off anywhere and taken up anywhere, also twice at once.
+//!
+//! Every process looks for replays whose next step is due, and takes turns for them (`turns.rs`). When the next one is
+//! due is in the database, so that a replay that can't move costs little, however many processes there are.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{
+    DeadReason, DeliveryState, EndpointId, EndpointState, EventId, ReplayId, ReplayKind, ReplaySource,
+    ReplayState, TenantId, TypeId,
+};
+use sqlx::{Connection, FromRow, PgConnection, PgPool, Postgres, Transaction};
+use tokio::task::{self, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Ask, BEGIN_STEP, IN_LINE_MAX,
+    chosen::{Bounds, Moved, put_in_line},
+    turns::{Due, TENANT_AT_ONCE_MAX, Turns},
+};
+use crate::{Wake, db_timeout::WithDbTimeout};
+
+/// How often new replays are looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(2);
+/// Replays that one look considers.
+const DUE_MAX: i64 = 1_000;
+/// A turn that is not over by then was cut off: another process may take the replay up.
+const TURN_LEASE: Duration = Duration::from_secs(6);
+/// Of one turn, so that others have theirs soon.
+const PARTS_PER_TURN: usize = 16;
+const TURN_TIME_MAX: Duration = Duration::from_millis(500);
+/// Between two turns while deliveries move, and at most when they do not.
+const STEP_WAIT: Duration = Duration::from_millis(50);
+const STEP_WAIT_MAX: Duration = Duration::from_secs(10);
+const ERROR_WAIT: Duration = Duration::from_secs(1);
+/// A turn in which nothing could move holds its place for so long.
+const IDLE_PAUSE: Duration = Duration::from_millis(100);
+/// How much of a measurement is still in the rate that is shown a second later.
+const MEASURE_KEPT: f64 = 0.7;
+
+/// What replays are run with.
+#[derive(Clone)]
+pub(crate) struct Runner {
+    pub(crate) pool: PgPool,
+    pub(crate) wake: Wake,
+    /// Events older than this may be gone at any moment.
+    pub(crate) retention: Duration,
+    pub(crate) stop: CancellationToken,
+}
+
+/// What a turn has come to. Of the steps of one turn the greatest counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Round {
+    Nothing,
+    /// Deliveries were queued: the pace decides when more may follow.
+    Moved,
+    /// There is more to do at once: other parts, or events that were only looked at.
+    More,
+    Failed,
+}
+
+impl Round {
+    fn and(self, step: Self) -> Self {
+        self.max(step)
+    }
+
+    /// How long until the next turn, after the wait before this one.
+    fn wait(self, before: Duration, rate_per_second: i32) -> Duration {
+        let doubled = (before * 2).clamp(STEP_WAIT, STEP_WAIT_MAX);
+        match self {
+            Self::Nothing => doubled,
+            Self::Moved => STEP_WAIT.max(Duration::from_secs(1) / rate_per_second.max(1).unsigned_abs()),
+            Self::More => STEP_WAIT,
+            Self::Failed => doubled.max(ERROR_WAIT),
+        }
+    }
+}
+
+enum Look {
+    Movable(Vec<PartRow>),
+    Stuck,
+    Over,
+}
+
+enum Turn {
+    Used,
+    Idle,
+}
+
+#[derive(FromRow)]
+struct ListedRow {
+    id: ReplayId,
+    tenant_id: TenantId,
+    wait_ms: i64,
+}
+
+#[derive(FromRow)]
+struct ClaimedRow {
+    idle_ms: i32,
+    rate_per_second: i32,
+}
+
+#[derive(FromRow)]
+struct PartRow {
+    endpoint_id: EndpointId,
+    source: ReplaySource,
+}
+
+/// A part and its replay, held until the step is committed.
+#[derive(FromRow)]
+struct HeldPart {
+    public_id: String,
+    tenant_id: TenantId,
+    kind: ReplayKind,
+    type_id: Option<TypeId>,
+    reason: Option<DeadReason>,
+    since: Option<DateTime<Utc>>,
+    until: Option<DateTime<Utc>>,
+    created_at: DateTime<Utc>,
+    rate_per_second: i32,
+    after_event: EventId,
+    endpoint_state: EndpointState,
+    in_line: i64,
+    now: DateTime<Utc>,
+    stepped_at: Option<DateTime<Utc>>,
+}
+
+impl Runner {
+    /// Until told to stop. What is left then is taken up by another process.
+    pub(crate) async fn run(self) {
+        let mut turns = Turns::default();
+        let mut running = JoinSet::new();
+        let mut begun: HashMap<task::Id, Due> = HashMap::new();
+        while !self.stop.is_cancelled() {
+            let wait = match self.begin_due(&mut turns, &mut running, &mut begun).await {
+                Ok(wait) => wait,
+                Err(error) => {
+                    tracing::warn!(%error, "replays could not be looked for; trying again");
+                    LOOK_AGAIN_AFTER_ERROR
+                }
+            };
+            tokio::select! {
+                Some(ended) = running.join_next_with_id() => {
+                    let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
+                    if let Some(due) = begun.remove(&id) {
+                        turns.end(due);
+                    }
+                }
+                () = tokio::time::sleep(wait) => {}
+                () = self.stop.cancelled() => {}
+            }
+        }
+        while running.join_next().await.is_some() {}
+    }
+
+    /// Begins the turns that are due and may be taken. Returns when to look again, unless a turn ends before that.
+    async fn begin_due(
+        &self,
+        turns: &mut Turns,
+        running: &mut JoinSet<()>,
+        begun: &mut HashMap<task::Id, Due>,
+    ) -> Result<Duration, sqlx::Error> {
+        if turns.are_all_taken() {
+            return Ok(LOOK_EVERY);
+        }
+        let listed = self.list().with_db_timeout().await?;
+        let later = listed
+            .iter()
+            .map(|row| row.wait_ms)
+            .filter(|wait| *wait > 0)
+            .min();
+        let mut due: Vec<Due> = listed
+            .iter()
+            .filter(|row| row.wait_ms <= 0)
+            .map(|row| Due {
+                tenant: row.tenant_id,
+                replay: row.id,
+            })
+            .collect();
+        while let Some(one) = turns.next(&mut due) {
+            turns.begin(one);
+            let runner = self.clone();
+            let turn = running.spawn(async move { runner.turn(one.replay).await });
+            begun.insert(turn.id(), one);
+        }
+        Ok(later.map_or(LOOK_EVERY, |ms| {
+            Duration::from_millis(ms.unsigned_abs()).min(LOOK_EVERY)
+        }))
+    }
+
+    /// Replays whose next step is due, or soon will be: a few of each tenant.
+    async fn list(&self) -> Result<Vec<ListedRow>, sqlx::Error> {
+        sqlx::query_as(
+            "select id, tenant_id, ceil(extract(epoch from step_at - clock_timestamp()) * 1000)::bigint as wait_ms
+             from (
+                select r.id, r.tenant_id, r.step_at,
+                    row_number() over (partition by r.tenant_id order by r.step_at, r.id) as place
+                from postrider.replays r
+                where r.state = 'running' and r.step_at < clock_timestamp() + $1 * interval '1 millisecond'
+             ) r
+             where place <= $2 order by step_at, id limit $3",
+        )
+        .bind(millis(LOOK_EVERY))
+        .bind(2 * TENANT_AT_ONCE_MAX as i64)
+        .bind(DUE_MAX)
+        .fetch_all(&self.pool)
+        .await
+    }
+
+    async fn turn(&self, id: ReplayId) {
+        let pause = match self.take_turn(id).await {
+            Ok(Turn::Used) => return,
+            // However many replays can't move, they cost the database little.
+            Ok(Turn::Idle) => IDLE_PAUSE,
+            Err(error) => {
+                tracing::warn!(replay = %id, %error, "a turn of a replay failed; trying again");
+                ERROR_WAIT
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = self.stop.cancelled() => {}
+        }
+    }
+
+    /// All of it on one connection.
+    async fn take_turn(&self, id: ReplayId) -> Result<Turn, sqlx::Error> {
+        let mut connection = self.pool.acquire().await?;
+        let Some(claimed) = claim(&mut connection, id).with_db_timeout().await? else {
+            return Ok(Turn::Idle);
+        };
+        let before = Duration::from_millis(claimed.idle_ms.max(0).unsigned_abs().into());
+        let parts = match look(&mut connection, id, before).with_db_timeout().await? {
+            Look::Movable(parts) => parts,
+            Look::Stuck => return Ok(Turn::Idle),
+            Look::Over => return Ok(Turn::Used),
+        };
+        let round = self.round(&mut connection, id, &parts).await?;
+        let wait = round.wait(before, claimed.rate_per_second);
+        let rested = async {
+            let mut tx = connection.begin_with(BEGIN_STEP).await?;
+            rest(&mut tx, id, wait).await?;
+            tx.commit().await
+        };
+        rested.with_db_timeout().await?;
+        Ok(Turn::Used)
+    }
+
+    /// One step of each part. One that the database refuses does not hold up the others.
+    async fn round(
+        &self,
+        connection: &mut PgConnection,
+        id: ReplayId,
+        parts: &[PartRow],
+    ) -> Result<Round, sqlx::Error> {
+        let began = Instant::now();
+        let mut round = Round::Nothing;
+        for part in parts {
+            if self.stop.is_cancelled() || began.elapsed() > TURN_TIME_MAX {
+                return Ok(Round::More);
+            }
+            round = round.and(match self.step(connection, id, part).with_db_timeout().await {
+                Ok(None) => Round::Nothing,
+                Ok(Some(0)) => Round::More,
+                Ok(Some(_)) => {
+                    self.wake.now();
+                    Round::Moved
+                }
+                Err(error @ sqlx::Error::Database(_)) => {
+                    tracing::warn!(replay = %id, endpoint = %part.endpoint_id, %error, "a step of a replay failed; trying again");
+                    Round::Failed
+                }
+                Err(error) => return Err(error),
+            });
+        }
+        if parts.len() == PARTS_PER_TURN {
+            round = round.and(Round::More);
+        }
+        Ok(round)
+    }
+
+    /// One transaction: take, queue, move the cursor. Returns how many were queued; none when the part could not get on.
+    async fn step(
+        &self,
+        connection: &mut PgConnection,
+        id: ReplayId,
+        part: &PartRow,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        let mut tx = connection.begin_with(BEGIN_STEP).await?;
+        let Some(held) = hold(&mut tx, id, part).await? else {
+            return Ok(None);
+        };
+        let mut moved = Moved {
+            moved: 0,
+            last: None,
+            exhausted: true,
+        };
+        if matches!(held.endpoint_state, EndpointState::Active | EndpointState::Paused) {
+            let limit = held.allowance();
+            if limit < 1 {
+                return Ok(None);
+            }
+            let ask = held.ask(part.endpoint_id);
+            let oldest = held.now - chrono::TimeDelta::from_std(self.retention).unwrap_or_default();
+            let mut bounds = Bounds::of(&ask, held.created_at, oldest);
+            bounds.after = held.after_event;
+            moved = put_in_line(
+                &mut tx,
+                part.endpoint_id,
+                part.source,
+                &bounds,
+                limit,
+                &held.public_id,
+            )
+            .await?;
+        }
+        sqlx::query(
+            "update postrider.replay_parts
+             set moved = moved + $4, after_event = coalesce($5, after_event), ended = $6,
+                 stepped_at = case when $4 > 0 then clock_timestamp() else stepped_at end,
+                 skipped = case when $6 then greatest(total - moved - $4, 0) else skipped end,
+                 total = case when $6 then greatest(total, moved + $4) else total end
+             where replay_id = $1 and endpoint_id = $2 and source = $3::postrider.replay_source",
+        )
+        .bind(id)
+        .bind(part.endpoint_id)
+        .bind(part.source)
+        .bind(moved.moved)
+        .bind(moved.last)
+        .bind(moved.exhausted)
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(Some(moved.moved))
+    }
+}
+
+/// None when another process was faster, the replay is over, or somebody is changing it just now.
+async fn claim(connection: &mut PgConnection, id: ReplayId) -> Result<Option<ClaimedRow>, sqlx::Error> {
+    sqlx::query_as(
+        "with due as (
+            select id from postrider.replays
+            where id = $1 and state = 'running' and step_at <= clock_timestamp() for no key update skip locked
+         )
+         update postrider.replays r set step_at = clock_timestamp() + $2 * interval '1 millisecond'
+         from due where r.id = due.id
+         returning r.idle_ms, r.rate_per_second",
+    )
+    .bind(id)
+    .bind(millis(TURN_LEASE))
+    .fetch_optional(connection)
+    .await
+}
+
+/// The parts that can move. When there are none, the replay is over or its next turn is later.
+async fn look(connection: &mut PgConnection, id: ReplayId, before: Duration) -> Result<Look, sqlx::Error> {
+    let mut tx = connection.begin_with(BEGIN_STEP).await?;
+    let parts = movable(&mut tx, id).await?;
+    let look = match parts.is_empty() {
+        false => Look::Movable(parts),
+        true if finish(&mut tx, id).await? => Look::Over,
+        true => {
+            rest(&mut tx, id, Round::Nothing.wait(before, 1)).await?;
+            Look::Stuck
+        }
+    };
+    tx.commit().await?;
+    Ok(look)
+}
+
+/// None when another one is at it, or the replay is over.
+async fn hold(
+    tx: &mut Transaction<'_, Postgres>,
+    id: ReplayId,
+    part: &PartRow,
+) -> Result<Option<HeldPart>, sqlx::Error> {
+    let row: Option<HeldPart> = sqlx::query_as(
+        "select r.public_id, r.tenant_id, r.kind, r.type_id, r.reason, r.since, r.until, r.created_at,
+            r.rate_per_second, p.after_event, p.stepped_at, e.state as endpoint_state, clock_timestamp() as now,
+            (select count(*) from postrider.queue q
+             where q.endpoint_id = p.endpoint_id and q.replay_id is not null) as in_line
+         from postrider.replay_parts p
+         join postrider.replays r on r.id = p.replay_id
+         join postrider.endpoints e on e.id = p.endpoint_id
+         where p.replay_id = $1 and p.endpoint_id = $2 and p.source = $3::postrider.replay_source and not p.ended
+         for update of p skip locked",
+    )
+    .bind(id)
+    .bind(part.endpoint_id)
+    .bind(part.source)
+    .fetch_optional(&mut **tx)
+    .await?;
+    // A cancellation waits for this step, and no step comes after it.
+    let state: Option<ReplayState> =
+        sqlx::query_scalar("select state from postrider.replays where id = $1 for share")
+            .bind(id)
+            .fetch_optional(&mut **tx)
+            .await?;
+    Ok(row.filter(|_| state == Some(ReplayState::Running)))
+}
+
+/// Parts that a step could get on with: there is room in the queue, and the pace allows it. Those that have waited longest
+/// come first.
+async fn movable(connection: &mut PgConnection, id: ReplayId) -> Result<Vec<PartRow>, sqlx::Error> {
+    sqlx::query_as(
+        "select p.endpoint_id, p.source
+         from postrider.replays r
+         join postrider.replay_parts p on p.replay_id = r.id
+         join postrider.endpoints e on e.id = p.endpoint_id
+         where r.id = $1 and r.state = 'running' and not p.ended
+           and (p.stepped_at is null or p.stepped_at <= clock_timestamp() - interval '1 second' / r.rate_per_second)
+           and (e.state not in ('active', 'paused') or not exists (
+                select from postrider.queue q where q.endpoint_id = p.endpoint_id and q.replay_id is not null
+                offset $2 - 1 limit 1))
+         order by p.stepped_at nulls first, p.endpoint_id, p.source limit $3",
+    )
+    .bind(id)
+    .bind(IN_LINE_MAX)
+    .bind(PARTS_PER_TURN as i64)
+    .fetch_all(connection)
+    .await
+}
+
+/// Over when every part is, and nothing of it is queued.
+async fn finish(connection: &mut PgConnection, id: ReplayId) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query(
+        "update postrider.replays r set state = 'done', ended_at = clock_timestamp()
+         where r.id = $1 and r.state = 'running'
+           and not exists (select from postrider.replay_parts p where p.replay_id = r.id and not p.ended)
+           and not exists (select from postrider.replay_parts p
+                           join postrider.queue q on q.endpoint_id = p.endpoint_id and q.replay_id = r.public_id
+                           where p.replay_id = r.id)",
+    )
+    .bind(id)
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// Sets when the next turn is due and, each second, how fast the replay has been.
+async fn rest(connection: &mut PgConnection, id: ReplayId, wait: Duration) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "update postrider.replays r
+         set step_at = clock_timestamp() + $2 * interval '1 millisecond', idle_ms = $2,
+             measured_at = case when n.done is null then r.measured_at else clock_timestamp() end,
+             measured_done = coalesce(n.done, r.measured_done),
+             measured_per_second = case
+                when n.done is null or n.seconds is null then r.measured_per_second
+                else coalesce(r.measured_per_second, n.rate) * n.kept + n.rate * (1 - n.kept)
+             end
+         from (
+            select m.id, m.done, m.seconds, power($3::float8, m.seconds) as kept,
+                greatest(m.done - m.measured_done, 0) / m.seconds as rate
+            from (
+                select o.id, o.measured_done, extract(epoch from clock_timestamp() - o.measured_at)::float8 as seconds,
+                    case when o.measured_at is null or o.measured_at < clock_timestamp() - interval '1 second' then (
+                        select coalesce(sum(p.moved - (
+                            select count(*) from postrider.queue q
+                            where q.endpoint_id = p.endpoint_id and q.replay_id = o.public_id)), 0)::bigint
+                        from (select endpoint_id, sum(moved) as moved from postrider.replay_parts
+                              where replay_id = o.id group by endpoint_id) p
+                    ) end as done
+                from postrider.replays o where o.id = $1
+            ) m
+         ) n
+         where r.id = n.id and r.state = 'running'",
+    )
+    .bind(id)
+    .bind(i32::try_from(wait.as_millis()).unwrap_or(i32::MAX))
+    .bind(MEASURE_KEPT)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+fn millis(wait: Duration) -> i64 {
+    i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)
+}
+
+impl HeldPart {
+    fn allowance(&self) -> i64 {
+        let since = self
+            .stepped_at
+            .map(|at| (self.now - at).to_std().unwrap_or_default());
+        allowance(self.rate_per_second, self.in_line, since)
+    }
+
+    fn ask(&self, endpoint: EndpointId) -> Ask {
+        Ask {
+            tenant: self.tenant_id,
+            kind: self.kind,
+            endpoint: Some(endpoint),
+            state: None::<DeliveryState>,
+            type_id: self.type_id,
+            reason: self.reason,
+            since: self.since,
+            until: self.until,
+        }
+    }
+}
+
+/// How many may be put in line now: there is room for so many, and the pace allows so many since the last step.
+fn allowance(rate_per_second: i32, in_line: i64, since_last_step: Option<Duration>) -> i64 {
+    let since = since_last_step.unwrap_or(STEP_WAIT).min(Duration::from_secs(1));
+    let paced = (f64::from(rate_per_second) * since.as_secs_f64()).floor() as i64;
+    let first = i64::from(since_last_step.is_none());
+    paced.max(first).min(IN_LINE_MAX - in_line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replay_that_cannot_move_looks_less_and_less_often() {
+        let mut wait = Round::Moved.wait(STEP_WAIT_MAX, 1_000);
+        assert_eq!(wait, STEP_WAIT);
+        for _ in 0..20 {
+            let next = Round::Nothing.wait(wait, 1_000);
+            assert!(next == wait * 2 || next == STEP_WAIT_MAX);
+            wait = next;
+        }
+        assert_eq!(wait, STEP_WAIT_MAX);
+        assert_eq!(Round::Moved.wait(wait, 4), Duration::from_millis(250), "its pace");
+        assert_eq!(Round::More.wait(wait, 4), STEP_WAIT);
+        assert!(Round::Failed.wait(Duration::ZERO, 4) >= ERROR_WAIT);
+        assert_eq!(Round::Moved.and(Round::Nothing), Round::Moved);
+        assert_eq!(
+            Round::Failed.and(Round::More),
+            Round::Failed,
+            "it is not tried at once"
+        );
+    }
+
+    #[test]
+    fn a_replay_of_everything_has_few_deliveries_in_line_and_keeps_its_pace() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        for (rate, in_line, since, expected) in [
+            (100, 0, ms(50), 5),
+            (100, 0, ms(5), 0),
+            // The first step takes one at least, and a long pause earns no more than a second's worth.
+            (1, 0, None, 1),
+            (100, 0, ms(60_000), 100),
+            // However fast it may be, there is room for so many.
+            (100_000, 0, ms(1_000), IN_LINE_MAX),
+            (100_000, IN_LINE_MAX - 3, ms(1_000), 3),
+            (100_000, IN_LINE_MAX, ms(1_000), 0),
+        ] {
+            assert_eq!(
+                allowance(rate, in_line, since),
+                expected,
+                "{rate} {in_line} {since:?}"
+            );
+        }
+    }
+}

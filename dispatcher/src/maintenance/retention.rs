@@ -1,0 +1,476 @@
+//! Retention: what is older than it has to be is dropped, whole partitions at a time. A duty of `jobs`.
+//!
+//! Invariant: an event goes only when no delivery of it waits and no dead letter of it is kept. One that outlives its
+//! partition is held in `events_held`, where the body read of an attempt looks second.
+
+use std::{collections::HashSet, time::Duration};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use postrider_proto::{EventId, TenantId};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool};
+
+use crate::maintenance::partitions::{self, Partition, TABLES};
+
+/// Rows handled by one statement, so that nobody waits for one long.
+const BATCH: i64 = 2_000;
+/// Statements of one run and kind: what is left waits for the next.
+const BATCHES_MAX: usize = 2_000;
+/// Beyond the retention: whoever reads by it finds nothing half gone.
+const MARGIN: TimeDelta = TimeDelta::seconds(10);
+/// How long finished jobs can be looked up.
+const JOBS_KEPT_DAYS: i32 = 7;
+
+/// What was done, for the log and for tests.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Done {
+    pub partitions_dropped: u64,
+    pub dead_letters_expired: u64,
+    pub events_held: u64,
+    pub events_released: u64,
+    pub events_deleted: u64,
+}
+
+/// A span of events, and whose.
+#[derive(Clone, Copy)]
+struct Span {
+    from: EventId,
+    below: EventId,
+    tenant: Option<TenantId>,
+}
+
+impl Span {
+    fn of(begin: DateTime<Utc>, end: DateTime<Utc>) -> Self {
+        Self {
+            from: EventId::first_of(begin.timestamp_millis()),
+            below: EventId::first_of(end.timestamp_millis()),
+            tenant: None,
+        }
+    }
+}
+
+/// Does what is due by the database's clock. Of several that run at once one does it.
+pub async fn run(pool: &PgPool, retention: Duration) -> Result<Done, sqlx::Error> {
+    // A connection of its own: cutting a partition off is not possible within a transaction, and the lock is the session's.
+    let mut connection = pool.acquire().await?.detach();
+    sqlx::raw_sql(
+        "set lock_timeout = '1s'; set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off",
+    )
+    .execute(&mut connection)
+    .await?;
+    let alone: bool = sqlx::query_scalar("select pg_try_advisory_lock(hashtext('postrider.retention'))")
+        .fetch_one(&mut connection)
+        .await?;
+    let mut done = Done::default();
+    let result = match alone {
+        true => forget(&mut connection, retention, &mut done).await,
+        false => Ok(()),
+    };
+    // The lock goes with the session.
+    let closed = sqlx::Connection::close(connection).await;
+    result.and(closed).map(|()| done)
+}
+
+async fn forget(db: &mut PgConnection, retention: Duration, done: &mut Done) -> Result<(), sqlx::Error> {
+    let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
+        .fetch_one(&mut *db)
+        .await?;
+    let floor = now - TimeDelta::from_std(retention).unwrap_or(TimeDelta::days(30));
+    finish_interrupted(db).await?;
+    drop_old(db, floor, done).await?;
+    forget_in_nets(db, floor, done).await?;
+    forget_short(db, now, floor, done).await?;
+    release(db, floor, done).await?;
+    forget_finished(db, floor).await
+}
+
+async fn drop_old(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) -> Result<(), sqlx::Error> {
+    let is_old = |partition: &Partition| partition.slice.end() + MARGIN <= floor;
+    let attempts = partitions::attached(db, "attempts").await?;
+    for events in partitions::attached(db, "events").await? {
+        if !is_old(&events) {
+            continue;
+        }
+        let span = Span::of(events.slice.begin(), events.slice.end());
+        done.dead_letters_expired += expire(db, span, floor).await?;
+        done.events_held += hold(db, span).await?;
+        forget_ids(db, span).await?;
+        // First the attempts: from then on nothing of this time can be replayed but dead letters, whose events are held.
+        for partition in attempts.iter().filter(|one| one.slice == events.slice) {
+            cut_off(db, partition).await?;
+            done.partitions_dropped += 1;
+        }
+        done.events_held += hold(db, span).await?;
+        cut_off(db, &events).await?;
+        done.partitions_dropped += 1;
+    }
+    // Whose width was another than that of the events.
+    for partition in partitions::attached(db, "attempts").await? {
+        if is_old(&partition) {
+            cut_off(db, &partition).await?;
+            done.partitions_dropped += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Nobody waits for it: emits and attempts go on, and it itself waits for open transactions a second at most. Then it is
+/// finished the next time.
+async fn cut_off(db: &mut PgConnection, partition: &Partition) -> Result<(), sqlx::Error> {
+    let (table, name) = (partition.table, partition.name());
+    let word = if partition.pending {
+        "finalize"
+    } else {
+        "concurrently"
+    };
+    let detach = format!("alter table postrider.{table} detach partition {name} {word}");
+    sqlx::raw_sql(AssertSqlSafe(detach)).execute(&mut *db).await?;
+    drop_table(db, partition).await
+}
+
+async fn drop_table(db: &mut PgConnection, partition: &Partition) -> Result<(), sqlx::Error> {
+    let name = partition.name();
+    sqlx::raw_sql(AssertSqlSafe(format!("drop table {name}")))
+        .execute(db)
+        .await?;
+    tracing::info!(partition = name, "dropped a partition that is past its retention");
+    Ok(())
+}
+
+async fn finish_interrupted(db: &mut PgConnection) -> Result<(), sqlx::Error> {
+    for table in TABLES {
+        for partition in partitions::attached(db, table).await? {
+            if partition.pending {
+                if table == "events" {
+                    hold_detached(db, &partition).await?;
+                }
+                cut_off(db, &partition).await?;
+            }
+        }
+        for partition in partitions::cut_off(db, table).await? {
+            drop_table(db, &partition).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Of a partition that is being cut off, which its table no longer shows.
+async fn hold_detached(db: &mut PgConnection, partition: &Partition) -> Result<(), sqlx::Error> {
+    let span = Span::of(partition.slice.begin(), partition.slice.end());
+    let mut after = span.from.pred();
+    loop {
+        let ids = needed(db, span, after).await?;
+        let Some(last) = ids.last().copied() else {
+            return Ok(());
+        };
+        after = last;
+        let copy = format!(
+            "insert into postrider.events_held ({COLUMNS}) select {COLUMNS} from {} where id = any($1) on conflict do nothing",
+            partition.name()
+        );
+        sqlx::query(AssertSqlSafe(copy))
+            .bind(ids)
+            .execute(&mut *db)
+            .await?;
+    }
+}
+
+const COLUMNS: &str = "id, tenant_id, type_id, schema_id, chosen_id, ordering_key, sequence, body, full_data";
+
+/// Copies events that deliveries still need.
+async fn hold(db: &mut PgConnection, span: Span) -> Result<u64, sqlx::Error> {
+    let (mut after, mut held) = (span.from.pred(), 0);
+    loop {
+        let ids = needed(db, span, after).await?;
+        let Some(last) = ids.last().copied() else {
+            return Ok(held);
+        };
+        after = last;
+        let copied = sqlx::query(
+            "insert into postrider.events_held
+                (id, tenant_id, type_id, schema_id, chosen_id, ordering_key, sequence, body, full_data)
+             select e.id, e.tenant_id, e.type_id, e.schema_id, e.chosen_id, e.ordering_key, e.sequence, e.body, e.full_data
+             from unnest($1::uuid[]) u (id) join postrider.events e on e.id = u.id
+             on conflict do nothing",
+        )
+        .bind(ids)
+        .execute(&mut *db)
+        .await?;
+        held += copied.rows_affected();
+    }
+}
+
+/// The lowest events behind `after` that wait or are dead letters, each once. Deleted endpoints need none.
+async fn needed(db: &mut PgConnection, span: Span, after: EventId) -> Result<Vec<EventId>, sqlx::Error> {
+    sqlx::query_scalar(
+        "select distinct n.event_id from postrider.endpoints e
+         cross join lateral (
+            (select q.event_id from postrider.queue q
+             where q.endpoint_id = e.id and q.event_id > $1 and q.event_id < $2 order by q.event_id limit $3)
+            union all
+            (select q.event_id from postrider.retries q
+             where q.endpoint_id = e.id and q.event_id > $1 and q.event_id < $2 order by q.event_id limit $3)
+            union all
+            (select q.event_id from postrider.dead_letters q
+             where q.endpoint_id = e.id and q.event_id > $1 and q.event_id < $2 order by q.event_id limit $3)
+         ) n
+         where e.state <> 'deleted' and ($4::int is null or e.tenant_id = $4)
+         order by n.event_id limit $3",
+    )
+    .bind(after)
+    .bind(span.below)
+    .bind(BATCH)
+    .bind(span.tenant)
+    .fetch_all(db)
+    .await
+}
+
+/// A look shows a bounded number of needed events: of what lies behind them nothing is known.
+fn judged_up_to(needed: &HashSet<EventId>, last: EventId) -> EventId {
+    match needed.iter().max() {
+        Some(highest) if needed.len() as i64 >= BATCH => last.min(*highest),
+        _ => last,
+    }
+}
+
+/// Dead letters that died before the floor, and those of endpoints that are gone.
+async fn expire(db: &mut PgConnection, span: Span, floor: DateTime<Utc>) -> Result<u64, sqlx::Error> {
+    let mut expired = 0;
+    for _ in 0..BATCHES_MAX {
+        let gone: i64 = sqlx::query_scalar(
+            "with old as materialized (
+                select d.endpoint_id, d.event_id from postrider.endpoints e
+                cross join lateral (
+                    select d.endpoint_id, d.event_id from postrider.dead_letters d
+                    where d.endpoint_id = e.id and d.event_id >= $1 and d.event_id < $2
+                      and (d.died_at < $3 or e.state = 'deleted') limit $4) d
+                where $5::int is null or e.tenant_id = $5
+                limit $4
+             ), gone as (
+                delete from postrider.dead_letters d using old o
+                where d.endpoint_id = o.endpoint_id and d.event_id = o.event_id
+                returning d.endpoint_id, d.type_id, d.reason
+             ), uncounted as (
+                update postrider.dead_letter_counts n set count = n.count - g.count
+                from (select endpoint_id, type_id, reason, count(*) from gone group by 1, 2, 3) g
+                where n.endpoint_id = g.endpoint_id and n.type_id = g.type_id and n.reason = g.reason
+             )
+             select count(*) from gone",
+        )
+        .bind(span.from)
+        .bind(span.below)
+        .bind(floor)
+        .bind(BATCH)
+        .bind(span.tenant)
+        .fetch_one(&mut *db)
+        .await?;
+        expired += gone as u64;
+        if gone == 0 {
+            break;
+        }
+    }
+    Ok(expired)
+}
+
+/// Ids that producers chose, of events that go and are not held: the same id is a new event from then on.
+async fn forget_ids(db: &mut PgConnection, span: Span) -> Result<(), sqlx::Error> {
+    for _ in 0..BATCHES_MAX {
+        let gone = sqlx::query(
+            "delete from postrider.event_ids where ctid = any (array(
+                select i.ctid from postrider.event_ids i
+                where i.event_id >= $1 and i.event_id < $2
+                  and not exists (select from postrider.events_held h where h.id = i.event_id)
+                limit $3))",
+        )
+        .bind(span.from)
+        .bind(span.below)
+        .bind(BATCH)
+        .execute(&mut *db)
+        .await?;
+        if gone.rows_affected() == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// A wide partition that time has come to holds more of it than is kept: what is old goes row by row.
+async fn forget_in_nets(
+    db: &mut PgConnection,
+    floor: DateTime<Utc>,
+    done: &mut Done,
+) -> Result<(), sqlx::Error> {
+    let attached = partitions::attached(db, "events").await?;
+    let holds_old = |partition: &Partition| partition.slice.is_net() && partition.slice.begin() < floor;
+    if !attached.iter().any(holds_old) {
+        return Ok(());
+    }
+    let tenants: Vec<TenantId> =
+        sqlx::query_scalar("select id from postrider.tenants where deleted_at is null order by id")
+            .fetch_all(&mut *db)
+            .await?;
+    for tenant in tenants {
+        let span = Span {
+            from: EventId::LOWEST,
+            below: EventId::first_of((floor - MARGIN).timestamp_millis()),
+            tenant: Some(tenant),
+        };
+        done.dead_letters_expired += expire(db, span, floor).await?;
+        done.events_deleted += delete_events(db, span, tenant).await?;
+    }
+    Ok(())
+}
+
+/// Tenants that keep less than the platform: their rows are deleted one batch after the other.
+async fn forget_short(
+    db: &mut PgConnection,
+    now: DateTime<Utc>,
+    floor: DateTime<Utc>,
+    done: &mut Done,
+) -> Result<(), sqlx::Error> {
+    let tenants: Vec<(TenantId, i16)> = sqlx::query_as(
+        "select id, retention_days from postrider.tenants
+         where retention_days is not null and deleted_at is null order by id",
+    )
+    .fetch_all(&mut *db)
+    .await?;
+    for (tenant, days) in tenants {
+        let own = now - TimeDelta::days(i64::from(days));
+        if own <= floor {
+            continue;
+        }
+        let span = Span {
+            from: EventId::LOWEST,
+            below: EventId::first_of((own - MARGIN).timestamp_millis()),
+            tenant: Some(tenant),
+        };
+        done.dead_letters_expired += expire(db, span, own).await?;
+        done.events_deleted += delete_events(db, span, tenant).await?;
+    }
+    Ok(())
+}
+
+async fn delete_events(db: &mut PgConnection, span: Span, tenant: TenantId) -> Result<u64, sqlx::Error> {
+    let (mut after, mut deleted) = (span.from, 0);
+    for _ in 0..BATCHES_MAX {
+        let Some(batch) = delete_batch(db, tenant, after, span.below).await? else {
+            break;
+        };
+        after = batch.last;
+        deleted += batch.deleted;
+    }
+    Ok(deleted)
+}
+
+/// What one statement deleted, and the last event it looked at.
+pub(crate) struct Batch {
+    pub(crate) last: EventId,
+    pub(crate) deleted: u64,
+}
+
+/// A few events of a tenant with their attempts and ids, but for those that are needed. None when there are no more.
+pub(crate) async fn delete_batch(
+    db: &mut PgConnection,
+    tenant: TenantId,
+    after: EventId,
+    below: EventId,
+) -> Result<Option<Batch>, sqlx::Error> {
+    let found: Vec<(EventId, Option<String>)> = sqlx::query_as(
+        "select id, chosen_id from postrider.events
+         where tenant_id = $1 and id > $2 and id < $3 order by id limit $4",
+    )
+    .bind(tenant)
+    .bind(after)
+    .bind(below)
+    .bind(BATCH)
+    .fetch_all(&mut *db)
+    .await?;
+    let (Some(first), Some(last)) = (found.first(), found.last()) else {
+        return Ok(None);
+    };
+    let last = last.0;
+    let span = Span {
+        from: first.0,
+        below: EventId(uuid::Uuid::from_u128(last.0.as_u128() + 1)),
+        tenant: Some(tenant),
+    };
+    let kept: HashSet<EventId> = needed(db, span, first.0.pred()).await?.into_iter().collect();
+    let judged = judged_up_to(&kept, last);
+    let gone: Vec<&(EventId, Option<String>)> = found
+        .iter()
+        .filter(|(id, _)| *id <= judged && !kept.contains(id))
+        .collect();
+    let ids: Vec<EventId> = gone.iter().map(|(id, _)| *id).collect();
+    let chosen: Vec<&str> = gone.iter().filter_map(|(_, chosen)| chosen.as_deref()).collect();
+    let mut tx = sqlx::Connection::begin(&mut *db).await?;
+    sqlx::query("delete from postrider.event_ids where tenant_id = $1 and id = any($2)")
+        .bind(tenant)
+        .bind(chosen)
+        .execute(&mut *tx)
+        .await?;
+    for statement in [
+        "delete from postrider.attempts a using unnest($1::uuid[]) u (id) where a.event_id = u.id",
+        "delete from postrider.traces t using unnest($1::uuid[]) u (id) where t.event_id = u.id",
+        "delete from postrider.events e using unnest($1::uuid[]) u (id) where e.id = u.id",
+    ] {
+        sqlx::query(statement).bind(&ids).execute(&mut *tx).await?;
+    }
+    tx.commit().await?;
+    Ok(Some(Batch {
+        last,
+        deleted: ids.len() as u64,
+    }))
+}
+
+/// Held events that nobody needs any more.
+async fn release(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) -> Result<(), sqlx::Error> {
+    let mut after = EventId::LOWEST;
+    for _ in 0..BATCHES_MAX {
+        let ids: Vec<EventId> =
+            sqlx::query_scalar("select id from postrider.events_held where id > $1 order by id limit $2")
+                .bind(after)
+                .bind(BATCH)
+                .fetch_all(&mut *db)
+                .await?;
+        let (Some(first), Some(last)) = (ids.first().copied(), ids.last().copied()) else {
+            break;
+        };
+        let span = Span {
+            from: first,
+            below: EventId(uuid::Uuid::from_u128(last.0.as_u128() + 1)),
+            tenant: None,
+        };
+        done.dead_letters_expired += expire(db, span, floor).await?;
+        let needed: HashSet<EventId> = needed(db, span, first.pred()).await?.into_iter().collect();
+        let judged = judged_up_to(&needed, last);
+        let is_free = |id: &EventId| *id <= judged && !needed.contains(id);
+        let gone: Vec<EventId> = ids.into_iter().filter(is_free).collect();
+        after = last;
+        done.events_released += gone.len() as u64;
+        for statement in [
+            "delete from postrider.event_ids i using postrider.events_held h
+             where h.id = any($1) and i.tenant_id = h.tenant_id and i.id = h.chosen_id and i.event_id = h.id",
+            "delete from postrider.attempts_held where event_id = any($1)",
+            "delete from postrider.events_held where id = any($1)",
+        ] {
+            sqlx::query(statement).bind(&gone).execute(&mut *db).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Replays and jobs that came to their end long ago, whichever end it was.
+async fn forget_finished(db: &mut PgConnection, floor: DateTime<Utc>) -> Result<(), sqlx::Error> {
+    sqlx::query("delete from postrider.replays where ended_at < $1")
+        .bind(floor)
+        .execute(&mut *db)
+        .await?;
+    sqlx::query(
+        "delete from apalis.jobs
+         where (status in ('Done', 'Killed') or status = 'Failed' and attempts >= max_attempts)
+           and coalesce(done_at, lock_at, run_at) < now() - make_interval(days => $1)",
+    )
+    .bind(JOBS_KEPT_DAYS)
+    .execute(&mut *db)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,30 @@
+//! Publishes which settings this dispatcher has applied, for API callers that wait until a change has taken effect.
+
+use std::time::Duration;
+
+use sqlx::PgPool;
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use crate::db_timeout::WithDbTimeout;
+
+const RETRY_WAIT: Duration = Duration::from_millis(100);
+
+pub(crate) async fn publish(pool: PgPool, id: Uuid, mut applied: watch::Receiver<Option<String>>) {
+    while applied.changed().await.is_ok() {
+        let Some(snapshot) = applied.borrow_and_update().clone() else {
+            continue;
+        };
+        let written = sqlx::query("update postrider.dispatchers set applied = $2::pg_snapshot where id = $1")
+            .bind(id)
+            .bind(snapshot)
+            .execute(&pool)
+            .with_db_timeout()
+            .await;
+        if let Err(error) = written {
+            tracing::warn!(%error, "applied settings could not be published; retrying");
+            tokio::time::sleep(RETRY_WAIT).await;
+            applied.mark_changed();
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The database as the dispatcher uses it: its schema, and every statement that moves a delivery.
+
+pub(crate) mod restored;
+pub mod schema;
+pub(crate) mod transitions;

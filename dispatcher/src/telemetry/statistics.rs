@@ -1,0 +1,417 @@
+//! Minute statistics: what the recorder has written, added up in memory by endpoint and minute, and written about once
+//! a second in a statement of its own, so that no page has to count attempts. Also says what each endpoint has in hand.
+//!
+//! Invariant: a row holds the whole count of its minute so far, under an id of this dispatcher's. Writing it twice does no
+//! harm, and nobody else writes it. When the clock steps back to minutes that were forgotten here, the id is a new one. What was counted since the last flush is lost with a killed process; the attempts
+//! themselves are not.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EndpointId, OutcomeKind};
+use sqlx::PgPool;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{
+    clock::Clock,
+    db_timeout::WithDbTimeout,
+    deliver::{
+        lane::Activity,
+        recorder::{Fate, Finished, Recorded},
+        retry::Next,
+    },
+};
+
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+const ROWS_MAX: usize = 1_000;
+const MINUTE_SECONDS: i64 = 60;
+
+/// The row that counts all endpoints together.
+pub const ALL_ENDPOINTS: EndpointId = EndpointId(0);
+
+/// What an attempt came to. The numbers are places in `classes` and never change their meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Class {
+    Accepted = 0,
+    Redirected = 1,
+    ClientError = 2,
+    ServerError = 3,
+    NameNotFound = 4,
+    ConnectionFailed = 5,
+    TlsFailed = 6,
+    TimedOut = 7,
+    BrokenAnswer = 8,
+    Forbidden = 9,
+    NotSent = 10,
+}
+
+pub const CLASSES: usize = 11;
+
+impl Class {
+    pub const ALL: [Self; CLASSES] = [
+        Self::Accepted,
+        Self::Redirected,
+        Self::ClientError,
+        Self::ServerError,
+        Self::NameNotFound,
+        Self::ConnectionFailed,
+        Self::TlsFailed,
+        Self::TimedOut,
+        Self::BrokenAnswer,
+        Self::Forbidden,
+        Self::NotSent,
+    ];
+
+    pub fn of(kind: OutcomeKind, status: Option<u16>) -> Self {
+        match (kind, status) {
+            (OutcomeKind::Accepted, _) => Self::Accepted,
+            (OutcomeKind::Refused, Some(300..=399)) => Self::Redirected,
+            (OutcomeKind::Refused, Some(400..=499)) => Self::ClientError,
+            (OutcomeKind::Refused, _) => Self::ServerError,
+            (OutcomeKind::NameNotFound, _) => Self::NameNotFound,
+            (OutcomeKind::ConnectionFailed, _) => Self::ConnectionFailed,
+            (OutcomeKind::TlsFailed, _) => Self::TlsFailed,
+            (OutcomeKind::TimedOut, _) => Self::TimedOut,
+            (OutcomeKind::BrokenAnswer, _) => Self::BrokenAnswer,
+            (OutcomeKind::Forbidden, _) => Self::Forbidden,
+            // The fault of our own proxy is none of the endpoint's.
+            (OutcomeKind::NotSent | OutcomeKind::ProxyFailed, _) => Self::NotSent,
+        }
+    }
+}
+
+/// Upper ends of the duration buckets, in milliseconds; one more bucket holds what took longer.
+pub const BOUNDS_MS: [u32; 28] = [
+    1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1_000, 1_500, 2_000, 3_000, 5_000,
+    7_000, 10_000, 15_000, 20_000, 30_000, 60_000,
+];
+pub const BUCKETS: usize = BOUNDS_MS.len() + 1;
+
+pub fn bucket_of(duration: Duration) -> usize {
+    BOUNDS_MS.partition_point(|bound| u128::from(*bound) < duration.as_millis())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Counts {
+    delivered: i32,
+    retried: i32,
+    dead: i32,
+    classes: [i32; CLASSES],
+    durations: [i32; BUCKETS],
+    /// Since the last flush.
+    changed: bool,
+}
+
+impl Counts {
+    fn add(&mut self, one: &Finished) {
+        match one.next {
+            Next::Delivered => self.delivered += 1,
+            Next::Retry { .. } => self.retried += 1,
+            Next::Dead(_) => self.dead += 1,
+            Next::Filtered => return,
+        }
+        self.changed = true;
+        self.classes[Class::of(one.outcome.kind(), one.outcome.status()) as usize] += 1;
+        // A delivery that was buried, or whose address was refused, took no time on the wire.
+        if one.signature.is_some() {
+            self.durations[bucket_of(one.duration)] += 1;
+        }
+    }
+
+    fn any_failed(&self) -> bool {
+        self.classes[Class::Accepted as usize + 1..]
+            .iter()
+            .any(|n| *n > 0)
+    }
+}
+
+/// An endpoint, a minute, counted in minutes since 1970, and who writes it.
+type Key = (EndpointId, i64, Uuid);
+
+/// Shared by the recorder, which adds, and the flush.
+#[derive(Clone, Default)]
+pub(crate) struct Statistics(Arc<Mutex<Kept>>);
+
+struct Kept {
+    counts: HashMap<Key, Counts>,
+    writer: Uuid,
+    /// The latest minute that was counted under this writer.
+    latest: i64,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self {
+            counts: HashMap::new(),
+            writer: Uuid::now_v7(),
+            latest: i64::MIN,
+        }
+    }
+}
+
+impl Kept {
+    /// Whose row the minute is counted in. One that may have been written and forgotten is begun again under a new name.
+    fn writer_of(&mut self, minute: i64) -> Uuid {
+        if minute < self.latest.saturating_sub(1) {
+            self.writer = Uuid::now_v7();
+            self.latest = minute;
+        }
+        self.latest = self.latest.max(minute);
+        self.writer
+    }
+}
+
+impl Statistics {
+    /// Counts what was written; a void result was another's to count.
+    pub(crate) fn add(&self, now: DateTime<Utc>, batch: &[Finished], recorded: &[Recorded]) {
+        let minute = now.timestamp().div_euclid(MINUTE_SECONDS);
+        let mut kept = self.lock();
+        let writer = kept.writer_of(minute);
+        for (one, recorded) in batch.iter().zip(recorded) {
+            if recorded.fate == Fate::Void {
+                continue;
+            }
+            for endpoint in [one.endpoint, ALL_ENDPOINTS] {
+                kept.counts
+                    .entry((endpoint, minute, writer))
+                    .or_default()
+                    .add(one);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// What changed, taken as written. Minutes that are over and were written go.
+    fn take(&self, now: DateTime<Utc>) -> Vec<(Key, Counts)> {
+        let minute = now.timestamp().div_euclid(MINUTE_SECONDS);
+        let mut kept = self.lock();
+        kept.counts
+            .retain(|(_, of, _), counts| *of >= minute - 1 || counts.changed);
+        kept.counts
+            .iter_mut()
+            .filter_map(|(key, counts)| std::mem::take(&mut counts.changed).then_some((*key, *counts)))
+            .collect()
+    }
+
+    /// It was not written after all.
+    fn give_back(&self, rows: &[(Key, Counts)]) {
+        let mut kept = self.lock();
+        for (key, _) in rows {
+            if let Some(counts) = kept.counts.get_mut(key) {
+                counts.changed = true;
+            }
+        }
+    }
+}
+
+pub(crate) struct Flusher {
+    pub(crate) pool: PgPool,
+    pub(crate) writer: Uuid,
+    pub(crate) clock: Clock,
+    pub(crate) statistics: Statistics,
+    pub(crate) activity: watch::Receiver<Vec<Activity>>,
+}
+
+impl Flusher {
+    /// Runs until told to leave; then writes once more and takes its activity away.
+    pub(crate) async fn run(mut self, leave: CancellationToken) {
+        let mut published = HashMap::new();
+        while !leave.is_cancelled() {
+            tokio::select! {
+                () = tokio::time::sleep(FLUSH_EVERY) => {}
+                () = leave.cancelled() => {}
+            }
+            self.flush_counts().await;
+            let activity = self.activity.borrow_and_update().clone();
+            if let Err(error) = publish(&self.pool, self.writer, &mut published, &activity)
+                .with_db_timeout()
+                .await
+            {
+                tracing::debug!(%error, "the endpoints' activity could not be published yet");
+                published.clear();
+            }
+        }
+        let _ = publish(&self.pool, self.writer, &mut published, &[])
+            .with_db_timeout()
+            .await;
+    }
+
+    async fn flush_counts(&self) {
+        let rows = self.statistics.take(self.clock.now());
+        for part in rows.chunks(ROWS_MAX) {
+            if let Err(error) = write(&self.pool, part).with_db_timeout().await {
+                tracing::debug!(%error, "statistics could not be written yet");
+                self.statistics.give_back(part);
+            }
+        }
+    }
+}
+
+async fn write(pool: &PgPool, rows: &[(Key, Counts)]) -> Result<(), sqlx::Error> {
+    let column = |of: fn(&Counts) -> i32| rows.iter().map(|(_, counts)| of(counts)).collect::<Vec<i32>>();
+    let minutes: Vec<i64> = rows.iter().map(|((_, minute, _), _)| *minute).collect();
+    let writers: Vec<Uuid> = rows.iter().map(|((_, _, writer), _)| *writer).collect();
+    let endpoints: Vec<EndpointId> = rows.iter().map(|((endpoint, ..), _)| *endpoint).collect();
+    let classes: Vec<i32> = rows.iter().flat_map(|(_, counts)| counts.classes).collect();
+    let durations: Vec<i32> = rows.iter().flat_map(|(_, counts)| counts.durations).collect();
+    let failed: Vec<bool> = rows.iter().map(|(_, counts)| counts.any_failed()).collect();
+    // An array of arrays can't be unnested by rows: the flat one is cut up by the row's number.
+    sqlx::query(
+        "insert into postrider.minute_statistics
+            (endpoint_id, minute, writer, delivered, retried, dead, any_failed, classes, durations)
+         select r.endpoint_id, to_timestamp(r.minute * 60), r.writer, r.delivered, r.retried, r.dead, r.any_failed,
+                ($8::int[])[(r.number - 1) * $10 + 1 : r.number * $10],
+                ($9::int[])[(r.number - 1) * $11 + 1 : r.number * $11]
+         from unnest($1::uuid[], $2::int[], $3::bigint[], $4::int[], $5::int[], $6::int[], $7::bool[]) with ordinality
+             as r (writer, endpoint_id, minute, delivered, retried, dead, any_failed, number)
+         on conflict (endpoint_id, minute, writer) do update
+         set delivered = excluded.delivered, retried = excluded.retried, dead = excluded.dead,
+             any_failed = excluded.any_failed, classes = excluded.classes, durations = excluded.durations",
+    )
+    .bind(writers)
+    .bind(endpoints)
+    .bind(minutes)
+    .bind(column(|counts| counts.delivered))
+    .bind(column(|counts| counts.retried))
+    .bind(column(|counts| counts.dead))
+    .bind(failed)
+    .bind(classes)
+    .bind(durations)
+    .bind(CLASSES as i32)
+    .bind(BUCKETS as i32)
+    .execute(pool)
+    .await?;
+    Ok(())
+}
+
+/// Writes the rows that are new or other than what was published, and removes those that are no longer there.
+async fn publish(
+    pool: &PgPool,
+    writer: Uuid,
+    published: &mut HashMap<EndpointId, Activity>,
+    activity: &[Activity],
+) -> Result<(), sqlx::Error> {
+    let now: HashMap<EndpointId, Activity> = activity.iter().map(|one| (one.endpoint, *one)).collect();
+    let gone: Vec<EndpointId> = published
+        .keys()
+        .filter(|id| !now.contains_key(id))
+        .copied()
+        .collect();
+    if !gone.is_empty() {
+        sqlx::query("delete from postrider.endpoint_activity where endpoint_id = any($1) and writer = $2")
+            .bind(gone)
+            .bind(writer)
+            .execute(pool)
+            .await?;
+    }
+    let changed: Vec<&Activity> = activity
+        .iter()
+        .filter(|one| published.get(&one.endpoint) != Some(one))
+        .collect();
+    for part in changed.chunks(ROWS_MAX) {
+        write_activity(pool, writer, part).await?;
+    }
+    *published = now;
+    Ok(())
+}
+
+async fn write_activity(pool: &PgPool, writer: Uuid, rows: &[&Activity]) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "insert into postrider.endpoint_activity
+            (endpoint_id, writer, in_flight, places, waiting, more_waiting, oldest_at, circuit_open)
+         select r.endpoint_id, $1, r.in_flight, r.places, r.waiting, r.more_waiting, r.oldest_at, r.circuit_open
+         from unnest($2::int[], $3::int[], $4::int[], $5::int[], $6::bool[], $7::timestamptz[], $8::bool[])
+             as r (endpoint_id, in_flight, places, waiting, more_waiting, oldest_at, circuit_open)
+         on conflict (endpoint_id) do update
+         set writer = excluded.writer, in_flight = excluded.in_flight, places = excluded.places,
+             waiting = excluded.waiting, more_waiting = excluded.more_waiting, oldest_at = excluded.oldest_at,
+             circuit_open = excluded.circuit_open",
+    )
+    .bind(writer)
+    .bind(rows.iter().map(|one| one.endpoint).collect::<Vec<_>>())
+    .bind(rows.iter().map(|one| one.in_flight as i32).collect::<Vec<_>>())
+    .bind(rows.iter().map(|one| one.places as i32).collect::<Vec<_>>())
+    .bind(rows.iter().map(|one| one.waiting as i32).collect::<Vec<_>>())
+    .bind(rows.iter().map(|one| one.more_waiting).collect::<Vec<_>>())
+    .bind(rows.iter().map(|one| one.oldest).collect::<Vec<_>>())
+    .bind(rows.iter().map(|one| one.circuit_open).collect::<Vec<_>>())
+    .execute(pool)
+    .await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_goes_into_the_first_bucket_that_holds_it() {
+        for (ms, bucket) in [(0, 0), (1, 0), (2, 1), (4, 3), (5, 3), (60_000, 27), (60_001, 28)] {
+            assert_eq!(bucket_of(Duration::from_millis(ms)), bucket, "{ms}");
+        }
+    }
+
+    #[test]
+    fn each_outcome_has_its_class() {
+        for kind in OutcomeKind::ALL {
+            let class = Class::of(kind, None);
+            assert_eq!(Class::ALL[class as usize], class);
+        }
+        assert_eq!(Class::of(OutcomeKind::Refused, Some(302)), Class::Redirected);
+        assert_eq!(Class::of(OutcomeKind::Refused, Some(429)), Class::ClientError);
+        assert_eq!(Class::of(OutcomeKind::Refused, Some(503)), Class::ServerError);
+    }
+
+    #[test]
+    fn what_was_not_written_is_written_next_time_and_what_was_is_forgotten() {
+        let statistics = Statistics::default();
+        let at = |minute: i64| DateTime::from_timestamp(minute * 60, 0).expect("a time");
+        let counts = Counts {
+            delivered: 3,
+            changed: true,
+            ..Counts::default()
+        };
+        let writer = statistics.lock().writer_of(10);
+        statistics
+            .lock()
+            .counts
+            .insert((EndpointId(7), 10, writer), counts);
+        let taken = statistics.take(at(10));
+        assert_eq!(taken.len(), 1);
+        assert!(statistics.take(at(10)).is_empty(), "it did not change again");
+        statistics.give_back(&taken);
+        assert_eq!(
+            statistics.take(at(12)).len(),
+            1,
+            "also when its minute is over by now"
+        );
+        assert!(statistics.take(at(12)).is_empty());
+        assert!(statistics.lock().counts.is_empty());
+    }
+
+    #[test]
+    fn a_minute_that_was_forgotten_and_comes_again_is_not_written_over() {
+        let mut kept = Kept::default();
+        let first = kept.writer_of(100);
+        assert_eq!(kept.writer_of(101), first);
+        assert_eq!(kept.writer_of(100), first, "it is still known");
+        let second = kept.writer_of(90);
+        assert_ne!(second, first, "the clock stepped back");
+        assert_eq!(kept.writer_of(91), second);
+        assert_eq!(
+            kept.writer_of(100),
+            second,
+            "and what comes then is another row too"
+        );
+    }
+}

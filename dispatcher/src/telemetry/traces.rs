@@ -1,0 +1,377 @@
+//! Traces: what an event's emit, its waiting and its attempts took, told as spans of one trace. Off unless the operator
+//! says where to; then nothing of this is made, read or sent. What becomes of the spans is the root's to say.
+//!
+//! One trace: `emit` (the API's) ─▶ `wait` (one for each delivery, until its first attempt) ─▶ `attempt` (one each). An
+//! event that came with no trace begins one whose id is its own, so that whoever handles it finds the same.
+
+use std::sync::{Arc, LazyLock};
+
+use ::metrics::Counter;
+use chrono::{DateTime, TimeDelta, Utc};
+use postrider_proto::{
+    DeliveryId, EventId, Outcome,
+    trace::{SpanId, TraceContext, TraceId},
+};
+use tokio::sync::mpsc;
+
+use crate::telemetry::metrics;
+
+/// Spans that wait to be sent. What comes while there are so many is dropped: a delivery never waits for a collector.
+const WAITING_MAX: usize = 8_192;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpanKind {
+    Internal,
+    /// A call to somebody else.
+    Client,
+    /// A message that somebody else will take.
+    Producer,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    Text(String),
+    Number(i64),
+}
+
+/// A piece of work that is over.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Span {
+    pub name: &'static str,
+    pub kind: SpanKind,
+    pub trace: TraceId,
+    pub id: SpanId,
+    pub parent: Option<SpanId>,
+    pub began: DateTime<Utc>,
+    pub ended: DateTime<Utc>,
+    pub attributes: Vec<(&'static str, Value)>,
+    /// What went wrong, if anything did.
+    pub error: Option<String>,
+}
+
+/// Takes spans. Clones share what they go into; one that is off takes none.
+#[derive(Clone, Default)]
+pub struct Tracer(Option<Arc<Inner>>);
+
+struct Inner {
+    spans: mpsc::Sender<Span>,
+    /// Of traces that begin here, from 0 to 1.
+    share: f64,
+}
+
+static DROPPED: LazyLock<Counter> = LazyLock::new(|| {
+    metrics::labelled_counter(
+        "postrider_spans_total",
+        "Spans of traces: sent to the collector, or given up because it was too slow or refused them",
+        &[("result", "dropped")],
+    )
+});
+static SENT: LazyLock<Counter> = LazyLock::new(|| {
+    metrics::labelled_counter(
+        "postrider_spans_total",
+        "Spans of traces: sent to the collector, or given up because it was too slow or refused them",
+        &[("result", "sent")],
+    )
+});
+
+/// Makes the series, so that they are seen from the start.
+pub fn start() {
+    LazyLock::force(&DROPPED);
+    LazyLock::force(&SENT);
+}
+
+pub fn count_sent(spans: usize) {
+    SENT.increment(spans as u64);
+}
+
+pub fn count_dropped(spans: usize) {
+    DROPPED.increment(spans as u64);
+}
+
+impl Tracer {
+    /// One that is on, and what comes out of it.
+    pub fn new(share: f64) -> (Self, mpsc::Receiver<Span>) {
+        let (spans, out) = mpsc::channel(WAITING_MAX);
+        (Self(Some(Arc::new(Inner { spans, share }))), out)
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn tell(&self, span: Span) {
+        if let Some(inner) = &self.0
+            && inner.spans.try_send(span).is_err()
+        {
+            count_dropped(1);
+        }
+    }
+
+    /// An emit begins, for a producer that may be in a trace of its own. None when traces are off.
+    pub fn emit_begins(&self, producer: Option<TraceContext>, now: DateTime<Utc>) -> Option<Emit> {
+        let inner = self.0.as_ref()?;
+        let trace = match producer {
+            Some(context) => context.trace,
+            None => TraceId::new(rand::random())?,
+        };
+        Some(Emit {
+            context: TraceContext {
+                trace,
+                span: SpanId::new(rand::random())?,
+                sampled: producer.map_or_else(|| trace.is_among(inner.share), |context| context.sampled),
+            },
+            parent: producer.map(|context| context.span),
+            began: now,
+        })
+    }
+
+    pub fn emit_ended(
+        &self,
+        emit: &Emit,
+        now: DateTime<Utc>,
+        attributes: Vec<(&'static str, Value)>,
+        error: Option<String>,
+    ) {
+        if emit.context.sampled {
+            self.tell(Span {
+                name: "emit",
+                kind: SpanKind::Producer,
+                trace: emit.context.trace,
+                id: emit.context.span,
+                parent: emit.parent,
+                began: emit.began,
+                ended: now,
+                attributes,
+                error,
+            });
+        }
+    }
+
+    /// An attempt begins. `stored` is what the event came with.
+    pub(crate) fn attempt_begins(
+        &self,
+        delivery: DeliveryId,
+        stored: Option<TraceContext>,
+        is_replay: bool,
+    ) -> Option<Attempt> {
+        let inner = self.0.as_ref()?;
+        let trace = stored.map_or_else(|| TraceId::of_event(delivery.event), |context| context.trace);
+        let emit = stored.map(|context| context.span);
+        Some(Attempt {
+            context: TraceContext {
+                trace,
+                span: SpanId::new(rand::random())?,
+                sampled: stored.map_or_else(|| trace.is_among(inner.share), |context| context.sampled),
+            },
+            emit,
+            // A replay did not wait since the emit.
+            parent: match is_replay {
+                true => emit,
+                false => Some(SpanId::of_delivery(delivery)),
+            },
+            delivery,
+        })
+    }
+
+    pub(crate) fn attempt_ended(&self, attempt: &Attempt, made: &Made<'_>) {
+        if !attempt.context.sampled {
+            return;
+        }
+        if made.number == 1 && attempt.parent != attempt.emit {
+            self.tell(attempt.waited(made));
+        }
+        self.tell(attempt.span(made));
+    }
+}
+
+/// An emit under way.
+#[derive(Debug, Clone, Copy)]
+pub struct Emit {
+    /// What its events carry.
+    pub context: TraceContext,
+    parent: Option<SpanId>,
+    began: DateTime<Utc>,
+}
+
+/// An attempt under way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attempt {
+    /// What the receiver is told.
+    pub(crate) context: TraceContext,
+    emit: Option<SpanId>,
+    parent: Option<SpanId>,
+    delivery: DeliveryId,
+}
+
+/// What an attempt was.
+pub(crate) struct Made<'a> {
+    pub(crate) public_id: &'a str,
+    pub(crate) host: Option<&'a str>,
+    pub(crate) number: u16,
+    pub(crate) began: DateTime<Utc>,
+    pub(crate) took: std::time::Duration,
+    pub(crate) outcome: &'a Outcome,
+}
+
+impl Attempt {
+    fn waited(&self, made: &Made<'_>) -> Span {
+        Span {
+            name: "wait",
+            kind: SpanKind::Internal,
+            trace: self.context.trace,
+            id: SpanId::of_delivery(self.delivery),
+            parent: self.emit,
+            began: emitted_at(self.delivery.event).unwrap_or(made.began),
+            ended: made.began,
+            attributes: self.attributes(made),
+            error: None,
+        }
+    }
+
+    fn span(&self, made: &Made<'_>) -> Span {
+        let mut attributes = self.attributes(made);
+        attributes.push(("http.request.method", Value::Text("POST".to_owned())));
+        attributes.push(("postrider.attempt", Value::Number(made.number.into())));
+        let outcome = made.outcome.kind().as_str();
+        attributes.push(("postrider.outcome", Value::Text(outcome.to_owned())));
+        // Not the URL: customers put tokens into it.
+        attributes.extend(
+            made.host
+                .map(|host| ("server.address", Value::Text(host.to_owned()))),
+        );
+        let status = made.outcome.status();
+        attributes.extend(status.map(|status| ("http.response.status_code", Value::Number(status.into()))));
+        let failed = !made.outcome.is_success();
+        Span {
+            name: "attempt",
+            kind: SpanKind::Client,
+            trace: self.context.trace,
+            id: self.context.span,
+            parent: self.parent,
+            began: made.began,
+            ended: made.began + TimeDelta::from_std(made.took).unwrap_or_default(),
+            attributes,
+            error: failed.then(|| made.outcome.error().unwrap_or(outcome).to_owned()),
+        }
+    }
+
+    fn attributes(&self, made: &Made<'_>) -> Vec<(&'static str, Value)> {
+        vec![
+            ("messaging.system", Value::Text("postrider".to_owned())),
+            ("messaging.message.id", Value::Text(made.public_id.to_owned())),
+            ("postrider.delivery", Value::Text(self.delivery.to_string())),
+        ]
+    }
+}
+
+fn emitted_at(event: EventId) -> Option<DateTime<Utc>> {
+    DateTime::from_timestamp_millis(event.unix_ms())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_proto::EndpointId;
+    use std::time::Duration;
+    use uuid::Uuid;
+
+    fn at(seconds: i64) -> DateTime<Utc> {
+        DateTime::from_timestamp(seconds, 0).expect("a time")
+    }
+
+    fn delivery() -> DeliveryId {
+        DeliveryId {
+            event: EventId(Uuid::now_v7()),
+            endpoint: EndpointId(1),
+        }
+    }
+
+    fn made(number: u16, outcome: &Outcome) -> Made<'_> {
+        Made {
+            public_id: "evt_1",
+            host: Some("example.com"),
+            number,
+            began: at(2_000_000_000),
+            took: Duration::from_millis(5),
+            outcome,
+        }
+    }
+
+    fn refused() -> Outcome {
+        Outcome::NotSent {
+            error: "no".to_owned(),
+        }
+    }
+
+    #[test]
+    fn one_that_is_off_makes_nothing() {
+        let off = Tracer::default();
+        assert!(off.emit_begins(None, at(0)).is_none());
+        assert!(off.attempt_begins(delivery(), None, false).is_none());
+    }
+
+    #[test]
+    fn emit_wait_and_attempts_are_one_trace() {
+        let (tracer, mut out) = Tracer::new(1.0);
+        let producer = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let producer = TraceContext::parse(producer).expect("of the form");
+        let emit = tracer.emit_begins(Some(producer), at(1)).expect("on");
+        tracer.emit_ended(&emit, at(2), Vec::new(), None);
+        let delivery = delivery();
+        for number in [1, 2] {
+            let attempt = tracer.attempt_begins(delivery, Some(emit.context), false);
+            tracer.attempt_ended(&attempt.expect("on"), &made(number, &refused()));
+        }
+        let spans: Vec<Span> = std::iter::from_fn(|| out.try_recv().ok()).collect();
+        let names: Vec<&str> = spans.iter().map(|span| span.name).collect();
+        assert_eq!(names, ["emit", "wait", "attempt", "attempt"]);
+        assert!(spans.iter().all(|span| span.trace == producer.trace));
+        assert_eq!(spans[0].parent, Some(producer.span));
+        assert_eq!(spans[1].parent, Some(spans[0].id));
+        assert_eq!(spans[2].parent, Some(spans[1].id));
+        assert_eq!(spans[3].parent, Some(spans[1].id));
+        assert_ne!(spans[2].id, spans[3].id);
+        assert_eq!(spans[3].error.as_deref(), Some("no"));
+    }
+
+    #[test]
+    fn what_a_producer_does_not_sample_is_not_told() {
+        let (tracer, mut out) = Tracer::new(1.0);
+        let producer = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
+        let emit = tracer
+            .emit_begins(TraceContext::parse(producer), at(1))
+            .expect("on");
+        tracer.emit_ended(&emit, at(2), Vec::new(), None);
+        let attempt = tracer
+            .attempt_begins(delivery(), Some(emit.context), false)
+            .expect("passed on all the same");
+        assert!(attempt.context.to_string().ends_with("-00"));
+        tracer.attempt_ended(&attempt, &made(1, &refused()));
+        assert!(out.try_recv().is_err());
+    }
+
+    #[test]
+    fn an_event_without_a_trace_begins_one_of_its_own() {
+        let (tracer, mut out) = Tracer::new(1.0);
+        let delivery = delivery();
+        let attempt = tracer.attempt_begins(delivery, None, false).expect("on");
+        tracer.attempt_ended(&attempt, &made(1, &refused()));
+        let root = out.try_recv().expect("a span");
+        assert_eq!((root.name, root.parent), ("wait", None));
+        assert_eq!(root.trace, TraceId::of_event(delivery.event));
+        let (none, mut out) = Tracer::new(0.0);
+        let attempt = none.attempt_begins(delivery, None, false).expect("on");
+        none.attempt_ended(&attempt, &made(1, &refused()));
+        assert!(out.try_recv().is_err(), "none are to be sampled");
+    }
+
+    #[test]
+    fn a_full_queue_drops_and_does_not_wait() {
+        let (tracer, mut out) = Tracer::new(1.0);
+        let emit = tracer.emit_begins(None, at(1)).expect("on");
+        for _ in 0..WAITING_MAX + 10 {
+            tracer.emit_ended(&emit, at(2), Vec::new(), None);
+        }
+        assert_eq!(std::iter::from_fn(|| out.try_recv().ok()).count(), WAITING_MAX);
+    }
+}

@@ -1,0 +1,384 @@
+//! How the parts of a dispatcher are connected, started and shut down.
+//!
+//! Shutdown goes backwards along a delivery's path: the engine stops picking, the lease ends, attempts finish or are
+//! handed back, the recorder writes the last results, and only then the shards are released.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use postrider_proto::EndpointId;
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use uuid::Uuid;
+
+use crate::{
+    Dispatcher, DispatcherError, Wake,
+    clock::Clock,
+    db_timeout,
+    dedicated_connection::DedicatedConnection,
+    deliver::{
+        attempt::{Attempts, Picked},
+        bodies::LargeBodies,
+        capacity::Capacity,
+        engine::{Engine, EngineMessage, State},
+        lane::{Activity, Pace, Withdrawal},
+        reader::{Reader, ReaderMessage},
+        recorder::{Finished, Recorder},
+        survey::Surveyor,
+        worker_pool::WorkerPool,
+    },
+    http::client::HttpSender,
+    maintenance::{
+        deleted_endpoints, disable::Disabler, jobs, notices::Notifier, relay, replays::run::Runner,
+        replays::withdraw::Withdrawer,
+    },
+    ownership::{applied, lease::Lease, shards::Shards},
+    telemetry::{
+        metrics,
+        statistics::{Flusher, Statistics},
+    },
+};
+
+/// Connections that renew the lease. Nothing else may make it wait; the second is for when the first hangs.
+const LEASE_CONNECTIONS: u32 = 2;
+/// Connections for tasks that API callers wait for: applied settings, cancelled replays, endpoints to disable; one each.
+/// Background work can't take them away.
+const CONTROL_CONNECTIONS: u32 = 3;
+/// Messages the reader may be ahead of the engine.
+const READ_AHEAD: usize = 16;
+/// For the last results to be recorded.
+const RECORD_MAX: Duration = Duration::from_secs(5);
+/// For background tasks to end. A little more than one statement may take.
+const BACKGROUND_END_MAX: Duration = Duration::from_secs(12);
+
+/// Planner settings of the hot path's sessions: an index scan for each row of a list. The planner does not know how long
+/// the lists are, plans for tables that were empty a moment ago, and would choose a sequential scan. Where these settings
+/// are not enough a statement says `offset 0`, or repeats the predicate of the partial index it needs.
+/// `tests/it/plans.rs` checks every plan.
+const HOT_PLANS: [(&str, &str); 6] = [
+    ("enable_seqscan", "off"),
+    ("enable_bitmapscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("jit", "off"),
+];
+
+/// An engine that is ready to run, and what it receives.
+pub(crate) struct Started {
+    pub(crate) engine: Engine,
+    pub(crate) messages: mpsc::UnboundedReceiver<EngineMessage>,
+    pub(crate) rows: mpsc::Receiver<ReaderMessage>,
+    pub(crate) running: Running,
+}
+
+/// The tasks around the engine.
+pub(crate) struct Running {
+    lease: Lease,
+    attempts: Arc<Attempts>,
+    loaders: TaskTracker,
+    attempt_tasks: TaskTracker,
+    recorder: JoinHandle<()>,
+    background: TaskTracker,
+    /// Ends the reader's wait for changes.
+    hurry: Wake,
+    /// Results that can't be written are given up.
+    abandon: CancellationToken,
+    /// Background tasks end.
+    leave: CancellationToken,
+}
+
+/// What every part is made with.
+struct Parts {
+    id: Uuid,
+    clock: Clock,
+    lease: Lease,
+    pool: PgPool,
+    control: PgPool,
+    /// With the planner settings of the hot path.
+    direct: PgConnectOptions,
+    engine: mpsc::UnboundedSender<EngineMessage>,
+    background: TaskTracker,
+    leave: CancellationToken,
+    statistics: Statistics,
+    to_disable: Wake,
+    hurry: Wake,
+}
+
+/// The receiving ends of what the engine sends to background tasks.
+struct EngineOutput {
+    deleted: mpsc::UnboundedReceiver<EndpointId>,
+    withdrawals: mpsc::UnboundedReceiver<Withdrawal>,
+    applied: watch::Receiver<Option<String>>,
+    activity: watch::Receiver<Vec<Activity>>,
+}
+
+impl Parts {
+    fn new(dispatcher: &Dispatcher, clock: Clock, engine: mpsc::UnboundedSender<EngineMessage>) -> Self {
+        let control = db_timeout::lively(PgPoolOptions::new())
+            .max_connections(CONTROL_CONNECTIONS)
+            .connect_lazy_with((*dispatcher.pool.connect_options()).clone());
+        metrics::watch_pool("control", &control);
+        Self {
+            id: Uuid::now_v7(),
+            clock,
+            lease: Lease::new(),
+            pool: dispatcher.pool.clone(),
+            control,
+            direct: dispatcher.direct.clone().options(HOT_PLANS),
+            engine,
+            background: TaskTracker::new(),
+            leave: CancellationToken::new(),
+            statistics: Statistics::default(),
+            to_disable: Wake::default(),
+            hurry: Wake::default(),
+        }
+    }
+}
+
+pub(crate) async fn start(
+    dispatcher: Dispatcher,
+    stop: &CancellationToken,
+) -> Result<Started, DispatcherError> {
+    let asked_at = Instant::now();
+    let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
+        .fetch_one(&dispatcher.pool)
+        .await?;
+    let (to_engine, messages) = mpsc::unbounded_channel();
+    let parts = Parts::new(&dispatcher, Clock::new(asked_at, now), to_engine);
+    let (finished, finished_out) = mpsc::unbounded_channel();
+    let abandon = CancellationToken::new();
+    let recorder = recorder(&parts, finished_out);
+    let attempt_tasks = TaskTracker::new();
+    let attempts = Arc::new(attempts(&dispatcher, &parts, finished.clone(), &attempt_tasks)?);
+    let (loaders, picked) = start_loaders(&attempts);
+    let (rows_in, rows) = mpsc::channel(READ_AHEAD);
+    let (cycles, cycles_out) = mpsc::channel(1);
+    let (surveys, surveys_out) = mpsc::unbounded_channel();
+    let (drained, drained_out) = mpsc::unbounded_channel();
+    let (deleted, deleted_out) = mpsc::unbounded_channel();
+    let (withdrawals, withdrawals_out) = mpsc::unbounded_channel();
+    let (applied, applied_out) = watch::channel(None);
+    let (activity, activity_out) = watch::channel(Vec::new());
+    let reader = Reader {
+        wake: dispatcher.wake.clone(),
+        hurry: parts.hurry.clone(),
+        options: parts.direct.clone(),
+        clock: parts.clock.clone(),
+        cycles: cycles_out,
+        out: rows_in,
+    };
+    let surveyor = Surveyor::new(parts.direct.clone(), surveys_out, parts.engine.clone());
+    start_ownership(&dispatcher, &parts, drained_out, stop).await?;
+    let recorder = tokio::spawn(recorder.run(abandon.clone()));
+    parts.background.spawn(reader.run(parts.leave.clone()));
+    tokio::spawn(surveyor.run(parts.leave.clone()));
+    let output = EngineOutput {
+        deleted: deleted_out,
+        withdrawals: withdrawals_out,
+        applied: applied_out,
+        activity: activity_out,
+    };
+    start_maintenance(&dispatcher, &parts, output, stop);
+    let engine = Engine {
+        capacity: Capacity::new(dispatcher.settings.max_in_flight),
+        settings: dispatcher.settings,
+        vault: dispatcher.vault,
+        clock: parts.clock.clone(),
+        events: parts.engine.clone(),
+        picked,
+        finished,
+        started: Instant::now(),
+        cycles,
+        hurry: parts.hurry.clone(),
+        drained,
+        deleted,
+        withdrawals,
+        surveys,
+        applied,
+        activity,
+        state: State::default(),
+    };
+    let running = Running {
+        lease: parts.lease,
+        attempts,
+        loaders,
+        attempt_tasks,
+        recorder,
+        background: parts.background,
+        hurry: parts.hurry,
+        abandon,
+        leave: parts.leave,
+    };
+    Ok(Started {
+        engine,
+        messages,
+        rows,
+        running,
+    })
+}
+
+fn recorder(parts: &Parts, finished: mpsc::UnboundedReceiver<Finished>) -> Recorder {
+    Recorder {
+        connection: DedicatedConnection::new(parts.direct.clone()),
+        to_disable: parts.to_disable.clone(),
+        owner: parts.id,
+        finished,
+        out: parts.engine.clone(),
+        clock: parts.clock.clone(),
+        statistics: parts.statistics.clone(),
+    }
+}
+
+fn attempts(
+    dispatcher: &Dispatcher,
+    parts: &Parts,
+    finished: mpsc::UnboundedSender<Finished>,
+    tasks: &TaskTracker,
+) -> Result<Attempts, DispatcherError> {
+    Ok(Attempts {
+        database: parts.direct.clone(),
+        sender: HttpSender::new(dispatcher.guard.clone(), dispatcher.settings.max_in_flight)?,
+        clock: parts.clock.clone(),
+        lease: parts.lease.clone(),
+        jitter: dispatcher.settings.jitter,
+        finished,
+        tasks: tasks.clone(),
+        workers: WorkerPool::new(),
+        large_bodies: LargeBodies::new(&parts.direct, dispatcher.tracer.is_on()),
+        tracer: dispatcher.tracer.clone(),
+    })
+}
+
+/// One task for each pace reads the bodies of picked deliveries and starts their attempts.
+fn start_loaders(attempts: &Arc<Attempts>) -> (TaskTracker, [mpsc::UnboundedSender<Picked>; Pace::COUNT]) {
+    let loaders = TaskTracker::new();
+    let picked = Pace::ALL.map(|pace| {
+        let (picked, picked_out) = mpsc::unbounded_channel();
+        loaders.spawn(attempts.clone().run(pace, picked_out));
+        picked
+    });
+    loaders.close();
+    (loaders, picked)
+}
+
+async fn start_ownership(
+    dispatcher: &Dispatcher,
+    parts: &Parts,
+    drained: mpsc::UnboundedReceiver<postrider_proto::Shard>,
+    stop: &CancellationToken,
+) -> Result<(), sqlx::Error> {
+    let leases = db_timeout::lively(PgPoolOptions::new())
+        .max_connections(LEASE_CONNECTIONS)
+        .connect_with(dispatcher.direct.clone())
+        .await?;
+    metrics::watch_pool("lease", &leases);
+    let shards = Shards {
+        pool: leases,
+        id: parts.id,
+        name: dispatcher.settings.name.clone(),
+        lease: parts.lease.clone(),
+        events: parts.engine.clone(),
+        drained,
+    };
+    parts
+        .background
+        .spawn(shards.run(stop.clone(), parts.leave.clone()));
+    Ok(())
+}
+
+/// Everything that API callers or operators wait for, but no delivery.
+fn start_maintenance(dispatcher: &Dispatcher, parts: &Parts, output: EngineOutput, stop: &CancellationToken) {
+    let (control, leave) = (&parts.control, &parts.leave);
+    tokio::spawn(applied::publish(control.clone(), parts.id, output.applied));
+    tokio::spawn(deleted_endpoints::run(
+        parts.pool.clone(),
+        output.deleted,
+        leave.clone(),
+    ));
+    let withdrawer = Withdrawer {
+        pool: control.clone(),
+        owner: parts.id,
+        withdrawals: output.withdrawals,
+        out: parts.engine.clone(),
+        stop: leave.clone(),
+    };
+    tokio::spawn(withdrawer.run());
+    let disabler = Disabler {
+        pool: control.clone(),
+        wake: parts.to_disable.clone(),
+        stop: leave.clone(),
+    };
+    tokio::spawn(disabler.run());
+    let flusher = Flusher {
+        pool: parts.pool.clone(),
+        writer: parts.id,
+        clock: parts.clock.clone(),
+        statistics: parts.statistics.clone(),
+        activity: output.activity,
+    };
+    parts.background.spawn(flusher.run(leave.clone()));
+    let runner = Runner {
+        pool: parts.pool.clone(),
+        wake: dispatcher.wake.clone(),
+        retention: dispatcher.settings.retention,
+        stop: leave.clone(),
+    };
+    let notifier = Notifier {
+        pool: parts.pool.clone(),
+        wake: dispatcher.wake.clone(),
+        public_url: dispatcher.settings.public_url.clone(),
+    };
+    let jobs = jobs::run(
+        parts.pool.clone(),
+        dispatcher.vault.clone(),
+        runner,
+        notifier,
+        leave.clone(),
+    );
+    parts.background.spawn(jobs);
+    for (number, source) in dispatcher.sources.iter().enumerate() {
+        parts.background.spawn(relay::run(
+            number + 1,
+            source.clone(),
+            parts.pool.clone(),
+            dispatcher.wake.clone(),
+            stop.clone(),
+        ));
+    }
+}
+
+impl Running {
+    /// After the engine has ended: attempts still in flight have had their time and are handed back to the next owner.
+    pub(crate) async fn shut_down(self) {
+        self.lease.end();
+        self.loaders.wait().await;
+        self.attempts.workers.close();
+        self.attempt_tasks.close();
+        self.attempt_tasks.wait().await;
+        // The recorder ends when the last sender of results is gone, and the attempts hold one.
+        drop(self.attempts);
+        if tokio::time::timeout(RECORD_MAX, self.recorder).await.is_err() {
+            self.abandon.cancel();
+            tracing::warn!("the last results could not be recorded: their deliveries will be sent again");
+        }
+        self.leave.cancel();
+        self.hurry.now();
+        self.background.close();
+        // Each task has its own limit except apalis, which waits without one on a connection that hangs.
+        let ended = tokio::time::timeout(BACKGROUND_END_MAX, self.background.wait()).await;
+        if ended.is_err() {
+            tracing::warn!("background tasks did not end in time and are abandoned");
+        }
+    }
+}
