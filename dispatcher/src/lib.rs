@@ -47,6 +47,7 @@ mod restored;
 pub mod retention;
 pub mod retry;
 pub mod rollup;
+mod round_robin;
 pub mod schema;
 pub mod sealed;
 pub mod send;
