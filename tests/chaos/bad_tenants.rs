@@ -26,10 +26,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::support::ADMIN_API_KEY;
+use crate::{installation::http_client, support::ADMIN_API_KEY};
 
-/// An API that is away or takes longer has not answered.
-const ANSWER_MAX: Duration = Duration::from_secs(15);
 /// For this long a call is repeated while the API is away.
 const PREPARE_MAX: Duration = Duration::from_secs(30);
 const LARGE_BYTES: i32 = 250 * 1024;
@@ -120,10 +118,7 @@ impl Ground {
     }
 
     async fn ask_at(&self, api: &str, method: Method, path: &str, key: &str, body: &Value) -> Option<Value> {
-        let client = reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX);
-        let request = client
-            .build()
-            .expect("a client")
+        let request = http_client()
             .request(method, format!("{api}/v1{path}"))
             .bearer_auth(key)
             .header("content-type", "application/json")

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, RwLock},
+    sync::{Arc, LazyLock, Mutex, RwLock},
     time::Duration,
 };
 
@@ -45,6 +45,8 @@ const STEADY_ENDPOINTS: usize = 12;
 /// Events that the dry runs of a bad tenant look through.
 const LOOKED_THROUGH: i32 = 20_000;
 const BAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// An API that takes longer counts as unavailable.
+const RESPONSE_TIME_MAX: Duration = Duration::from_secs(15);
 /// Every process has a pool, and so has PgBouncer.
 const WHOLE_SERVER: &str =
     "max_wal_size = '160MB'\nmin_wal_size = '64MB'\nwal_recycle = off\nmax_connections = 400\n";
@@ -131,6 +133,16 @@ enum Extent {
     Small,
     /// An API behind PgBouncer, dispatchers that come and go, a steady tenant and one of visitors.
     Whole,
+}
+
+/// One client for every call, because building one costs as much CPU as dozens of calls and the machine under test shares it.
+/// It keeps no idle connections: those would belong to the runtime of the test that opened them.
+pub(crate) fn http_client() -> &'static reqwest::Client {
+    static CLIENT: LazyLock<reqwest::Client> = LazyLock::new(|| {
+        let client = reqwest::Client::builder().no_proxy().timeout(RESPONSE_TIME_MAX);
+        client.pool_max_idle_per_host(0).build().expect("a client")
+    });
+    &CLIENT
 }
 
 impl Installation {
@@ -444,14 +456,10 @@ impl Installation {
     }
 
     async fn call_once(&self, method: &str, path: &str, key: Option<&str>, body: Value) -> Option<Value> {
-        let client = reqwest::Client::builder()
-            .no_proxy()
-            .timeout(Duration::from_secs(15));
-        let client = client.build().expect("a client");
         let bases = self.addresses.read().expect("not poisoned").clone();
         let base = &bases[(self.time.now().as_micros() % bases.len() as u128) as usize];
         let method: reqwest::Method = method.parse().expect("a method");
-        let mut request = client
+        let mut request = http_client()
             .request(method, format!("{base}/v1{path}"))
             .bearer_auth(crate::support::ADMIN_API_KEY)
             .header("content-type", "application/json");

@@ -34,6 +34,7 @@ const SLOW_ENDPOINTS_EACH: usize = 5;
 const SLOW: Duration = Duration::from_millis(1_200);
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 const GOAL: f64 = 1.5;
+const SLOWEST: usize = 5;
 /// The dispatcher's limit of open files where sockets are what runs out.
 const FEW_FILES: &str = "ulimit -n 1024; exec \"$@\"";
 /// As many as a tenant of some size has.
@@ -176,6 +177,8 @@ struct Measured {
     times: Vec<Duration>,
     /// Not taken, or never come.
     failed: usize,
+    /// The slowest few, each with the time since the stage began: a burst and a steady delay look the same in a percentile.
+    slowest: Vec<(Duration, Duration)>,
 }
 
 impl Measured {
@@ -391,11 +394,17 @@ impl Place {
         let until = Instant::now() + LATE_MAX;
         loop {
             let (mut times, mut missing) = (Vec::new(), 0);
+            let mut slowest = Vec::new();
+            let began = asked.first().map(|(_, at)| *at);
             {
                 let arrivals = self.sink.0.lock().expect("not poisoned");
                 for (what, at) in &asked {
                     match arrivals.get(what) {
-                        Some(came) => times.push(came.saturating_duration_since(*at)),
+                        Some(came) => {
+                            let took = came.saturating_duration_since(*at);
+                            times.push(took);
+                            slowest.push((took, began.map_or(Duration::ZERO, |began| *at - began)));
+                        }
                         None => missing += 1,
                     }
                 }
@@ -406,8 +415,14 @@ impl Place {
                 let never = now.saturating_duration_since(asked.first().map_or(now, |(_, at)| *at));
                 times.extend(std::iter::repeat_n(never, missing));
                 times.sort_unstable();
+                slowest.sort_unstable_by(|a, b| b.cmp(a));
+                slowest.truncate(SLOWEST);
                 let failed = refused.max(missing);
-                return Measured { times, failed };
+                return Measured {
+                    times,
+                    failed,
+                    slowest,
+                };
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -476,6 +491,11 @@ async fn healthy_tenants_are_served_beside_a_bad_one_as_they_are_alone() {
         let played = play(scenario).await;
         for line in &played {
             println!("{line}");
+            let slowest = line.beside.slowest.iter();
+            let slowest: Vec<String> = slowest
+                .map(|(took, at)| format!("{} ms at {:.1} s", took.as_millis(), at.as_secs_f64()))
+                .collect();
+            println!("      slowest beside: {}", slowest.join(", "));
         }
         lines.extend(played);
     }

@@ -28,6 +28,7 @@ use crate::{
         queued_delivery::QueuedDelivery,
         recorder::Finished,
         retry::{self, Jitter, Next},
+        round_robin::RoundRobin,
         worker_pool::WorkerPool,
     },
     http::client::{HttpSender, Request, webhook_headers},
@@ -43,6 +44,8 @@ const BODIES_MAX: usize = 256;
 /// Attempts of lanes that are not known to be fast begin a few at a time: a thousand that hang would begin, and time out,
 /// all at once, and what is fast would wait behind them for the processor.
 const CAREFUL_MAX: usize = 16;
+/// Picked deliveries taken from the engine at a time. Their number is bounded by the capacity they were picked under.
+const ARRIVED_MAX: usize = 256;
 const CAREFUL_PAUSE: Duration = Duration::from_millis(2);
 /// Before a delivery_id that could not be sent for a fault of our own is handed back.
 const AFTER_OWN_FAULT: Duration = Duration::from_secs(1);
@@ -122,17 +125,30 @@ enum Fetch {
 }
 
 impl Attempts {
-    /// Takes what was picked of lanes of one pace, reads bodies in batches and starts an attempt for each. Ends with the
-    /// engine.
+    /// Takes what was picked of lanes of one pace, reads bodies in batches and starts an attempt for each. Endpoints take
+    /// turns, so that the burst of one keeps no other waiting. Ends with the engine.
     pub(crate) async fn run(self: Arc<Self>, pace: Pace, mut picked: mpsc::UnboundedReceiver<Picked>) {
         let mut line = DedicatedConnection::new(self.database.clone());
         let (most, pause) = match pace {
             Pace::Fast => (BODIES_MAX, None),
             Pace::Slow | Pace::Unknown => (CAREFUL_MAX, Some(CAREFUL_PAUSE)),
         };
-        let mut batch = Vec::with_capacity(most);
-        while picked.recv_many(&mut batch, most).await > 0 {
-            self.start(std::mem::take(&mut batch), &mut line).await;
+        let mut arrived = Vec::with_capacity(most);
+        let mut backlog = RoundRobin::default();
+        while !backlog.is_empty() || picked.recv_many(&mut arrived, ARRIVED_MAX).await > 0 {
+            // What came while the last batch was read takes its turn with what is left of it.
+            while let Ok(one) = picked.try_recv() {
+                arrived.push(one);
+            }
+            let batch = if backlog.is_empty() && arrived.len() <= most {
+                std::mem::take(&mut arrived)
+            } else {
+                for one in arrived.drain(..) {
+                    backlog.push(one.endpoint.id, one);
+                }
+                std::iter::from_fn(|| backlog.pop()).take(most).collect()
+            };
+            self.start(batch, &mut line).await;
             if let Some(pause) = pause {
                 tokio::time::sleep(pause).await;
             }
