@@ -175,9 +175,10 @@ pub async fn migrate_to(pool: &PgPool, set: &SchemaSet) -> Result<(), SchemaErro
     check_rights(&mut connection).await?;
     apply(&mut connection, set).await?;
     sqlx::raw_sql(MAKE_IN_APALIS).execute(&mut connection).await?;
-    crate::jobs::migrate(&mut connection)
-        .await
-        .map_err(SchemaError::Jobs)?;
+    let mut tries = LockTries::default();
+    while let Err(error) = crate::jobs::migrate(&mut connection).await {
+        tries.again(SchemaError::Jobs(error)).await?;
+    }
     connection.close().await?;
     Ok(())
 }
@@ -238,7 +239,8 @@ impl LockTries {
         const DEADLOCK: &str = "40P01";
         let cause = match &error {
             SchemaError::Database(cause)
-            | SchemaError::Migrate(MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _)) => {
+            | SchemaError::Migrate(MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _))
+            | SchemaError::Jobs(MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _)) => {
                 cause.as_database_error().and_then(|cause| cause.code())
             }
             _ => None,
