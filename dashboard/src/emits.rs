@@ -39,7 +39,7 @@ const GROUP_MAX: usize = 64;
 const GROUPS_AT_ONCE: usize = 2;
 /// Long enough for a busy database; what takes longer may have been committed or not.
 const GROUP_TIME_MAX: Duration = Duration::from_secs(10);
-/// A little longer than a group waits for a lock (`emit_group`): an emit that waits longer holds up every group it is in.
+/// A little longer than a group waits for a lock (`Patience::Short`): an emit that waits longer holds up every group it is in.
 const LOCK_WAIT_SHORT: Duration = Duration::from_millis(150);
 /// Single emits that are waiting or at work.
 const SINGLES: Bounds = Bounds {

@@ -18,6 +18,8 @@ use crate::{
 
 /// How often a type whose newest version changes at this very moment is looked up again.
 const ROUNDS_MAX: usize = 4;
+/// With `Patience::Short`.
+const LOCK_TIMEOUT_SHORT_MS: i32 = 100;
 
 /// An event to be. The forms of its parts are checked by the database.
 #[derive(Debug, Clone, Copy)]
@@ -67,8 +69,7 @@ impl<'a> NewEvent<'a> {
         self
     }
 
-    /// Where the caller is in a trace: attempts become a part of it, where traces are on. The role needs `insert` on
-    /// `postrider.traces` for it.
+    /// The caller's trace context: if tracing is on, the attempts become part of its trace.
     pub fn trace(mut self, context: impl Into<Option<TraceContext>>) -> Self {
         self.trace = context.into();
         self
@@ -304,24 +305,6 @@ impl Sender {
     }
 }
 
-/// The same, and the traces of the events that are new, in one statement.
-macro_rules! with_traces {
-    ($function:literal) => {
-        concat!(
-            "with emitted as materialized (select * from postrider.",
-            $function,
-            "($1, $2, $3, $4, $5, $6, $7)),
-             kept as (
-                 insert into postrider.traces (event_id, context)
-                 select e.event_id, t.context
-                 from emitted e join unnest($8::bytea[]) with ordinality as t (context, n) on t.n = e.position + 1
-                 where e.refusal is null and not e.duplicate and t.context is not null
-             )
-             select * from emitted"
-        )
-    };
-}
-
 async fn call(
     connection: &mut PgConnection,
     events: &[NewEvent<'_>],
@@ -338,25 +321,23 @@ async fn call(
             event.trace.map(|trace| trace.to_bytes(event.trace_state))
         })
         .collect();
-    let traced = traces.iter().any(Option::is_some);
-    let statement = match (patience, traced) {
-        (Patience::Own, false) => "select * from postrider.emit_all($1, $2, $3, $4, $5, $6, $7)",
-        (Patience::Short, false) => "select * from postrider.emit_group($1, $2, $3, $4, $5, $6, $7)",
-        (Patience::Own, true) => with_traces!("emit_all"),
-        (Patience::Short, true) => with_traces!("emit_group"),
+    let contexts = traces.iter().any(Option::is_some).then_some(traces);
+    let lock_timeout_ms = match patience {
+        Patience::Own => None,
+        Patience::Short => Some(LOCK_TIMEOUT_SHORT_MS),
     };
-    let query = sqlx::query_as(statement)
+    sqlx::query_as("select * from postrider.emit_all($1, $2, $3, $4, $5, $6, $7, $8, $9)")
         .bind(of(|event| Some(event.tenant.to_owned())))
         .bind(of(|event| Some(event.type_name.to_owned())))
         .bind(of(|event| Some(event.data.to_owned())))
         .bind(of(|event| event.id.map(str::to_owned)))
         .bind(of(|event| event.version.map(str::to_owned)))
         .bind(of(|event| event.ordering_key.map(str::to_owned)))
-        .bind(checked.iter().map(|(_, schema)| *schema).collect::<Vec<i32>>());
-    match traced {
-        true => query.bind(traces).fetch_all(connection).await,
-        false => query.fetch_all(connection).await,
-    }
+        .bind(checked.iter().map(|(_, schema)| *schema).collect::<Vec<i32>>())
+        .bind(contexts)
+        .bind(lock_timeout_ms)
+        .fetch_all(connection)
+        .await
 }
 
 impl Answer {

@@ -173,8 +173,8 @@ async fn a_transaction_that_began_before_the_tenant_was_deleted_can_not_emit_for
         "select postrider.emit('acme', 'invoice.paid', '{}', 'late')",
         "select postrider.emit('acme', 'invoice.paid', '{}')",
         "select postrider.emit_batch('acme', array['invoice.paid', 'invoice.paid'], array['{}', '{}'])",
-        "select postrider.emit_traced('00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01',
-            'acme', 'invoice.paid', '{}')",
+        "select postrider.emit('acme', 'invoice.paid', '{}',
+            traceparent => '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01')",
     ];
     let mut producers = Vec::new();
     for level in ["repeatable read", "serializable"] {

@@ -36,6 +36,7 @@ mod idempotency;
 mod large_bodies;
 mod listen;
 mod masked;
+mod migrations;
 mod operational;
 mod order;
 mod outbox;

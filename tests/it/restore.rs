@@ -61,7 +61,8 @@ async fn producer_emits(database: &Database, id: &str) {
         .await
         .expect("connected");
     for emit in [
-        "select postrider.emit('acme', 'invoice.paid', '{}', '{id}', ordering_key => 'k')",
+        "select postrider.emit('acme', 'invoice.paid', '{}', '{id}', ordering_key => 'k',
+             traceparent => '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01')",
         "select postrider.emit_batch('acme', array['invoice.paid'], array['{}'])",
     ] {
         let emit = emit.replace("{id}", id);

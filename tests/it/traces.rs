@@ -225,24 +225,25 @@ async fn sql_batches_and_grpc_have_their_traces_too() {
     );
 
     // SQL that carries the producer's.
-    let emit_traced = format!(
-        "select postrider.emit_traced('00-{TRACE}-{SPAN}-01', 'acme', 'invoice.paid', '{{}}', ordering_key => 'k')"
+    let emit_with_parent = format!(
+        "select postrider.emit('acme', 'invoice.paid', '{{}}', ordering_key => 'k', traceparent => '00-{TRACE}-{SPAN}-01')"
     );
-    database.execute(&emit_traced).await;
+    database.execute(&emit_with_parent).await;
     let waits = collector.wait_for(TRACE, "wait", 1).await;
     assert_eq!(waits[0]["parentSpanId"], SPAN);
     collector.wait_for(TRACE, "attempt", 1).await;
 
-    let emit_in_trace = |state: &str| {
+    let emit_with_state = |state: &str| {
         format!(
-            "select postrider.emit_in_trace('00-{TRACE}-{SPAN}-01', '{state}', 'acme', 'invoice.paid', '{{}}')"
+            "select postrider.emit('acme', 'invoice.paid', '{{}}', traceparent => '00-{TRACE}-{SPAN}-01', \
+             tracestate => '{state}')"
         )
     };
-    database.execute(&emit_in_trace(STATE)).await;
+    database.execute(&emit_with_state(STATE)).await;
     assert_eq!(receiver.wait_for(3).await[2].header("tracestate"), STATE);
     // What is not of the form is left out, and the trace goes on.
     for (number, state) in ["nonsense", &"x".repeat(600), "a=1\u{e9}"].iter().enumerate() {
-        database.execute(&emit_in_trace(state)).await;
+        database.execute(&emit_with_state(state)).await;
         let received = &receiver.wait_for(4 + number).await[3 + number];
         assert!(received.headers.get("tracestate").is_none());
         assert!(received.header("traceparent").contains(TRACE));

@@ -11,13 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sqlx::{
-    Connection, FromRow, PgConnection, PgPool, Postgres, Transaction, migrate::Migrator,
-    postgres::PgConnectOptions,
-};
+use sqlx::{Connection, FromRow, PgConnection, PgPool, Postgres, Transaction, postgres::PgConnectOptions};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Wake, store::schema::SchemaError, telemetry::metrics::METERS};
+use crate::{
+    Wake,
+    store::schema::{self, SchemaError, SchemaSet},
+    telemetry::metrics::METERS,
+};
 use aside::{Aside, Strand};
 
 const BATCH_MAX: i64 = 200;
@@ -41,13 +42,6 @@ const WAITS_MAX: usize = 60;
 /// One relay at a time takes from a source, so that the events of a key stay in order.
 const RELAY_LOCK: i64 = 0x706f_7374_7269_6465;
 
-fn migrator() -> Migrator {
-    let mut migrator = sqlx::migrate!("../migrations/outbox");
-    migrator.create_schema("postrider");
-    migrator.dangerous_set_table_name("postrider.outbox_migrations");
-    migrator
-}
-
 /// Puts the outbox into a producer's own database.
 pub async fn migrate_outbox(options: &PgConnectOptions) -> Result<(), SchemaError> {
     let mut connection = PgConnection::connect_with(options).await?;
@@ -57,10 +51,7 @@ pub async fn migrate_outbox(options: &PgConnectOptions) -> Result<(), SchemaErro
     if is_main {
         return Err(SchemaError::NotAnOutbox);
     }
-    sqlx::query("set lock_timeout = '5s'")
-        .execute(&mut connection)
-        .await?;
-    migrator().run(&mut connection).await?;
+    schema::apply(&mut connection, &SchemaSet::outbox()).await?;
     connection.close().await?;
     Ok(())
 }
@@ -348,17 +339,16 @@ async fn try_emit(pool: &PgPool, rows: &[&Row]) -> Result<Vec<Refused>, sqlx::Er
         rows.iter().map(|row| part(row)).collect()
     }
     let mut transaction = pool.begin_with(BEGIN_EMIT).await?;
-    let emitted = sqlx::query_as(
-        "select position, refusal, message from postrider.emit_all($1, $2, $3, $4, $5, $6, null)",
-    )
-    .bind(column(rows, |row| Some(&row.tenant)))
-    .bind(column(rows, |row| Some(&row.r#type)))
-    .bind(column(rows, |row| Some(&row.data)))
-    .bind(column(rows, |row| Some(&row.id)))
-    .bind(column(rows, |row| row.version.as_deref()))
-    .bind(column(rows, |row| row.ordering_key.as_deref()))
-    .fetch_all(&mut *transaction)
-    .await;
+    let emitted =
+        sqlx::query_as("select position, refusal, message from postrider.emit_all($1, $2, $3, $4, $5, $6)")
+            .bind(column(rows, |row| Some(&row.tenant)))
+            .bind(column(rows, |row| Some(&row.r#type)))
+            .bind(column(rows, |row| Some(&row.data)))
+            .bind(column(rows, |row| Some(&row.id)))
+            .bind(column(rows, |row| row.version.as_deref()))
+            .bind(column(rows, |row| row.ordering_key.as_deref()))
+            .fetch_all(&mut *transaction)
+            .await;
     let answers: Vec<(i32, Option<String>, Option<String>)> = match emitted {
         Ok(answers) => answers,
         Err(error) => {

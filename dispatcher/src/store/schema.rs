@@ -1,9 +1,35 @@
-//! The database's schema: brought up to date by `up` and `migrate`, only checked by the production roles.
+//! The database schema: migrated by `up` and `migrate`, only checked by the production roles.
+//! `migrations/README.md` explains the files and how to change them.
+//! Invariant: while the schema is migrated, no emit waits longer than one short lock timeout.
 
-use sqlx::{Connection, PgConnection, PgPool, migrate::Migrator, postgres::PgPoolOptions};
+mod functions;
+mod indexes;
 
-/// sqlx's own record of what has run, kept beside the tables so that nothing is made outside our schema.
-const APPLIED_TABLE: &str = "postrider.schema_migrations";
+use std::time::Duration;
+
+use sqlx::{
+    Connection, PgConnection, PgPool,
+    migrate::{MigrateError, Migration, Migrator},
+    postgres::PgPoolOptions,
+};
+
+pub use functions::FunctionFile;
+pub use indexes::OnlineIndex;
+
+/// The newest migration of the first release. Migrations up to this one never change.
+pub const BASELINE_VERSION: i64 = 7;
+
+/// Indexes added to tables that may be large. Migrations must not create those: see `migrations/README.md`.
+const ONLINE_INDEXES: &[OnlineIndex] = &[];
+
+/// Held by the session that migrates: "postrmig".
+const MIGRATION_LOCK: i64 = 0x706f_7374_726d_6967;
+const MIGRATION_LOCK_POLL: Duration = Duration::from_millis(200);
+/// A statement that waits for a table lock makes every later emit wait behind it, so each try is short, and emits get through
+/// in the pauses.
+const SET_LOCK_TIMEOUT: &str = "set lock_timeout = '300ms'";
+const LOCK_TRIES_MAX: u32 = 60;
+const LOCK_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
@@ -13,9 +39,16 @@ pub enum SchemaError {
         "the database's schema is at version {found}, this program needs {needed}: run `postrider migrate` first"
     )]
     Older { found: i64, needed: i64 },
+    #[error("the functions of the database's schema are out of date: run `postrider migrate` first")]
+    OlderFunctions,
+    #[error(
+        "this database was created by a pre-release build and can't be migrated: create a new database and run \
+         `postrider migrate` there"
+    )]
+    PreRelease,
     #[error("the database's encoding is {0}, Postrider needs UTF8")]
     Encoding(String),
-    #[error("Postgres runs with `{0}` off: a crash could lose what was committed. Turn it on")]
+    #[error("Postgres runs with `{0}` off: a crash could lose committed data. Turn it on")]
     NotDurable(String),
     #[error("this database has Postrider's main schema: an outbox goes into a producer's own database")]
     NotAnOutbox,
@@ -24,44 +57,90 @@ pub enum SchemaError {
          `grant create on database {database} to {role}`"
     )]
     MayNotCreate { role: String, database: String },
+    #[error(
+        "a table could not be locked because a long transaction is using it: end that transaction and run \
+         `postrider migrate` again"
+    )]
+    Locked,
     #[error("the migration failed: {0}")]
-    Migrate(#[from] sqlx::migrate::MigrateError),
-    #[error("the tables of the background jobs could not be made: {0}")]
-    Jobs(#[source] sqlx::migrate::MigrateError),
-    #[error("the database did not answer: {0}")]
+    Migrate(#[from] MigrateError),
+    #[error("the tables of the background jobs could not be created: {0}")]
+    Jobs(#[source] MigrateError),
+    #[error("database error: {0}")]
     Database(#[from] sqlx::Error),
 }
 
-fn migrator() -> Migrator {
-    let mut migrator = sqlx::migrate!("../migrations");
-    migrator.create_schema("postrider");
-    migrator.dangerous_set_table_name(APPLIED_TABLE);
-    migrator
+/// Everything that makes up a schema, in the order it is applied.
+#[derive(Debug, Clone)]
+pub struct SchemaSet {
+    pub migrations: Vec<Migration>,
+    /// Where applied migrations are recorded. In our own schema, so that nothing is created outside of it.
+    table: &'static str,
+    pub functions: Vec<FunctionFile>,
+    /// Who may do what. Runs in the transaction that replaces the functions.
+    rights: &'static str,
+    pub indexes: Vec<OnlineIndex>,
+    /// The version of the program, as numbers. Functions of a later one are never replaced.
+    pub release: Vec<i32>,
 }
 
-/// The job queue's extensions are found by their names alone, wherever they lie: with it by default, or where an operator or
-/// an earlier version has put them.
+impl SchemaSet {
+    /// The schema of Postrider's own database.
+    pub fn main() -> Self {
+        Self {
+            migrations: sqlx::migrate!("../migrations").iter().cloned().collect(),
+            table: "postrider.schema_migrations",
+            functions: functions::main(),
+            rights: GIVE_UP_SUPERUSER,
+            indexes: ONLINE_INDEXES.to_vec(),
+            release: release(),
+        }
+    }
+
+    /// The outbox in a producer's own database.
+    pub(crate) fn outbox() -> Self {
+        Self {
+            migrations: sqlx::migrate!("../migrations/outbox").iter().cloned().collect(),
+            table: "postrider.outbox_migrations",
+            functions: functions::outbox(),
+            rights: "",
+            indexes: Vec::new(),
+            release: release(),
+        }
+    }
+
+    fn migrator(&self) -> Migrator {
+        let mut migrator = Migrator::with_migrations(self.migrations.clone());
+        migrator.create_schema("postrider");
+        migrator.dangerous_set_table_name(self.table);
+        // `MIGRATION_LOCK` covers more than the migrations.
+        migrator.set_locking(false);
+        migrator
+    }
+
+    fn version(&self) -> i64 {
+        self.migrations.iter().map(|one| one.version).max().unwrap_or(0)
+    }
+}
+
+fn release() -> Vec<i32> {
+    let numbers = env!("CARGO_PKG_VERSION").split(['.', '-', '+']);
+    numbers.map_while(|number| number.parse().ok()).collect()
+}
+
+/// The job queue's extensions are found by their names alone, in whichever schema they were created.
 const FIND_EXTENSIONS: &str = "select set_config('search_path', concat_ws(', ', nullif(current_setting('search_path'), ''),
         coalesce((select quote_ident(n.nspname) from pg_extension e join pg_namespace n on n.oid = e.extnamespace
                   where e.extname = 'hstore'), 'apalis')), false)";
 
-/// Makes new things in the job queue's own schema, and finds its extensions where they are.
+/// Creates new objects in the job queue's own schema, and finds its extensions where they are.
 const MAKE_IN_APALIS: &str = "select set_config('search_path', concat_ws(', ', 'apalis',
         (select string_agg(distinct quote_ident(n.nspname), ', ') from pg_extension e
          join pg_namespace n on n.oid = e.extnamespace where e.extname in ('hstore', 'pgcrypto'))), false)";
 
-/// Migrations before this one give what producers call to a role `postrider_emit`, which one of them takes for granted.
-const EMIT_ROLE_UNTIL: i64 = 195;
-const MAKE_EMIT_ROLE: &str = "do $$ begin
-    if (select rolsuper from pg_roles where rolname = current_user)
-       and not exists (select from pg_roles where rolname = 'postrider_emit') then
-        create role postrider_emit nologin;
-    end if;
-end $$";
-
-/// Functions that run with their owner's rights never run with a superuser's. What a superuser has made or restored is given
-/// to `pg_database_owner`, with just the rights it needs: that role is in every cluster, so that a dump which names it can be
-/// restored everywhere. A role of our own, which earlier versions made, would be missing there.
+/// `security definer` functions never run as a superuser. Those that a superuser created or restored are given to
+/// `pg_database_owner`, with just the rights they need. That role exists in every cluster, so that a dump which names it can be
+/// restored anywhere.
 const GIVE_UP_SUPERUSER: &str = "do $$
 declare
     f regprocedure;
@@ -71,7 +150,7 @@ begin
     end if;
     grant usage on schema postrider to pg_database_owner;
     grant select on postrider.tenants, postrider.event_types, postrider.schemas, postrider.endpoints to pg_database_owner;
-    -- One column, for a lock on the row.
+    -- One column is enough for a lock on the row.
     grant update (name) on postrider.tenants to pg_database_owner;
     grant update (emitted) on postrider.schemas to pg_database_owner;
     grant select, insert on postrider.events, postrider.event_ids, postrider.queue to pg_database_owner;
@@ -79,47 +158,114 @@ begin
     grant insert on postrider.traces to pg_database_owner;
     grant execute on all functions in schema postrider to pg_database_owner;
     for f in select p.oid::regprocedure from pg_proc p join pg_roles r on r.oid = p.proowner
-             where p.pronamespace = 'postrider'::regnamespace and p.prosecdef
-               and (r.rolsuper or r.rolname = 'postrider_emit') loop
+             where p.pronamespace = 'postrider'::regnamespace and p.prosecdef and r.rolsuper loop
         execute format('alter function %s owner to pg_database_owner', f);
     end loop;
-    if exists (select from pg_roles where rolname = 'postrider_emit') then
-        revoke all on all tables in schema postrider from postrider_emit;
-        revoke all on all functions in schema postrider from postrider_emit;
-        revoke all on schema postrider from postrider_emit;
-    end if;
 end $$";
 
-/// Runs what has not run yet. Safe to call from several processes at once: sqlx takes a lock.
+/// Brings the database up to date. Safe to call from several processes at once.
 pub async fn migrate(pool: &PgPool) -> Result<(), SchemaError> {
+    migrate_to(pool, &SchemaSet::main()).await
+}
+
+/// The same, to a given set.
+pub async fn migrate_to(pool: &PgPool, set: &SchemaSet) -> Result<(), SchemaError> {
     let mut connection = pool.acquire().await?.detach();
     check_server(&mut connection).await?;
     check_rights(&mut connection).await?;
-    // A migration waits for no one: an emit would queue behind it.
-    sqlx::query("set lock_timeout = '5s'")
-        .execute(&mut connection)
-        .await?;
-    if (1..EMIT_ROLE_UNTIL).contains(&version(&mut connection).await?) {
-        sqlx::raw_sql(MAKE_EMIT_ROLE).execute(&mut connection).await?;
-    }
-    migrator().run(&mut connection).await?;
-    sqlx::raw_sql(GIVE_UP_SUPERUSER).execute(&mut connection).await?;
+    apply(&mut connection, set).await?;
     sqlx::raw_sql(MAKE_IN_APALIS).execute(&mut connection).await?;
-    crate::maintenance::jobs::migrate(&mut connection)
-        .await
-        .map_err(SchemaError::Jobs)?;
+    let mut tries = LockTries::default();
+    while let Err(error) = crate::maintenance::jobs::migrate(&mut connection).await {
+        tries.again(SchemaError::Jobs(error)).await?;
+    }
     connection.close().await?;
     Ok(())
 }
 
-/// A pool that background work can be done with.
+/// The lock is held until the connection is closed.
+pub(crate) async fn apply(connection: &mut PgConnection, set: &SchemaSet) -> Result<(), SchemaError> {
+    lock(connection).await?;
+    sqlx::query(SET_LOCK_TIMEOUT).execute(&mut *connection).await?;
+    let found = version(connection, set).await?;
+    if found > set.version() {
+        tracing::info!(
+            found,
+            "the schema is newer than this program: there is nothing to migrate"
+        );
+        return Ok(());
+    }
+    let mut tries = LockTries::default();
+    while let Err(error) = set.migrator().run(&mut *connection).await {
+        tries.again(error.into()).await?;
+    }
+    while let Err(error) = functions::apply(connection, set).await {
+        tries.again(error.into()).await?;
+    }
+    for index in &set.indexes {
+        indexes::build(connection, index).await?;
+    }
+    Ok(())
+}
+
+/// Polls instead of waiting in one statement: that statement's snapshot would keep `create index concurrently` of the session
+/// that has the lock from finishing.
+async fn lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    let mut is_logged = false;
+    loop {
+        let locked: bool = sqlx::query_scalar("select pg_try_advisory_lock($1)")
+            .bind(MIGRATION_LOCK)
+            .fetch_one(&mut *connection)
+            .await?;
+        if locked {
+            return Ok(());
+        }
+        if !is_logged {
+            tracing::info!("waiting for another process that migrates this database");
+            is_logged = true;
+        }
+        tokio::time::sleep(MIGRATION_LOCK_POLL).await;
+    }
+}
+
+/// Counts the tries to get a lock.
+#[derive(Debug, Default)]
+struct LockTries(u32);
+
+impl LockTries {
+    /// Pauses if the error was a lock timeout; returns any other error.
+    async fn again(&mut self, error: SchemaError) -> Result<(), SchemaError> {
+        const LOCK_NOT_AVAILABLE: &str = "55P03";
+        const DEADLOCK: &str = "40P01";
+        let cause = match &error {
+            SchemaError::Database(cause)
+            | SchemaError::Migrate(MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _))
+            | SchemaError::Jobs(MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _)) => {
+                cause.as_database_error().and_then(|cause| cause.code())
+            }
+            _ => None,
+        };
+        if !matches!(cause.as_deref(), Some(LOCK_NOT_AVAILABLE | DEADLOCK)) {
+            return Err(error);
+        }
+        self.0 += 1;
+        if self.0 == LOCK_TRIES_MAX {
+            return Err(SchemaError::Locked);
+        }
+        tracing::info!(%error, "the migration waits for a lock; retrying");
+        tokio::time::sleep(LOCK_PAUSE).await;
+        Ok(())
+    }
+}
+
+/// A pool for background jobs.
 pub fn finding_extensions(options: PgPoolOptions) -> PgPoolOptions {
     options.after_connect(|connection, _| {
         Box::pin(async move { sqlx::query(FIND_EXTENSIONS).execute(connection).await.map(|_| ()) })
     })
 }
 
-/// Before anything is made: half a schema helps nobody, and Postgres does not say what it is that is missing.
+/// Before anything is created: Postgres itself does not say which right is missing.
 async fn check_rights(connection: &mut PgConnection) -> Result<(), SchemaError> {
     let (role, database, may): (String, String, bool) = sqlx::query_as(
         "select '\"' || replace(current_user, '\"', '\"\"') || '\"',
@@ -134,36 +280,50 @@ async fn check_rights(connection: &mut PgConnection) -> Result<(), SchemaError> 
     }
 }
 
-/// Of the newest migration that has run; 0 when there is no schema.
-async fn version(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
-    let present: bool = sqlx::query_scalar("select to_regclass('postrider.schema_migrations') is not null")
+/// The newest applied migration; 0 if there is no schema.
+async fn version(connection: &mut PgConnection, set: &SchemaSet) -> Result<i64, SchemaError> {
+    let present: bool = sqlx::query_scalar("select to_regclass($1) is not null")
+        .bind(set.table)
         .fetch_one(&mut *connection)
         .await?;
     if !present {
         return Ok(0);
     }
-    sqlx::query_scalar("select coalesce(max(version), 0) from postrider.schema_migrations where success")
-        .fetch_one(connection)
-        .await
+    let applied: Vec<(i64, Vec<u8>)> = sqlx::query_as(sqlx::AssertSqlSafe(format!(
+        "select version, checksum from {} where success order by version",
+        set.table
+    )))
+    .fetch_all(connection)
+    .await?;
+    // The first file of the baseline never changes: another one is from before the first release.
+    if let (Some((_, found)), Some(first)) = (applied.first(), set.migrations.first())
+        && found.as_slice() != first.checksum.as_ref()
+    {
+        return Err(SchemaError::PreRelease);
+    }
+    Ok(applied.last().map_or(0, |(version, _)| *version))
 }
 
 /// Refuses a schema older than this program, and a server that may lose commits. A newer schema is fine: migrations
 /// expand first and contract a release later.
 pub async fn check(connection: &mut PgConnection) -> Result<(), SchemaError> {
     check_server(&mut *connection).await?;
-    let needed = migrator().iter().map(|m| m.version).max().unwrap_or(0);
-    let found = version(&mut *connection).await?;
+    let set = SchemaSet::main();
+    let (found, needed) = (version(&mut *connection, &set).await?, set.version());
     if found == 0 {
         return Err(SchemaError::Missing);
     }
     if found < needed {
         return Err(SchemaError::Older { found, needed });
     }
+    if found == needed && !functions::are_current(&mut *connection, &set).await? {
+        return Err(SchemaError::OlderFunctions);
+    }
     warn_of_superuser(connection).await?;
     Ok(())
 }
 
-/// A restore leaves everything to the one who restored it, until `migrate` has run.
+/// A restore makes the restoring role the owner of everything, until `migrate` has run.
 async fn warn_of_superuser(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     let functions: Vec<String> = sqlx::query_scalar(
         "select p.proname::text from pg_proc p join pg_roles r on r.oid = p.proowner
@@ -175,7 +335,7 @@ async fn warn_of_superuser(connection: &mut PgConnection) -> Result<(), sqlx::Er
         let functions = functions.join(", ");
         tracing::warn!(
             functions,
-            "producers call functions that run with the rights of a superuser: run `postrider migrate` as that superuser"
+            "functions that producers call run as a superuser: run `postrider migrate` as that superuser"
         );
     }
     Ok(())

@@ -1,0 +1,241 @@
+//! The functions of the schema. Unlike tables they have no history: each file holds the current text, and is applied again
+//! whenever its checksum changes or someone has edited one of its functions in the database.
+
+use std::borrow::Cow;
+
+use sha2::{Digest, Sha256};
+use sqlx::{AssertSqlSafe, Connection, FromRow, PgConnection};
+
+use super::SchemaSet;
+
+/// A file of `migrations/functions/`.
+#[derive(Debug, Clone)]
+pub struct FunctionFile {
+    pub name: &'static str,
+    pub sql: Cow<'static, str>,
+}
+
+macro_rules! files {
+    ($folder:literal: $($name:literal),+) => {
+        vec![$(FunctionFile {
+            name: $name,
+            sql: Cow::Borrowed(include_str!(concat!("../../../migrations/", $folder, "/", $name, ".sql"))),
+        }),+]
+    };
+}
+
+pub(super) fn main() -> Vec<FunctionFile> {
+    files!("functions": "event_ids", "emit", "notices", "changes")
+}
+
+pub(super) fn outbox() -> Vec<FunctionFile> {
+    files!("outbox/functions": "emit")
+}
+
+const CREATE_TABLE: &str = "create table if not exists postrider.function_versions (
+    file       text primary key,
+    checksum   bytea not null,              -- sha-256 of the file
+    installed  text not null,               -- hash of its functions as Postgres shows them
+    release    int[] not null,              -- of the program that applied it
+    applied_at timestamptz not null default clock_timestamp()
+)";
+
+#[derive(Debug, FromRow)]
+struct Applied {
+    file: String,
+    checksum: Vec<u8>,
+    installed: String,
+    release: Vec<i32>,
+}
+
+/// A function before the files are applied.
+#[derive(Debug, FromRow)]
+struct Existing {
+    oid: sqlx::postgres::types::Oid,
+    name: String,
+    /// The roles that may execute it, quoted.
+    grantees: Vec<String>,
+}
+
+impl FunctionFile {
+    const CREATE: &str = "create or replace function postrider.";
+
+    fn checksum(&self) -> Vec<u8> {
+        Sha256::digest(self.sql.as_bytes()).to_vec()
+    }
+
+    /// The names of the functions it creates.
+    fn functions(&self) -> Vec<&str> {
+        let created = self.sql.split(Self::CREATE).skip(1);
+        created
+            .filter_map(|text| text.split('(').next())
+            .map(str::trim)
+            .collect()
+    }
+
+    async fn installed(&self, connection: &mut PgConnection) -> Result<String, sqlx::Error> {
+        sqlx::query_scalar(
+            "select md5(coalesce(string_agg(f.text, '' order by f.text), ''))
+             from pg_proc p cross join lateral pg_get_functiondef(p.oid) f (text)
+             where p.pronamespace = 'postrider'::regnamespace and p.proname = any($1)",
+        )
+        .bind(self.functions())
+        .fetch_one(connection)
+        .await
+    }
+}
+
+/// Applies files that are out of date, and the rights, in one transaction.
+pub(super) async fn apply(connection: &mut PgConnection, set: &SchemaSet) -> Result<(), sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    sqlx::raw_sql(CREATE_TABLE).execute(&mut *transaction).await?;
+    let applied = applied(&mut transaction).await?;
+    if is_newer(&applied, set) {
+        tracing::info!("the functions are of a later release and are left unchanged");
+        return transaction.commit().await;
+    }
+    let existing = existing(&mut transaction).await?;
+    let mut changed = Vec::new();
+    for file in &set.functions {
+        let before = applied.iter().find(|one| one.file == file.name);
+        let is_current = match before {
+            Some(before) if before.checksum == file.checksum() => {
+                before.installed == file.installed(&mut transaction).await?
+            }
+            _ => false,
+        };
+        if !is_current {
+            sqlx::raw_sql(AssertSqlSafe(file.sql.as_ref()))
+                .execute(&mut *transaction)
+                .await?;
+            changed.push(file);
+        }
+    }
+    restrict_new(&mut transaction, &existing).await?;
+    sqlx::raw_sql(set.rights).execute(&mut *transaction).await?;
+    for file in changed {
+        record(&mut transaction, file, set).await?;
+    }
+    transaction.commit().await
+}
+
+/// Whether `apply` would change nothing. Hand-edited functions are not looked for.
+pub(super) async fn are_current(connection: &mut PgConnection, set: &SchemaSet) -> Result<bool, sqlx::Error> {
+    let present: bool = sqlx::query_scalar("select to_regclass('postrider.function_versions') is not null")
+        .fetch_one(&mut *connection)
+        .await?;
+    if !present {
+        return Ok(false);
+    }
+    let applied = applied(connection).await?;
+    let is_applied = |file: &FunctionFile| {
+        applied
+            .iter()
+            .any(|one| one.file == file.name && one.checksum == file.checksum())
+    };
+    Ok(is_newer(&applied, set) || set.functions.iter().all(is_applied))
+}
+
+fn is_newer(applied: &[Applied], set: &SchemaSet) -> bool {
+    applied.iter().any(|one| one.release > set.release)
+}
+
+async fn applied(connection: &mut PgConnection) -> Result<Vec<Applied>, sqlx::Error> {
+    sqlx::query_as("select file, checksum, installed, release from postrider.function_versions")
+        .fetch_all(connection)
+        .await
+}
+
+async fn existing(connection: &mut PgConnection) -> Result<Vec<Existing>, sqlx::Error> {
+    sqlx::query_as(
+        "select p.oid, p.proname::text as name,
+                array(select case when a.grantee = 0 then 'public' else a.grantee::regrole::text end
+                      from aclexplode(p.proacl) a where a.privilege_type = 'EXECUTE') as grantees
+         from pg_proc p where p.pronamespace = 'postrider'::regnamespace",
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// A new function is not for everyone, as Postgres would have it. One with a changed signature is a new function too: the
+/// roles that could execute its predecessor can execute it.
+async fn restrict_new(connection: &mut PgConnection, existing: &[Existing]) -> Result<(), sqlx::Error> {
+    let oids: Vec<_> = existing.iter().map(|one| one.oid).collect();
+    let new: Vec<(String, String)> = sqlx::query_as(
+        "select p.oid::regprocedure::text, p.proname::text from pg_proc p
+         where p.pronamespace = 'postrider'::regnamespace and p.oid <> all($1)",
+    )
+    .bind(oids)
+    .fetch_all(&mut *connection)
+    .await?;
+    for (function, name) in new {
+        let predecessors = existing.iter().filter(|one| one.name == name);
+        let grants = predecessors.flat_map(|one| &one.grantees);
+        let mut statements = format!("revoke all on function {function} from public;");
+        for role in grants {
+            statements += &format!("grant execute on function {function} to {role};");
+        }
+        sqlx::raw_sql(AssertSqlSafe(statements))
+            .execute(&mut *connection)
+            .await?;
+    }
+    Ok(())
+}
+
+async fn record(
+    connection: &mut PgConnection,
+    file: &FunctionFile,
+    set: &SchemaSet,
+) -> Result<(), sqlx::Error> {
+    let installed = file.installed(&mut *connection).await?;
+    sqlx::query(
+        "insert into postrider.function_versions as f (file, checksum, installed, release) values ($1, $2, $3, $4)
+         on conflict (file) do update set checksum = excluded.checksum, installed = excluded.installed,
+             release = excluded.release, applied_at = clock_timestamp()",
+    )
+    .bind(file.name)
+    .bind(file.checksum())
+    .bind(installed)
+    .bind(&set.release)
+    .execute(connection)
+    .await?;
+    tracing::info!(file = file.name, "functions applied");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_function_is_in_one_file_and_can_be_applied_again() {
+        let mut all = Vec::new();
+        for file in main() {
+            for line in file.sql.lines().filter(|line| line.starts_with("create ")) {
+                assert!(line.starts_with("create or replace "), "{}: {line}", file.name);
+            }
+            let functions: Vec<String> = file.functions().into_iter().map(str::to_owned).collect();
+            assert!(!functions.is_empty(), "{}", file.name);
+            all.extend(functions);
+        }
+        let count = all.len();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), count, "{all:?}");
+    }
+
+    #[test]
+    fn every_file_is_embedded() {
+        for (folder, files) in [("functions", main()), ("outbox/functions", outbox())] {
+            let path = format!("{}/../migrations/{folder}", env!("CARGO_MANIFEST_DIR"));
+            let mut found: Vec<String> = std::fs::read_dir(path)
+                .expect("the folder is there")
+                .map(|entry| entry.expect("readable").file_name().into_string().expect("UTF-8"))
+                .collect();
+            found.sort();
+            let mut embedded: Vec<String> = files.iter().map(|file| format!("{}.sql", file.name)).collect();
+            embedded.sort();
+            assert_eq!(found, embedded);
+        }
+    }
+}
