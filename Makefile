@@ -21,10 +21,10 @@ test: $(NODE)/installed ## installs what is missing and runs every test
 	@rm -f $(POSTRIDER_TEST_SKIPPED)
 	@cargo test --workspace; status=$$?; sh tests/skipped.sh; exit $$status
 
-bench: ## measures deliveries beside the bare HTTP client, in one run
+bench: ## measures deliveries compared with the bare HTTP client, in one run
 	@sh deploy/install.sh postgres
-	cargo build --release
-	@$${CARGO_TARGET_DIR:-target}/release/postrider bench
+	cargo build --release --package postrider --package postrider-bench
+	@$${CARGO_TARGET_DIR:-target}/release/postrider-bench
 
 screenshots: $(NODE)/installed ## makes the pictures of every page in docs/screenshots/
 	cargo test --test it -- --ignored --exact screenshots::every_page_has_its_picture

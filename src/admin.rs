@@ -1,5 +1,5 @@
-//! The first way in: the admin's API key and password, where the operator set none.
-//! Invariant: what is made here is shown once. The database has only hashes of it.
+//! The admin's API key and password, where the operator set none.
+//! Invariant: a generated credential is shown once. The database has only its hash.
 
 use anyhow::Context;
 use data_encoding::{BASE32_NOPAD, BASE64, BASE64URL_NOPAD};
@@ -9,14 +9,14 @@ use sqlx::PgConnection;
 
 use crate::settings::Settings;
 
-/// The row that holds the generated key.
+/// The row of the generated key.
 const GENERATED_KEY_ID: &str = "key_first_admin";
 
 pub(crate) fn new_api_key() -> String {
     format!("prk_{}", BASE64URL_NOPAD.encode(&rand::random::<[u8; 32]>()))
 }
 
-/// 100 bits in letters that can be told apart and typed.
+/// 100 bits in characters that are easy to read and type.
 pub(crate) fn new_password() -> String {
     BASE32_NOPAD.encode(&rand::random::<[u8; 13]>())[..20].to_lowercase()
 }
@@ -25,33 +25,44 @@ pub(crate) fn new_master_key() -> String {
     BASE64.encode(&rand::random::<[u8; 32]>())
 }
 
-/// What the dashboard role made because nothing was set and nothing was there.
+/// What the dashboard role generated, because nothing was set and nothing existed.
 #[derive(Default)]
-pub(crate) struct Made {
-    pub(crate) api_key: Option<String>,
-    pub(crate) password: Option<String>,
+pub(crate) struct Generated {
+    api_key: Option<String>,
+    password: Option<String>,
 }
 
-/// For roles without a data directory. Several of them may start at once: one makes, the others find.
-pub(crate) async fn make_missing(pool: &Pool, settings: &Settings) -> anyhow::Result<Made> {
-    let mut made = Made::default();
+impl Generated {
+    pub(crate) fn print(&self) {
+        if let Some(key) = &self.api_key {
+            println!("Admin API key (shown only once): {key}");
+        }
+        if let Some(password) = &self.password {
+            println!("Password of the login `admin` (shown only once): {password}");
+        }
+    }
+}
+
+/// For roles without a data directory. Several may start at once: the lock lets only one generate.
+pub(crate) async fn create_missing(pool: &Pool, settings: &Settings) -> anyhow::Result<Generated> {
+    let mut generated = Generated::default();
     let mut tx = pool.begin().await?;
     sqlx::query("select pg_advisory_xact_lock(hashtext('postrider.first_admin'))")
         .execute(&mut *tx)
         .await?;
-    if settings.admin_api_key.is_none() {
+    if settings.values.admin_api_key.is_none() {
         let key = new_api_key();
         let inserted = sqlx::query(
             "insert into postrider.api_keys (public_id, hash, role, name)
-             values ($1, $2, 'admin', 'made at the first start') on conflict (public_id) do nothing",
+             values ($1, $2, 'admin', 'created at first start') on conflict (public_id) do nothing",
         )
         .bind(GENERATED_KEY_ID)
         .bind(Sha256::digest(&key).to_vec())
         .execute(&mut *tx)
         .await?;
-        made.api_key = (inserted.rows_affected() == 1).then_some(key);
+        generated.api_key = (inserted.rows_affected() == 1).then_some(key);
     }
-    match &settings.admin_password {
+    match &settings.values.admin_password {
         Some(password) => set_password(&mut tx, password).await?,
         None => {
             let exists: bool =
@@ -61,16 +72,16 @@ pub(crate) async fn make_missing(pool: &Pool, settings: &Settings) -> anyhow::Re
             if !exists {
                 let password = new_password();
                 set_password(&mut tx, &password).await?;
-                made.password = Some(password);
+                generated.password = Some(password);
             }
         }
     }
     tx.commit().await?;
-    Ok(made)
+    Ok(generated)
 }
 
 pub(crate) async fn set_password(db: &mut PgConnection, password: &str) -> anyhow::Result<()> {
     postrider_dashboard::set_admin_password(db, password)
         .await
-        .context("the admin's password could not be set")
+        .context("cannot set the admin's password")
 }

@@ -1,11 +1,13 @@
-//! What `up` prints when it is ready: where everything is, and the next thing to try.
-//! Invariant: a generated secret is printed at the start that made it, and never again.
+//! What `up` prints when it is ready: addresses, credentials and what to try next.
+//! Invariant: a generated secret is printed at the start that generated it, and never again.
 
 use std::fmt::Write;
 
-use crate::{data_dir::Kept, demo, embedded::Cluster};
+use postrider_embedded::Cluster;
 
-/// A secret and how the reader comes by it.
+use crate::{data_dir::Kept, demo};
+
+/// A secret and where the operator finds it.
 pub(crate) struct Shown {
     pub(crate) value: String,
     from: From,
@@ -41,13 +43,13 @@ impl Shown {
 
     fn for_people(&self) -> String {
         match &self.from {
-            From::Variable(name) => format!("as set in {name}"),
-            From::File { path, fresh: true } => format!("{}   (kept in {path})", self.value),
+            From::Variable(name) => format!("set by {name}"),
+            From::File { path, fresh: true } => format!("{}   (saved in {path})", self.value),
             From::File { path, fresh: false } => format!("in {path}"),
         }
     }
 
-    /// A shell expression with this value, so that a printed command can be run as it stands.
+    /// A shell expression with this value, so that a printed command can be pasted and run.
     fn for_shell(&self) -> String {
         match &self.from {
             From::Variable(name) => format!("\"Authorization: Bearer ${name}\""),
@@ -71,7 +73,7 @@ impl Banner {
 
     fn text(&self, with_demo: bool) -> String {
         let mut text = String::new();
-        // Writing to a string can't fail.
+        // Writing to a string cannot fail.
         let _ = self.write(&mut text, with_demo);
         text
     }
@@ -106,7 +108,7 @@ impl Banner {
         }
         writeln!(
             out,
-            "\nCtrl-C stops it. The next start finds everything as it was."
+            "\nPress Ctrl-C to stop. Data and keys are kept for the next start."
         )
     }
 }

@@ -1,26 +1,25 @@
-//! The command line: one subcommand for each thing the program does.
-//! Invariant: whatever goes wrong at the start is told in a sentence, never as a panic or a backtrace.
+//! The command line: the roles here, the tools of `postrider-cli`.
+//! Invariant: an error at startup is reported as a sentence, never as a panic or a backtrace.
 
 use std::{panic, process::ExitCode};
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
+use postrider_cli::Tool;
+use postrider_dispatcher::tls;
 use tokio::{
-    runtime,
+    runtime::{self, Runtime},
     signal::unix::{SignalKind, signal},
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    bench::{self, BenchFlags},
-    commands::{self, Tool},
-    log, master_key, metrics, roles, seed,
-    settings::{Environment, Flags, Settings, reference},
+    log, master_key, metrics, roles,
+    settings::{Environment, Flags, SettingError, Settings, reference},
     up,
-    verify::{self, VerifyArguments},
 };
 
-/// The exit status of a start that was refused because of a setting or an argument.
+/// The exit status for an invalid setting or argument.
 const EXIT_USAGE: u8 = 2;
 
 /// Outbound webhook delivery from your own Postgres.
@@ -33,222 +32,165 @@ struct CommandLine {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Everything in one process: dispatcher, API and dashboard, with a private Postgres when no database URL is set
-    Up(Box<Flags>),
-    /// Sends what is due; any number of these share the work
-    Dispatcher(Box<Flags>),
-    /// Serves the API and the dashboard
-    Dashboard(Box<Flags>),
-    /// Brings the database's schema up to date
+    #[command(flatten)]
+    Role(Role),
+    #[command(flatten)]
+    Tool(Tool),
+    /// Print the OpenAPI 3.1 document of the HTTP API
+    Openapi {
+        /// Has no effect: the document is JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print every setting with its default and description
+    Settings {
+        /// Output JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Run everything in one process: dispatcher, API and dashboard, with an embedded Postgres if no database URL is set
+    Up(Flags),
+    /// Send due deliveries; several dispatchers share the work
+    Dispatcher(Flags),
+    /// Serve the API and the dashboard
+    Dashboard(Flags),
+    /// Bring the database schema up to date
     Migrate {
         #[command(flatten)]
-        flags: Box<Flags>,
+        flags: Flags,
         /// Only the emit function and a small outbox, in a producer's own database; POSTRIDER_SOURCES relays from it
         #[arg(long)]
         outbox_only: bool,
     },
-    /// Encrypts what is stored with the first key of POSTRIDER_MASTER_KEY, while everything runs
+    /// Encrypt stored secrets with the first key of POSTRIDER_MASTER_KEY, without downtime
     RotateMasterKey {
         #[command(flatten)]
-        flags: Box<Flags>,
-        /// Even though roles that run lack the key: they will not be able to read what is stored
+        flags: Flags,
+        /// Continue even if running roles lack the key and will not be able to read the secrets
         #[arg(long)]
         force: bool,
     },
-    /// Checks the signature of a captured request, and says in words what is wrong with it
-    Verify(VerifyArguments),
-    #[command(flatten)]
-    Tool(Tool),
-    /// Prints the HTTP API's description: OpenAPI 3.1
-    Openapi {
-        /// As it always does
-        #[arg(long)]
-        json: bool,
-    },
-    /// Prints every setting with its default and what it means
-    Settings {
-        /// Write JSON, for programs
-        #[arg(long)]
-        json: bool,
-    },
-    /// Measures deliveries beside the bare HTTP client, on a database of its own
-    Bench(BenchFlags),
-    /// Fills a database with a made-up past, to see how the pages do at size
-    #[command(hide = true)]
-    Seed {
-        #[command(flatten)]
-        flags: Box<Flags>,
-        #[arg(long, default_value_t = 1_000_000)]
-        attempts: i64,
-    },
-    #[command(hide = true)]
-    BenchSink,
-    #[command(hide = true)]
-    BenchCeiling {
-        url: String,
-        concurrency: usize,
-        seconds: u64,
-    },
 }
 
-/// What runs until it is told to stop, or until it is done.
-enum Role {
-    Up,
-    Dispatcher,
-    Dashboard,
-    Migrate,
-    MigrateOutbox,
-    RotateMasterKey { force: bool },
-    Seed(i64),
-}
-
-pub fn run() -> ExitCode {
-    postrider_dispatcher::tls::install_provider();
-    let command = CommandLine::parse().command;
-    if matches!(
-        command,
-        Command::Verify(_) | Command::Tool(_) | Command::Openapi { .. } | Command::Settings { .. }
-    ) {
-        end_without_a_reader();
-    }
-    let (flags, role) = match command {
-        Command::Up(flags) => (flags, Role::Up),
-        Command::Dispatcher(flags) => (flags, Role::Dispatcher),
-        Command::Dashboard(flags) => (flags, Role::Dashboard),
-        Command::Migrate {
-            flags,
-            outbox_only: false,
-        } => (flags, Role::Migrate),
-        Command::Migrate {
-            flags,
-            outbox_only: true,
-        } => (flags, Role::MigrateOutbox),
-        Command::RotateMasterKey { flags, force } => (flags, Role::RotateMasterKey { force }),
-        Command::Seed { flags, attempts } => (flags, Role::Seed(attempts)),
-        Command::Verify(arguments) => {
-            return match verify::run(&arguments, &Environment::of_process()) {
-                Ok(status) => status,
-                Err(error) if arguments.json => {
-                    eprintln!("{}", commands::told_as_problem(&error));
-                    ExitCode::from(EXIT_USAGE)
-                }
-                Err(error) => refuse(EXIT_USAGE, &in_one_line(&error)),
-            };
-        }
-        Command::Tool(tool) => {
-            let environment = Environment::of_process();
-            return match start_runtime() {
-                Ok(runtime) => runtime.block_on(commands::run(tool, &environment)),
-                Err(error) => refuse(1, &in_one_line(&error)),
-            };
-        }
+pub(crate) fn run() -> ExitCode {
+    tls::install_provider();
+    match CommandLine::parse().command {
+        Command::Role(role) => finish(run_role(role)),
+        Command::Tool(tool) => run_tool(tool),
         Command::Openapi { json: _ } => {
+            exit_on_closed_pipe();
             print!("{}", postrider_dashboard::openapi_document());
-            return ExitCode::SUCCESS;
+            ExitCode::SUCCESS
         }
         Command::Settings { json } => {
+            exit_on_closed_pipe();
             match json {
                 true => println!("{}", reference::document()),
                 false => print!("{}", reference::markdown()),
             }
-            return ExitCode::SUCCESS;
+            ExitCode::SUCCESS
         }
-        Command::Bench(flags) => return finish(on_runtime(bench::run(flags))),
-        Command::BenchSink => return finish(on_runtime(bench::sink())),
-        Command::BenchCeiling {
-            url,
-            concurrency,
-            seconds,
-        } => {
-            return finish(on_runtime(bench::ceiling(&url, concurrency, seconds)));
-        }
-    };
-    let settings = match Settings::read(&flags, &Environment::of_process()) {
-        Ok(settings) => settings,
-        Err(error) => return refuse(EXIT_USAGE, &error.to_string()),
-    };
-    log::start(&settings.log);
-    for name in &settings.unknown {
-        tracing::warn!(setting = name, "this variable is no setting of Postrider");
     }
-    finish(on_runtime(async {
+}
+
+fn run_role(role: Role) -> anyhow::Result<()> {
+    let (Role::Up(flags)
+    | Role::Dispatcher(flags)
+    | Role::Dashboard(flags)
+    | Role::Migrate { flags, .. }
+    | Role::RotateMasterKey { flags, .. }) = &role;
+    let settings = Settings::read(flags, &Environment::of_process())?;
+    log::start(&settings.values);
+    for variable in &settings.unknown_variables {
+        tracing::warn!(variable, "unknown setting: the variable is ignored");
+    }
+    start_runtime()?.block_on(async {
         metrics::start()?;
         tokio::spawn(metrics::keep_tidy());
         let stop = stop_on_signal()?;
         match role {
-            Role::Up => up::up(settings, stop).await,
-            Role::Dispatcher => roles::dispatcher(settings, stop).await,
-            Role::Dashboard => roles::dashboard(settings, stop).await,
-            Role::Migrate => roles::migrate(settings).await,
-            Role::MigrateOutbox => roles::migrate_outbox(settings).await,
-            Role::RotateMasterKey { force } => master_key::rotate(settings, force, stop).await,
-            Role::Seed(attempts) => seed::run(settings, attempts).await,
-        }
-    }))
-}
-
-/// Whoever reads what a tool writes may stop before its end, as `head` does. That is no fault to tell of: the tool ends as
-/// others do.
-fn end_without_a_reader() {
-    const LIKE_SIGPIPE: i32 = 141;
-    let usual = panic::take_hook();
-    panic::set_hook(Box::new(move |panic| {
-        let told = panic.payload().downcast_ref::<String>();
-        if told
-            .is_some_and(|text| text.starts_with("failed printing to stdout") && text.contains("Broken pipe"))
-        {
-            std::process::exit(LIKE_SIGPIPE);
-        }
-        usual(panic);
-    }));
-}
-
-fn on_runtime(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
-    start_runtime()?.block_on(work)
-}
-
-fn start_runtime() -> anyhow::Result<runtime::Runtime> {
-    let runtime = runtime::Builder::new_multi_thread().enable_all().build();
-    runtime.context("the runtime could not be started")
-}
-
-/// What there is to complete.
-pub(crate) fn command() -> clap::Command {
-    CommandLine::command()
-}
-
-fn finish(done: anyhow::Result<()>) -> ExitCode {
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<crate::settings::SettingError>() => refuse(EXIT_USAGE, &error.to_string()),
-        Err(error) => refuse(1, &in_one_line(&error)),
-    }
-}
-
-/// With its causes. Many errors say their cause themselves: it is not said again.
-fn in_one_line(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |told, cause| {
-        let cause = cause.to_string();
-        match told.is_empty() {
-            true => cause,
-            false if told.contains(&cause) => told,
-            false => format!("{told}: {cause}"),
+            Role::Up(_) => up::up(settings, stop).await,
+            Role::Dispatcher(_) => roles::dispatcher(settings, stop).await,
+            Role::Dashboard(_) => roles::dashboard(settings, stop).await,
+            Role::Migrate {
+                outbox_only: false, ..
+            } => roles::migrate(settings).await,
+            Role::Migrate {
+                outbox_only: true, ..
+            } => roles::migrate_outbox(settings).await,
+            Role::RotateMasterKey { force, .. } => master_key::rotate(settings, force, stop).await,
         }
     })
 }
 
-fn refuse(status: u8, sentence: &str) -> ExitCode {
-    eprintln!("postrider: {sentence}");
-    ExitCode::from(status)
+fn run_tool(tool: Tool) -> ExitCode {
+    exit_on_closed_pipe();
+    let environment = Environment::of_process();
+    match start_runtime() {
+        Ok(runtime) => runtime.block_on(postrider_cli::run(tool, &environment, command())),
+        Err(error) => finish(Err(error)),
+    }
 }
 
-/// SIGTERM and SIGINT both ask for a clean stop. A second one ends the process at once: a stop that hangs must not
-/// need a `kill -9` from another terminal.
+/// The reader of a tool's output may stop early, as `head` does. The tool then exits quietly, as others do.
+fn exit_on_closed_pipe() {
+    const LIKE_SIGPIPE: i32 = 141;
+    let default = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        let message = panic.payload().downcast_ref::<String>();
+        if message
+            .is_some_and(|text| text.starts_with("failed printing to stdout") && text.contains("Broken pipe"))
+        {
+            std::process::exit(LIKE_SIGPIPE);
+        }
+        default(panic);
+    }));
+}
+
+fn start_runtime() -> anyhow::Result<Runtime> {
+    let runtime = runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.context("cannot start the async runtime")
+}
+
+/// The whole command line, for completions.
+pub(crate) fn command() -> clap::Command {
+    CommandLine::command()
+}
+
+fn finish(result: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = result else {
+        return ExitCode::SUCCESS;
+    };
+    eprintln!("postrider: {}", in_one_line(&error));
+    match error.is::<SettingError>() {
+        true => ExitCode::from(EXIT_USAGE),
+        false => ExitCode::FAILURE,
+    }
+}
+
+/// With its causes. Many errors include their cause in their own message: it is not repeated.
+fn in_one_line(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |message, cause| {
+        let cause = cause.to_string();
+        match message.is_empty() {
+            true => cause,
+            false if message.contains(&cause) => message,
+            false => format!("{message}: {cause}"),
+        }
+    })
+}
+
+/// SIGTERM and SIGINT both request a clean stop. A second one exits immediately: a stop that hangs must not need a
+/// `kill -9` from another terminal.
 fn stop_on_signal() -> std::io::Result<CancellationToken> {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let told = stop.clone();
+    let requested = stop.clone();
     tokio::spawn(async move {
         for first in [true, false] {
             tokio::select! {
@@ -257,7 +199,7 @@ fn stop_on_signal() -> std::io::Result<CancellationToken> {
             }
             if first {
                 tracing::info!("stopping");
-                told.cancel();
+                requested.cancel();
             } else {
                 std::process::exit(1);
             }
@@ -272,24 +214,22 @@ mod tests {
 
     #[test]
     fn no_two_arguments_have_one_name() {
-        CommandLine::command().debug_assert();
+        command().debug_assert();
     }
 
-    /// What runs by itself, and what says its figures in another way.
-    const NOT_TOOLS: [&str; 7] = [
+    const NOT_TOOLS: [&str; 6] = [
         "up",
         "dispatcher",
         "dashboard",
         "migrate",
         "rotate-master-key",
-        "bench",
         "help",
     ];
 
     fn without_json(command: &clap::Command, path: &str, found: &mut Vec<String>) {
         let path = format!("{path} {}", command.get_name());
         let mut has_parts = false;
-        for part in command.get_subcommands().filter(|part| !part.is_hide_set()) {
+        for part in command.get_subcommands() {
             has_parts = true;
             if !NOT_TOOLS.contains(&part.get_name()) {
                 without_json(part, &path, found);
@@ -301,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tool_takes_json() {
+    fn every_tool_has_a_json_flag() {
         let mut found = Vec::new();
         without_json(&command(), "", &mut found);
         assert!(found.is_empty(), "{found:?}");

@@ -1,4 +1,4 @@
-//! Connections and listeners, each with a bound.
+//! Database connections and listeners, each with a limit.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,21 +16,21 @@ use tokio::{
 
 use crate::settings::Database;
 
-/// The dispatcher and the API have pools of their own, so that neither can use up the other's connections.
+/// The dispatcher and the API have separate pools, so that neither can exhaust the other's connections.
 const POOL_CONNECTIONS_MAX: u32 = 16;
-/// The API's, 20 together.
+/// The API's pools, 20 connections in total.
 const LOOKUP_CONNECTIONS_MAX: u32 = 3;
 const EMIT_CONNECTIONS_MAX: u32 = Emits::CONNECTIONS_MAX;
 const REST_CONNECTIONS_MAX: u32 = 9;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOSE_WAIT: Duration = Duration::from_secs(3);
-/// The primary answers for a replica that does not.
+/// After this, the primary serves the read.
 const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
-/// Between tries at the start: the database may be starting at the same time.
-const CONNECT_PAUSE: Duration = Duration::from_millis(200);
+/// Between attempts at startup: the database may be starting at the same time.
+const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
-    until_answered(options).await?;
+    wait_for_database(options).await?;
     connect(
         &named(options, role),
         role,
@@ -40,22 +40,22 @@ pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyh
     .await
 }
 
-/// For a dispatcher, which does the background work. Never through a pooler: its sessions have settings of their own.
+/// For a dispatcher and its background work. Never through a pooler: its sessions have their own settings.
 pub(crate) async fn working_pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
-    until_answered(options).await?;
+    wait_for_database(options).await?;
     let settings = schema::finding_extensions(PgPoolOptions::new());
     connect(&named(options, role), role, POOL_CONNECTIONS_MAX, settings).await
 }
 
-async fn until_answered(options: &PgConnectOptions) -> anyhow::Result<()> {
-    let patience = Instant::now() + ACQUIRE_TIMEOUT;
-    // One connection alone first: a pool that can't connect only says that it waited.
+async fn wait_for_database(options: &PgConnectOptions) -> anyhow::Result<()> {
+    let deadline = Instant::now() + ACQUIRE_TIMEOUT;
+    // A single connection first: a pool that cannot connect only reports a timeout.
     while let Err(error) = try_once(options).await {
         let starting = matches!(error, sqlx::Error::Io(_));
-        if !starting || Instant::now() >= patience {
-            return Err(error).context("the database did not answer");
+        if !starting || Instant::now() >= deadline {
+            return Err(error).context("cannot connect to the database");
         }
-        time::sleep(CONNECT_PAUSE).await;
+        time::sleep(CONNECT_RETRY_DELAY).await;
     }
     Ok(())
 }
@@ -71,32 +71,33 @@ async fn connect(
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .connect_with(options.clone())
         .await
-        .context("the database did not answer")?;
+        .context("cannot connect to the database")?;
     meters::watch_pool(label, &pool);
     Ok(pool)
 }
 
-/// Not for ever: a connection that fell silent in the middle of a statement never comes back to its pool.
+/// With a timeout: a connection that hangs in a statement never returns to its pool.
 pub(crate) async fn close(closing: impl Future<Output = ()>) {
     if time::timeout(CLOSE_WAIT, closing).await.is_err() {
-        tracing::warn!("a connection was still in use as the program ended");
+        tracing::warn!("a database connection was still in use at shutdown");
     }
 }
 
-/// For the API, which may be reached through a pooler.
+/// For the API, which may connect through a pooler.
 pub(crate) async fn serving_pools(options: &PgConnectOptions) -> anyhow::Result<Reserves> {
     const ROLE: &str = "dashboard";
-    until_answered(options).await?;
-    let way = Way::of(options).await?;
-    if way == Way::Forgetting {
+    wait_for_database(options).await?;
+    let route = Route::of(options).await?;
+    if route == Route::PooledWithoutStatements {
         tracing::info!(
-            "the database is behind a pooler that does not remember prepared statements: each statement is a transaction. \
+            "the connection pooler does not support prepared statements, so each statement runs in its own transaction. \
              PgBouncer 1.21 with max_prepared_statements is faster"
         );
     }
-    let options = named(&way.prepare(options), ROLE);
-    let reserve =
-        async |label, most| anyhow::Ok(way.over(connect(&options, label, most, PgPoolOptions::new()).await?));
+    let options = named(&route.prepare(options), ROLE);
+    let reserve = async |label, most| {
+        anyhow::Ok(route.over(connect(&options, label, most, PgPoolOptions::new()).await?))
+    };
     Ok(Reserves {
         lookups: reserve("dashboard_lookups", LOOKUP_CONNECTIONS_MAX).await?,
         emits: reserve("dashboard_emits", EMIT_CONNECTIONS_MAX).await?,
@@ -104,88 +105,88 @@ pub(crate) async fn serving_pools(options: &PgConnectOptions) -> anyhow::Result<
     })
 }
 
-/// What is between the API and the server.
+/// What is between the API and the database server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// Nothing that shows.
-    Straight,
-    /// A pooler that takes no settings for a session.
+enum Route {
+    /// Nothing that matters.
+    Direct,
+    /// A pooler that does not allow session settings.
     Pooled,
-    /// One that forgets prepared statements too.
-    Forgetting,
+    /// One without prepared statements either.
+    PooledWithoutStatements,
 }
 
-impl Way {
+impl Route {
     async fn of(options: &PgConnectOptions) -> anyhow::Result<Self> {
-        Ok(match remembers_statements(options).await? {
-            false => Self::Forgetting,
-            true if takes_settings(options).await? => Self::Straight,
+        Ok(match keeps_statements(options).await? {
+            false => Self::PooledWithoutStatements,
+            true if allows_settings(options).await? => Self::Direct,
             true => Self::Pooled,
         })
     }
 
     fn prepare(self, options: &PgConnectOptions) -> PgConnectOptions {
         match self {
-            Self::Straight => limited(options),
+            Self::Direct => limited(options),
             Self::Pooled => options.clone(),
-            Self::Forgetting => options.clone().statement_cache_capacity(0),
+            Self::PooledWithoutStatements => options.clone().statement_cache_capacity(0),
         }
     }
 
     fn over(self, connections: PgPool) -> Pool {
         match self {
-            Self::Straight => connections.into(),
+            Self::Direct => connections.into(),
             Self::Pooled => Pool::pooled(connections),
-            Self::Forgetting => Pool::in_transactions(connections),
+            Self::PooledWithoutStatements => Pool::in_transactions(connections),
         }
     }
 }
 
-/// The server ends what takes too long, also when nobody waits for it any more.
+/// The server cancels slow statements, even when the client is gone.
 fn limited(options: &PgConnectOptions) -> PgConnectOptions {
     options
         .clone()
         .options([("statement_timeout", STATEMENT_TIMEOUT)])
 }
 
-/// A pooler refuses settings for a session, or ignores them.
-async fn takes_settings(options: &PgConnectOptions) -> anyhow::Result<bool> {
+/// A pooler rejects session settings, or ignores them.
+async fn allows_settings(options: &PgConnectOptions) -> anyhow::Result<bool> {
     let asked = async {
         let mut connection = PgConnection::connect_with(&limited(options)).await?;
-        let told: String = sqlx::query_scalar("select current_setting('statement_timeout')")
+        let setting: String = sqlx::query_scalar("select current_setting('statement_timeout')")
             .fetch_one(&mut connection)
             .await?;
         connection.close().await?;
-        Ok(told == STATEMENT_TIMEOUT)
+        Ok(setting == STATEMENT_TIMEOUT)
     };
     match time::timeout(ACQUIRE_TIMEOUT, asked).await {
         Ok(Err(sqlx::Error::Database(_))) => Ok(false),
         asked => asked
-            .context("the database did not answer")?
-            .context("the database did not answer"),
+            .context("cannot connect to the database")?
+            .context("cannot connect to the database"),
     }
 }
 
-/// None where none is set. One that does not answer now may do so later.
+/// None if none is set. One that is unreachable now may become reachable later.
 pub(crate) async fn replica(database: &Database) -> Option<Pool> {
     const ROLE: &str = "reads";
     let options = database.replica.as_ref()?;
-    // Without its word the way that always works, if slower.
-    let way = match time::timeout(REPLICA_TIMEOUT, Way::of(options)).await {
-        Ok(Ok(way)) => way,
-        _ => Way::Forgetting,
+    // If unknown, use what always works but is slower.
+    let route = match time::timeout(REPLICA_TIMEOUT, Route::of(options)).await {
+        Ok(Ok(route)) => route,
+        _ => Route::PooledWithoutStatements,
     };
     let connections = answer::lively(PgPoolOptions::new())
         .max_connections(POOL_CONNECTIONS_MAX)
         .acquire_timeout(REPLICA_TIMEOUT)
-        .connect_lazy_with(named(&way.prepare(options), ROLE));
+        .connect_lazy_with(named(&route.prepare(options), ROLE));
     meters::watch_pool(ROLE, &connections);
-    Some(way.over(connections))
+    Some(route.over(connections))
 }
 
-/// Statements are prepared in one round trip and used in the next. A pooler that gives each its own server, and does not
-/// remember statements, lets one connection work and breaks down under two: found out at the start, not at the first load.
-async fn remembers_statements(options: &PgConnectOptions) -> anyhow::Result<bool> {
+/// Statements are prepared in one round trip and executed in the next. A pooler that routes each to another server and does
+/// not track statements works with one client but fails with two: detected at startup, not under the first load.
+async fn keeps_statements(options: &PgConnectOptions) -> anyhow::Result<bool> {
     const STATEMENT_EXISTS: &str = "42P05";
     const NO_STATEMENT: &str = "26000";
     let asked = async {
@@ -208,8 +209,8 @@ async fn remembers_statements(options: &PgConnectOptions) -> anyhow::Result<bool
         return Ok(false);
     }
     asked
-        .context("the database did not answer")?
-        .context("the database did not answer")?;
+        .context("cannot connect to the database")?
+        .context("cannot connect to the database")?;
     Ok(true)
 }
 
@@ -220,7 +221,7 @@ async fn try_once(options: &PgConnectOptions) -> Result<(), sqlx::Error> {
     }
 }
 
-/// `pg_stat_activity` shows who is who.
+/// The name shown in `pg_stat_activity`.
 pub(crate) fn named(options: &PgConnectOptions, role: &str) -> PgConnectOptions {
     options.clone().application_name(&format!("postrider {role}"))
 }
@@ -229,13 +230,13 @@ pub(crate) async fn listen(address: SocketAddr, setting: &str) -> anyhow::Result
     match TcpListener::bind(address).await {
         Ok(listener) => Ok(listener),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            bail!("{address} is in use by another program: stop it, or set {setting} to another address")
+            bail!("{address} is already in use: stop the other program, or set {setting} to another address")
         }
-        Err(error) => Err(error).with_context(|| format!("{setting}: nothing can listen on {address}")),
+        Err(error) => Err(error).with_context(|| format!("{setting}: cannot listen on {address}")),
     }
 }
 
-/// Where a listener can be reached from this machine: one on all addresses is reached on loopback.
+/// The URL of a listener on this machine: loopback if it listens on all addresses.
 pub(crate) fn local_url(address: SocketAddr) -> String {
     let host = match address {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => "127.0.0.1".to_owned(),

@@ -1,5 +1,5 @@
-//! The data directory: the embedded database and the keys that `up` makes.
-//! Invariant: one process at a time has it, and what is secret in it can be read by its owner alone.
+//! The data directory: the embedded database and the keys that `up` generates.
+//! Invariant: one process at a time uses it, and only its owner can read the secrets in it.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions, TryLockError},
@@ -12,26 +12,25 @@ use anyhow::{Context, bail};
 
 pub(crate) struct DataDir {
     folder: PathBuf,
-    /// Held until the process ends, however it ends.
+    /// Held until the process exits.
     _lock: File,
 }
 
-/// A secret that lies in the data directory.
+/// A secret in the data directory.
 pub(crate) struct Kept {
     pub(crate) value: String,
     pub(crate) path: PathBuf,
-    /// Made just now: the one time it is shown.
+    /// Generated just now: the only time it is shown.
     pub(crate) fresh: bool,
 }
 
 impl DataDir {
     pub(crate) fn open(folder: &Path) -> anyhow::Result<Self> {
         let is_new = !folder.exists();
-        fs::create_dir_all(folder).with_context(|| format!("{} can't be made", folder.display()))?;
-        let folder =
-            fs::canonicalize(folder).with_context(|| format!("{} can't be opened", folder.display()))?;
-        // A directory that was there before keeps the rights its owner gave it. Root's server runs under another
-        // account, which must be able to come through, but not to look around.
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let folder = fs::canonicalize(folder).with_context(|| format!("cannot open {}", folder.display()))?;
+        // An existing directory keeps its permissions. As root, the server runs under another account, which must be able
+        // to traverse the directory but not to list it.
         if is_new {
             let mode = if rustix::process::geteuid().is_root() {
                 0o711
@@ -39,7 +38,7 @@ impl DataDir {
                 0o700
             };
             fs::set_permissions(&folder, Permissions::from_mode(mode))
-                .with_context(|| format!("{} can't be made private", folder.display()))?;
+                .with_context(|| format!("cannot set the permissions of {}", folder.display()))?;
         }
         let lock = OpenOptions::new()
             .create(true)
@@ -47,7 +46,7 @@ impl DataDir {
             .write(true)
             .mode(0o600)
             .open(folder.join("lock"))
-            .with_context(|| format!("{} can't be written to", folder.display()))?;
+            .with_context(|| format!("cannot write to {}", folder.display()))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { folder, _lock: lock }),
             Err(TryLockError::WouldBlock) => bail!(
@@ -55,7 +54,7 @@ impl DataDir {
                 folder.display()
             ),
             Err(TryLockError::Error(error)) => {
-                Err(error).with_context(|| format!("{} can't be locked", folder.display()))
+                Err(error).with_context(|| format!("cannot lock {}", folder.display()))
             }
         }
     }
@@ -64,7 +63,7 @@ impl DataDir {
         &self.folder
     }
 
-    /// Reads a secret, or makes it at the first start.
+    /// Reads a secret, or generates it at the first start.
     pub(crate) fn keep(&self, name: &str, make: impl FnOnce() -> String) -> anyhow::Result<Kept> {
         let path = self.folder.join(name);
         if let Some(value) = self.read(name)? {
@@ -89,11 +88,11 @@ impl DataDir {
             Ok(text) if text.trim().is_empty() => bail!("{} is empty: delete it", path.display()),
             Ok(text) => Ok(Some(text.trim().to_owned())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("{} can't be read", path.display())),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
         }
     }
 
-    /// Whole or not at all: a key that was cut off by a crash would lock its owner out.
+    /// Atomically: a key truncated by a crash would lock the operator out.
     pub(crate) fn write(&self, name: &str, value: &str) -> anyhow::Result<()> {
         let path = self.folder.join(name);
         let write = || {
@@ -103,7 +102,7 @@ impl DataDir {
             file.persist(&path)?;
             File::open(&self.folder)?.sync_all()
         };
-        write().with_context(|| format!("{} can't be written", path.display()))
+        write().with_context(|| format!("cannot write {}", path.display()))
     }
 }
 

@@ -1,6 +1,6 @@
-//! The demo of the first start: a tenant, a receiver in this process, one event that arrives and one that can't.
-//! Invariant: everything is made through the API, as a user would make it. It is made once; what a user has deleted
-//! does not come back.
+//! The demo of the first start: a tenant, a receiver in this process, one event that is delivered and one that fails.
+//! Invariant: everything is created through the API, as a user would. It is created once; what a user has deleted does not
+//! come back.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,22 +25,22 @@ pub(crate) const TENANT: &str = "demo";
 pub(crate) const PAID: &str = "demo.invoice.paid";
 const OVERDUE: &str = "demo.invoice.overdue";
 const VERSION: &str = "2026-01-15";
-const GOOD: &str = "Demo: verifies the signature and answers 204";
-const BROKEN: &str = "Demo: answers 500 to everything";
-/// In the data directory once the demo has been made.
+const GOOD: &str = "Demo: verifies the signature and responds with 204";
+const BROKEN: &str = "Demo: responds with 500 to everything";
+/// Marks in the data directory that the demo has been created.
 const MADE: &str = "demo-made";
 
-const READY_WAIT: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const READY_POLL: Duration = Duration::from_millis(20);
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns when the API answers that it is ready.
+/// Returns when the API is ready.
 pub(crate) async fn wait_for_api(api_url: &str, stop: &CancellationToken) -> anyhow::Result<()> {
     let client = client()?;
     let ready = async {
         loop {
-            let answer = client.get(format!("{api_url}/readyz")).send().await;
-            if answer.is_ok_and(|answer| answer.status().is_success()) {
+            let response = client.get(format!("{api_url}/readyz")).send().await;
+            if response.is_ok_and(|response| response.status().is_success()) {
                 return;
             }
             time::sleep(READY_POLL).await;
@@ -49,11 +49,11 @@ pub(crate) async fn wait_for_api(api_url: &str, stop: &CancellationToken) -> any
     tokio::select! {
         () = ready => Ok(()),
         () = stop.cancelled() => Ok(()),
-        () = time::sleep(READY_WAIT) => bail!("the API was not ready within {} s", READY_WAIT.as_secs()),
+        () = time::sleep(READY_TIMEOUT) => bail!("the API was not ready within {} s", READY_TIMEOUT.as_secs()),
     }
 }
 
-/// The receiver, bound but not serving yet.
+/// The demo's receiver, bound but not serving yet.
 pub(crate) struct Receiver {
     listener: TcpListener,
     secret: Secret,
@@ -72,7 +72,7 @@ pub(crate) async fn start(
     })?;
     let listener = TcpListener::bind("127.0.0.1:0")
         .await
-        .context("the demo's receiver can't listen on loopback")?;
+        .context("the demo receiver cannot listen on loopback")?;
     let receiver = Receiver {
         secret: Secret::new(&secret.value),
         listener,
@@ -93,9 +93,9 @@ pub(crate) async fn start(
     };
     tokio::select! {
         made = prepare => {
-            // A user may have changed the demo in ways that don't fit any more. That must not stop the program.
+            // A user may have changed the demo in unexpected ways. That must not stop the program.
             if let Err(error) = made {
-                tracing::warn!("the demo could not be prepared: {error:#}");
+                tracing::warn!("cannot prepare the demo: {error:#}");
             }
         }
         () = stop.cancelled() => {}
@@ -117,11 +117,11 @@ impl Receiver {
             .route("/broken", post(|| async { StatusCode::INTERNAL_SERVER_ERROR }))
             .with_state(Arc::new(self.secret));
         let served = axum::serve(self.listener, routes).with_graceful_shutdown(stop.cancelled_owned());
-        served.await.context("the demo's receiver")
+        served.await.context("the demo receiver failed")
     }
 }
 
-/// What every receiver should do: check the signature over the raw bytes before believing anything.
+/// What every receiver should do: verify the signature over the raw bytes before using the payload.
 async fn receive(State(secret): State<Arc<Secret>>, headers: HeaderMap, body: Bytes) -> StatusCode {
     let text = |name: &str| {
         headers
@@ -132,13 +132,13 @@ async fn receive(State(secret): State<Arc<Secret>>, headers: HeaderMap, body: By
     let secrets = std::slice::from_ref(secret.as_ref());
     match verify(text("webhook-signature"), &body, secrets, Utc::now().timestamp()) {
         Ok(()) => {
-            tracing::info!(event = text("webhook-id"), "the demo's receiver got an event");
+            tracing::info!(event = text("webhook-id"), "the demo receiver accepted an event");
             StatusCode::NO_CONTENT
         }
         Err(error) => {
             tracing::warn!(
                 event = text("webhook-id"),
-                "the demo's receiver refused an event: {error}"
+                "the demo receiver rejected an event: {error}"
             );
             StatusCode::UNAUTHORIZED
         }
@@ -152,7 +152,7 @@ struct Api {
 }
 
 impl Api {
-    /// Each step may have been made by a start that was killed: all of them can be done again.
+    /// A start that was killed may have done some of the steps: all of them are idempotent.
     async fn make(&self, receiver: &Receiver) -> anyhow::Result<()> {
         self.call(
             Method::PUT,
@@ -190,7 +190,7 @@ impl Api {
                 "url": receiver.url(path)?,
                 "description": description,
                 "types": [event_type],
-                // Short, so that the dead letter is there to look at within seconds.
+                // Short, so that the dead letter appears within seconds.
                 "retry_schedule": ["0s", "1s"],
                 "secret": receiver.secret.reveal(),
             });
@@ -206,7 +206,7 @@ impl Api {
         Ok(())
     }
 
-    /// The receiver has another port at each start.
+    /// The receiver has a different port at each start.
     async fn point_to(&self, receiver: &Receiver) -> anyhow::Result<()> {
         for endpoint in self.endpoints().await? {
             let path = match endpoint["description"].as_str() {
@@ -241,21 +241,24 @@ impl Api {
         if let Some(body) = &body {
             request = request.json(body);
         }
-        let answer = request.send().await.with_context(|| format!("{method} {path}"))?;
-        let status = answer.status();
-        let text = answer.text().await.with_context(|| format!("{method} {path}"))?;
+        let response = request.send().await.with_context(|| format!("{method} {path}"))?;
+        let status = response.status();
+        let text = response
+            .text()
+            .await
+            .with_context(|| format!("{method} {path}"))?;
         if !status.is_success() {
-            bail!("{method} {path} was answered with {status}: {text}");
+            bail!("{method} {path} returned {status}: {text}");
         }
         Ok(serde_json::from_str(&text).unwrap_or(Value::Null))
     }
 }
 
-/// Never through a proxy: the API is in this very process.
+/// Never through a proxy: the API is in this process.
 fn client() -> anyhow::Result<reqwest::Client> {
     let client = reqwest::Client::builder()
         .no_proxy()
         .timeout(CALL_TIMEOUT)
         .build();
-    client.context("the HTTP client could not be made")
+    client.context("cannot create the HTTP client")
 }

@@ -1,18 +1,18 @@
-//! Where the log goes: standard error, as lines for people or as JSON for machines.
+//! The log: to standard error, as text for people or as JSON for programs.
 
 use tracing_subscriber::{EnvFilter, fmt, prelude::*};
 
-use crate::settings::Log;
+use crate::settings::Values;
 
-/// What the database remarks on. A background worker that is stopped in the middle of a commit has it remark that there
-/// is no transaction, which is no fault of anybody's.
-const REMARKS: &str = "sqlx::postgres::notice";
+/// Notices of the database. A background worker that is stopped during a commit causes a harmless one about a missing
+/// transaction.
+const NOTICES: &str = "sqlx::postgres::notice";
 
-pub(crate) fn start(log: &Log) {
-    let filter = EnvFilter::new(filter_of(&log.filter));
+pub(crate) fn start(settings: &Values) {
+    let filter = EnvFilter::new(filter_of(&settings.log_filter));
     let lines = fmt::layer().with_writer(std::io::stderr);
     let registry = tracing_subscriber::registry().with(filter);
-    if log.json {
+    if settings.log_as_json {
         registry.with(lines.json().flatten_event(true)).init();
     } else {
         let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
@@ -20,11 +20,11 @@ pub(crate) fn start(log: &Log) {
     }
 }
 
-/// Remarks are logged for those who ask for them.
-fn filter_of(asked: &str) -> String {
-    match asked.contains("sqlx") {
-        true => asked.to_owned(),
-        false => format!("{asked},{REMARKS}=error"),
+/// Notices are logged only if the filter mentions them.
+fn filter_of(filter: &str) -> String {
+    match filter.contains("sqlx") {
+        true => filter.to_owned(),
+        false => format!("{filter},{NOTICES}=error"),
     }
 }
 
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remarks_of_the_database_are_logged_only_when_asked_for() {
+    fn notices_of_the_database_are_logged_only_on_request() {
         for (asked, kept) in [
             ("info", "info,sqlx::postgres::notice=error"),
             ("debug,sqlx=info", "debug,sqlx=info"),

@@ -1,12 +1,12 @@
-//! What this machine allows a dispatcher: how many sockets, and under which name it is known.
+//! What depends on the machine: how many sockets a dispatcher may open, and its name.
 
 use postrider_dispatcher::Settings;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Files that are not sends: database connections, listeners, the API's clients, the log.
-const FILES_KEPT_BACK: u64 = 256;
+/// Files other than sends: database connections, listeners, the API's clients, the log.
+const FILES_RESERVED: u64 = 256;
 
-/// Each attempt on the wire needs a socket. Past the limit every send would fail, so fewer are begun at a time.
+/// Each attempt in flight needs a socket. Beyond the limit every send would fail, so fewer run at a time.
 pub(crate) fn fit(settings: &mut Settings) {
     settings.name = format!(
         "{}:{}",
@@ -14,7 +14,7 @@ pub(crate) fn fit(settings: &mut Settings) {
         std::process::id()
     );
     let limit = getrlimit(Resource::Nofile);
-    // The soft limit is low by tradition; up to the hard one a process may raise it by itself.
+    // The soft limit is low by tradition; a process may raise it up to the hard limit.
     let raised = Rlimit {
         current: limit.maximum,
         maximum: limit.maximum,
@@ -24,13 +24,13 @@ pub(crate) fn fit(settings: &mut Settings) {
         Err(_) => limit.current,
     };
     let Some(files) = files else { return };
-    // A quarter more sockets than attempts: connections kept open, and addresses of a host tried beside each other.
-    let sockets = files.saturating_sub(FILES_KEPT_BACK);
+    // A quarter more sockets than attempts: idle connections, and several addresses of a host tried in parallel.
+    let sockets = files.saturating_sub(FILES_RESERVED);
     let sends = usize::try_from((sockets / 5 * 4).max(1)).unwrap_or(usize::MAX);
     if sends < settings.max_in_flight {
         tracing::warn!(
             files,
-            "at most {sends} attempts at a time: the limit of open files allows no more"
+            "POSTRIDER_MAX_IN_FLIGHT reduced to {sends} because of the open file limit"
         );
         settings.max_in_flight = sends;
     }

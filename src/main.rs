@@ -1,7 +1,25 @@
-//! The `postrider` program. What it can do is in `command_line.rs`.
+//! The composition root: reads the settings, assembles the parts and starts them.
+//! Invariant: only this crate reads the environment, and it decides nothing about deliveries.
+
+mod admin;
+mod banner;
+mod command_line;
+mod connect;
+mod data_dir;
+mod demo;
+mod health;
+mod log;
+mod machine;
+mod master_key;
+mod metrics;
+mod parts;
+mod roles;
+mod settings;
+mod traces;
+mod up;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    postrider::command_line::run()
+    command_line::run()
 }

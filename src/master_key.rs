@@ -1,4 +1,4 @@
-//! `rotate-master-key`: encrypts what is kept with the first key of `POSTRIDER_MASTER_KEY`, while everything runs.
+//! `rotate-master-key`: encrypts stored secrets with the first key of `POSTRIDER_MASTER_KEY`, without downtime.
 
 use anyhow::bail;
 use postrider_dispatcher::{
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{connect, settings::Settings};
 
-/// `force` does not ask whether every role that runs holds the new key.
+/// `force` skips the check that every running role has the new key.
 pub(crate) async fn rotate(settings: Settings, force: bool, stop: CancellationToken) -> anyhow::Result<()> {
     let database = settings.require_database()?;
     let vault = settings.require_vault()?;
@@ -27,9 +27,9 @@ pub(crate) async fn rotate(settings: Settings, force: bool, stop: CancellationTo
         changed = work => {
             let changed = changed?;
             write_audit(&pool, changed).await?;
-            println!("{changed} values are encrypted with the first key now. Nothing needs the other keys any more.");
+            println!("{changed} values encrypted with the first key. The other keys are no longer needed.");
         }
-        () = stop.cancelled() => println!("Stopped. Run it again to go on where it ended."),
+        () = stop.cancelled() => println!("Stopped. Run the command again to continue."),
     }
     pool.close().await;
     Ok(())
@@ -42,9 +42,9 @@ async fn refuse_to_lock_out(pool: &PgPool, vault: &Vault) -> anyhow::Result<()> 
     }
     let named: Vec<String> = lacking.iter().map(ToString::to_string).collect();
     bail!(
-        "these run without the first key of POSTRIDER_MASTER_KEY and could read nothing that is encrypted with it: {}. \
-         Nothing was changed. Restart them with both keys first. One that was killed is forgotten after {HELD_SECONDS} \
-         seconds; --force goes on all the same",
+        "these roles run without the first key of POSTRIDER_MASTER_KEY and could not read secrets encrypted with it: {}. \
+         Nothing was changed. Restart them with both keys first. A role that was killed is forgotten after {HELD_SECONDS} \
+         seconds; --force continues anyway",
         named.join(", ")
     )
 }

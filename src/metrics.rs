@@ -1,28 +1,28 @@
-//! Where the figures that the other crates count come together, for Prometheus to read.
+//! The Prometheus exporter for the metrics of all crates.
 
 use std::{sync::OnceLock, time::Duration};
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use postrider_dispatcher::meters;
 
-/// Seconds, from a fast read to an attempt at its time limit.
+/// Seconds, from a fast read to an attempt that times out.
 const SECONDS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
-/// Seconds from an emit to its first attempt: a backlog makes hours of them.
+/// Seconds from an emit to its first attempt, which can be hours with a backlog.
 const DELAY_SECONDS: [f64; 16] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0,
 ];
-/// Results in one statement.
+/// Results per statement.
 const ROWS: [f64; 8] = [1.0, 5.0, 10.0, 50.0, 100.0, 200.0, 300.0, 500.0];
-/// Events in one statement.
+/// Events per statement.
 const EVENTS: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 250.0, 1000.0];
 
 const TIDY_EVERY: Duration = Duration::from_secs(5);
 
 static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
 
-/// Before anything is counted. What was counted before is lost.
+/// Call before anything is counted: earlier counts are lost.
 pub(crate) fn start() -> anyhow::Result<()> {
     let builder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
@@ -35,7 +35,12 @@ pub(crate) fn start() -> anyhow::Result<()> {
     let handle = builder.install_recorder()?;
     let _ = HANDLE.set(handle);
     let version = [("version", env!("CARGO_PKG_VERSION"))];
-    meters::labelled_gauge("postrider_build_info", "1, with the version that runs", &version).set(1.0);
+    meters::labelled_gauge(
+        "postrider_build_info",
+        "Always 1; the label is the running version",
+        &version,
+    )
+    .set(1.0);
     Ok(())
 }
 
@@ -44,7 +49,7 @@ pub(crate) fn render() -> String {
     HANDLE.get().map(PrometheusHandle::render).unwrap_or_default()
 }
 
-/// Histograms are emptied into their buckets now and then; without this they grow while nobody reads them.
+/// Drains histograms into their buckets; without this they grow while nobody scrapes them.
 pub(crate) async fn keep_tidy() {
     loop {
         tokio::time::sleep(TIDY_EVERY).await;

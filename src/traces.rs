@@ -1,5 +1,5 @@
-//! Sends spans to a collector: OTLP over HTTP, as JSON. Beside everything else, and never in its way: what can't be sent
-//! soon is dropped and counted.
+//! Sends spans to a collector: OTLP over HTTP, as JSON. It never blocks anything else: spans that cannot be sent soon are
+//! dropped and counted.
 
 use std::time::Duration;
 
@@ -16,22 +16,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::settings::{Collector, Settings};
 
-/// Spans in one request.
+/// Spans per request.
 const BATCH_MAX: usize = 512;
-/// Time for more to come, before what is there is sent.
-const GATHER: Duration = Duration::from_millis(500);
-const REQUEST_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long to wait for more spans before a partial batch is sent.
+const BATCH_DELAY: Duration = Duration::from_millis(500);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const TRIES: u32 = 3;
-const AGAIN_WAIT: Duration = Duration::from_millis(500);
-/// For what is left when the process stops.
-const LAST_TIME_MAX: Duration = Duration::from_secs(3);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+/// For the spans left when the process stops.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The export of this process, or none.
+/// The export of this process, if any.
 #[derive(Default)]
 pub(crate) struct Export(Option<JoinHandle<()>>);
 
 impl Export {
-    /// Starts it where the settings say where to. The tracer goes to those who tell spans, and nowhere else.
+    /// Starts the export if a collector is set. It ends when every clone of the tracer is gone.
     pub(crate) fn start(
         settings: &Settings,
         role: &'static str,
@@ -41,16 +41,16 @@ impl Export {
         let Some(collector) = settings.collector.clone() else {
             return Ok(Default::default());
         };
-        let (tracer, spans) = Tracer::new(collector.share);
+        let (tracer, spans) = Tracer::new(collector.sample);
         let exporter = Exporter::new(collector, &settings.dispatcher.name, role)?;
         let task = tokio::spawn(exporter.run(spans, stop));
         Ok((Self(Some(task)), tracer))
     }
 
-    /// Sends what is left, once everybody who told spans has ended.
+    /// Sends the remaining spans. Call it when every user of the tracer has ended.
     pub(crate) async fn finish(self) {
         if let Some(task) = self.0 {
-            let _ = timeout(LAST_TIME_MAX, task).await;
+            let _ = timeout(FINISH_TIMEOUT, task).await;
         }
     }
 }
@@ -58,21 +58,21 @@ impl Export {
 struct Exporter {
     client: Client,
     collector: Collector,
-    /// What all spans of this process have in common.
+    /// The attributes shared by all spans of this process.
     resource: serde_json::Value,
 }
 
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
-    #[error("the collector can't be reached: {0}")]
+    #[error("cannot reach the collector: {0}")]
     Unreachable(reqwest::Error),
-    #[error("the collector answered {0}")]
+    #[error("the collector responded with {0}")]
     Refused(StatusCode),
 }
 
 impl ExportError {
-    /// As the protocol has it.
-    fn may_pass(&self) -> bool {
+    /// As the protocol defines it.
+    fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable(_) => true,
             Self::Refused(status) => matches!(status.as_u16(), 429 | 502 | 503 | 504),
@@ -88,9 +88,9 @@ impl Exporter {
         }
         let client = Client::builder()
             .default_headers(headers)
-            .timeout(REQUEST_TIME_MAX)
+            .timeout(REQUEST_TIMEOUT)
             .no_proxy()
-            // The headers hold the collector's token, which is for nobody else.
+            // The headers contain the collector's token, which nobody else may see.
             .redirect(reqwest::redirect::Policy::none())
             .build()?;
         let resource = json!({ "attributes": [
@@ -106,13 +106,13 @@ impl Exporter {
         })
     }
 
-    /// Until nobody is left who could tell a span.
+    /// Until every clone of the tracer is gone.
     async fn run(self, mut spans: mpsc::Receiver<Span>, stop: CancellationToken) {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         while spans.recv_many(&mut batch, BATCH_MAX).await > 0 {
             if batch.len() < BATCH_MAX {
                 tokio::select! {
-                    () = sleep(GATHER) => {}
+                    () = sleep(BATCH_DELAY) => {}
                     () = stop.cancelled() => {}
                 }
                 while batch.len() < BATCH_MAX
@@ -134,9 +134,9 @@ impl Exporter {
         for number in 1..=TRIES {
             match self.post(&body).await {
                 Ok(()) => return traces::count_sent(batch.len()),
-                Err(error) if error.may_pass() && number < TRIES => sleep(AGAIN_WAIT * number).await,
+                Err(error) if error.is_retryable() && number < TRIES => sleep(RETRY_DELAY * number).await,
                 Err(error) => {
-                    tracing::warn!(%error, spans = batch.len(), "spans of traces could not be sent; they are dropped");
+                    tracing::warn!(%error, spans = batch.len(), "cannot send spans to the collector; they are dropped");
                     break;
                 }
             }
@@ -150,12 +150,12 @@ impl Exporter {
             .post(self.collector.url.clone())
             .header("content-type", "application/json")
             .body(body.to_owned());
-        let answer = request
+        let response = request
             .send()
             .await
-            // The URL may have a token in it.
+            // The URL may contain a token.
             .map_err(|error| ExportError::Unreachable(error.without_url()))?;
-        match answer.status() {
+        match response.status() {
             status if status.is_success() => Ok(()),
             status => Err(ExportError::Refused(status)),
         }
@@ -163,7 +163,7 @@ impl Exporter {
 }
 
 fn document(resource: &serde_json::Value, batch: &[Span]) -> serde_json::Value {
-    let spans: Vec<serde_json::Value> = batch.iter().map(written).collect();
+    let spans: Vec<serde_json::Value> = batch.iter().map(span_document).collect();
     json!({ "resourceSpans": [{
         "resource": resource,
         "scopeSpans": [{
@@ -173,8 +173,8 @@ fn document(resource: &serde_json::Value, batch: &[Span]) -> serde_json::Value {
     }]})
 }
 
-/// Ids are hexadecimal and 64-bit numbers are texts: so the protocol's JSON has it.
-fn written(span: &Span) -> serde_json::Value {
+/// OTLP's JSON: ids are hexadecimal and 64-bit numbers are strings.
+fn span_document(span: &Span) -> serde_json::Value {
     const STATUS_ERROR: u8 = 2;
     let kind = match span.kind {
         SpanKind::Internal => 1,

@@ -1,9 +1,9 @@
-//! `up`: everything in one process, with nothing set up before.
+//! `up`: everything in one process, with nothing to set up first.
 //! Invariant: an embedded server does not outlive a clean stop.
 
 use anyhow::{Context, bail};
-use postrider_dashboard::{App, Emits, RequestRates, TrustedProxies};
-use postrider_dispatcher::{Dispatcher, Wake, sealed, vault::Vault};
+use postrider_dispatcher::{Wake, sealed, vault::Vault};
+use postrider_embedded::{Cluster, Home, keep_running};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::spawn_blocking};
 use tokio_util::sync::CancellationToken;
@@ -13,39 +13,42 @@ use crate::{
     banner::{Banner, Shown},
     connect,
     data_dir::DataDir,
-    demo,
-    embedded::{self, Cluster, Home},
-    health, machine,
-    roles::{self, Parts},
+    demo, machine,
+    parts::Parts,
+    roles::{self, Serving, Shared},
     settings::{Database, Settings},
     traces::Export,
 };
 
 pub(crate) async fn up(mut settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
     machine::fit(&mut settings.dispatcher);
-    let data_dir = DataDir::open(&settings.data_dir)?;
-    // Before the database is started: a taken port is told at once.
-    let listener = connect::listen(settings.listen, "POSTRIDER_LISTEN").await?;
-    if let Some(database) = settings.database.clone() {
-        return run(settings, data_dir, database, None, listener, stop).await;
-    }
-    let cluster = start_embedded(&data_dir).await?;
-    let database = Database {
-        pooled: cluster.options(),
-        direct: cluster.options(),
-        replica: None,
+    let data_dir = DataDir::open(&settings.values.data_dir)?;
+    // Before the database is started: a port in use is reported at once.
+    let listener = connect::listen(settings.values.listen, "POSTRIDER_LISTEN").await?;
+    let (database, cluster) = match settings.database.clone() {
+        Some(database) => (database, None),
+        None => {
+            let cluster = start_embedded(&data_dir).await?;
+            let database = Database {
+                pooled: cluster.options(),
+                direct: cluster.options(),
+                replica: None,
+            };
+            (database, Some(cluster))
+        }
     };
-    let ended = run(
+    let installation = Installation {
         settings,
         data_dir,
         database,
-        Some(cluster.clone()),
-        listener,
-        stop,
-    )
-    .await;
+        cluster: cluster.clone(),
+    };
+    let ended = installation.run(listener, stop).await;
+    let Some(cluster) = cluster else {
+        return ended;
+    };
     let stopped = spawn_blocking(move || cluster.stop()).await?;
-    ended.and(stopped.context("the embedded database could not be stopped"))
+    ended.and(stopped.context("cannot stop the embedded database"))
 }
 
 async fn start_embedded(data_dir: &DataDir) -> anyhow::Result<Cluster> {
@@ -53,11 +56,11 @@ async fn start_embedded(data_dir: &DataDir) -> anyhow::Result<Cluster> {
     tracing::info!(data_dir = %folder.display(), "starting the embedded database");
     let cluster =
         spawn_blocking(move || Home::below(&folder).and_then(|home| Cluster::start(home, ""))).await??;
-    let made = async {
+    let prepared = async {
         cluster.make_database().await?;
         data_dir.write("database-url", &cluster.url())
     };
-    match made.await {
+    match prepared.await {
         Ok(()) => Ok(cluster),
         Err(error) => {
             spawn_blocking(move || cluster.stop()).await??;
@@ -66,136 +69,130 @@ async fn start_embedded(data_dir: &DataDir) -> anyhow::Result<Cluster> {
     }
 }
 
-async fn run(
+struct Installation {
     settings: Settings,
     data_dir: DataDir,
     database: Database,
+    /// None: the database is the operator's own.
     cluster: Option<Cluster>,
-    listener: TcpListener,
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
-    let sending_pool = connect::working_pool(&database.direct, "dispatcher").await?;
-    roles::bring_up_to_date(&sending_pool, settings.dispatcher.retention).await?;
-    let vault = match &settings.vault {
-        Some(vault) => vault.clone(),
-        None => kept_vault(&data_dir, &sending_pool).await?,
-    };
-    sealed::check(&mut *sending_pool.acquire().await?, &vault).await?;
-    let api_key = Shown::set_or_kept(&settings.admin_api_key, "POSTRIDER_ADMIN_API_KEY", || {
-        data_dir.keep("admin-api-key", admin::new_api_key)
-    })?;
-    let password = Shown::set_or_kept(&settings.admin_password, "POSTRIDER_ADMIN_PASSWORD", || {
-        data_dir.keep("admin-password", admin::new_password)
-    })?;
-
-    admin::set_password(&mut *sending_pool.acquire().await?, &password.value).await?;
-    let reserves = connect::serving_pools(&database.pooled).await?;
-    let replica = connect::replica(&database).await;
-
-    let health = roles::listen_for_health(&settings).await?;
-    let grpc = roles::listen_for_grpc(settings.grpc_listen).await?;
-    let guard = settings.guard(&roles::addresses([
-        Some(&listener),
-        health.as_ref(),
-        grpc.as_ref(),
-    ])?);
-    let (export, tracer) = Export::start(&settings, "up", stop.clone())?;
-    let mut parts = Parts::new(stop.clone());
-    if let Some(cluster) = cluster.clone() {
-        parts.add("embedded database", |stop| embedded::keep_running(cluster, stop));
-    }
-    if let Some(listener) = health {
-        parts.add("health", |stop| {
-            health::serve(listener, reserves.lookups.clone(), stop)
-        });
-    }
-    roles::tell_keys(&mut parts, &reserves.rest, &vault, "up").await?;
-    let wake = Wake::default();
-    let dispatcher = Dispatcher {
-        sources: settings.sources.clone(),
-        pool: sending_pool.clone(),
-        direct: connect::named(&database.direct, "dispatcher"),
-        settings: postrider_dispatcher::Settings {
-            public_url: Some(roles::public_url(&settings, &listener)?),
-            ..settings.dispatcher.clone()
-        },
-        guard: guard.clone(),
-        vault: vault.clone(),
-        wake: wake.clone(),
-        tracer: tracer.clone(),
-    };
-    parts.add("dispatcher", |stop| dispatcher.run(stop));
-    parts.watch_database(reserves.rest.clone());
-
-    let public_url = roles::public_url(&settings, &listener)?;
-    let api_url = connect::local_url(listener.local_addr()?);
-    let app = App {
-        pool: reserves.rest.clone(),
-        lookups: reserves.lookups.clone(),
-        limits: Default::default(),
-        emits: Emits::new(reserves.emits.clone(), wake.clone()).into(),
-        wake,
-        vault,
-        trials: roles::trials(guard.clone())?,
-        guard,
-        request_rates: RequestRates::new(settings.request_rate, settings.tenant_request_rate).into(),
-        trusted_proxies: TrustedProxies::new(settings.trusted_proxies.clone()),
-        defaults: settings.dispatcher.clone(),
-        public_url: public_url.clone(),
-        admin_api_key: api_key.value.clone(),
-        metrics: crate::metrics::render,
-        tracer,
-        stop,
-        streams: postrider_dashboard::streams(),
-    };
-    roles::announce(&listener, "api")?;
-    parts.add("dashboard", |stop| {
-        postrider_dashboard::serve(listener, grpc, app, replica, stop)
-    });
-
-    let banner = Banner {
-        public_url,
-        api_url: api_url.clone(),
-        api_key,
-        password,
-        cluster,
-    };
-    parts.add("demo", |stop| async move {
-        demo::wait_for_api(&api_url, &stop).await?;
-        if stop.is_cancelled() {
-            return Ok(());
-        }
-        let demo = match &banner.cluster {
-            Some(_) => Some(demo::start(&data_dir, &api_url, &banner.api_key.value, &stop).await?),
-            None => None,
-        };
-        banner.print(demo.is_some());
-        match demo {
-            Some(receiver) => receiver.serve(stop).await,
-            None => {
-                stop.cancelled().await;
-                Ok(())
-            }
-        }
-    });
-    let ended = parts.run_until_stopped().await;
-    export.finish().await;
-    connect::close(reserves.close()).await;
-    connect::close(sending_pool.close()).await;
-    ended
 }
 
-/// The key of the data directory, made at the first start. With a new one what is stored could not be read any more, so
-/// that none is made where something is.
+/// What protects an installation, from the settings or the data directory.
+struct Credentials {
+    vault: Vault,
+    api_key: Shown,
+    password: Shown,
+}
+
+impl Installation {
+    async fn run(mut self, listener: TcpListener, stop: CancellationToken) -> anyhow::Result<()> {
+        let sending_pool = connect::working_pool(&self.database.direct, "dispatcher").await?;
+        roles::bring_up_to_date(&sending_pool, self.settings.dispatcher.retention).await?;
+        let credentials = self.credentials(&sending_pool).await?;
+        let reserves = connect::serving_pools(&self.database.pooled).await?;
+        let replica = connect::replica(&self.database).await;
+        let health = roles::listen_for_health(&self.settings).await?;
+        let grpc = roles::listen_for_grpc(&self.settings).await?;
+        let addresses = roles::addresses([Some(&listener), health.as_ref(), grpc.as_ref()])?;
+        let public_url = roles::public_url(&self.settings, &listener)?;
+        self.settings.dispatcher.public_url = Some(public_url.clone());
+        let api_url = connect::local_url(listener.local_addr()?);
+        let (export, tracer) = Export::start(&self.settings, "up", stop.clone())?;
+        let shared = Shared {
+            settings: self.settings.clone(),
+            vault: credentials.vault.clone(),
+            guard: self.settings.guard(&addresses),
+            wake: Wake::default(),
+            tracer,
+        };
+        let serving = Serving {
+            listener,
+            grpc,
+            reserves: &reserves,
+            replica,
+            public_url: public_url.clone(),
+            admin_api_key: credentials.api_key.value.clone(),
+        };
+
+        let mut parts = Parts::new(stop);
+        if let Some(cluster) = self.cluster.clone() {
+            parts.add("embedded database", |stop| keep_running(cluster, stop));
+        }
+        parts.add_health(health, reserves.lookups.clone());
+        roles::register_keys(&mut parts, &reserves.rest, &shared.vault, "up").await?;
+        roles::dispatcher_part(
+            &mut parts,
+            shared.clone(),
+            sending_pool.clone(),
+            &self.database.direct,
+        );
+        parts.add_database_metrics(reserves.rest.clone());
+        roles::dashboard_part(&mut parts, shared, serving)?;
+        let banner = Banner {
+            public_url,
+            api_url,
+            api_key: credentials.api_key,
+            password: credentials.password,
+            cluster: self.cluster,
+        };
+        parts.add("demo", |stop| greet(banner, self.data_dir, stop));
+
+        let ended = parts.run_until_stopped().await;
+        export.finish().await;
+        connect::close(reserves.close()).await;
+        connect::close(sending_pool.close()).await;
+        ended
+    }
+
+    async fn credentials(&self, pool: &PgPool) -> anyhow::Result<Credentials> {
+        let values = &self.settings.values;
+        let vault = match &values.master_key {
+            Some(vault) => vault.clone(),
+            None => kept_vault(&self.data_dir, pool).await?,
+        };
+        sealed::check(&mut *pool.acquire().await?, &vault).await?;
+        let api_key = Shown::set_or_kept(&values.admin_api_key, "POSTRIDER_ADMIN_API_KEY", || {
+            self.data_dir.keep("admin-api-key", admin::new_api_key)
+        })?;
+        let password = Shown::set_or_kept(&values.admin_password, "POSTRIDER_ADMIN_PASSWORD", || {
+            self.data_dir.keep("admin-password", admin::new_password)
+        })?;
+        admin::set_password(&mut *pool.acquire().await?, &password.value).await?;
+        Ok(Credentials {
+            vault,
+            api_key,
+            password,
+        })
+    }
+}
+
+/// The master key in the data directory, generated at the first start. A new one could not decrypt existing secrets, so
+/// none is generated if there are any.
 async fn kept_vault(data_dir: &DataDir, pool: &PgPool) -> anyhow::Result<Vault> {
     const NAME: &str = "master-key";
     if data_dir.read(NAME)?.is_none() && sealed::is_any(pool).await? {
         bail!(
-            "{} is missing, and the database holds secrets that were encrypted with the key in it: put the file back, or \
-             set POSTRIDER_MASTER_KEY to that key",
+            "{} is missing, but the database contains secrets encrypted with that key: restore the file, or set \
+             POSTRIDER_MASTER_KEY to the key",
             data_dir.path().join(NAME).display()
         );
     }
     let key = data_dir.keep(NAME, admin::new_master_key)?;
-    Vault::parse(&key.value).with_context(|| format!("{} can't be used", key.path.display()))
+    Vault::parse(&key.value).with_context(|| format!("{} is invalid", key.path.display()))
+}
+
+/// Prints the banner once the API is ready, and serves the demo's receiver if the database is embedded.
+async fn greet(banner: Banner, data_dir: DataDir, stop: CancellationToken) -> anyhow::Result<()> {
+    demo::wait_for_api(&banner.api_url, &stop).await?;
+    if stop.is_cancelled() {
+        return Ok(());
+    }
+    if banner.cluster.is_none() {
+        banner.print(false);
+        stop.cancelled().await;
+        return Ok(());
+    }
+    let receiver = demo::start(&data_dir, &banner.api_url, &banner.api_key.value, &stop).await?;
+    banner.print(true);
+    receiver.serve(stop).await
 }

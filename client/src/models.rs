@@ -361,7 +361,7 @@ pub struct ProbeFinding {
     pub title: String,
     pub found: String,
     pub meaning: String,
-    pub mend: String,
+    pub fix: String,
 }
 
 /// A temporary endpoint that this machine takes the events of.

@@ -1,4 +1,4 @@
-//! Each setting's good and bad values, and the sentence a bad one is refused with.
+//! Valid and invalid values of each setting, and the error for an invalid one.
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 
@@ -11,7 +11,7 @@ struct Alone {
 }
 
 fn read(flags: &[&str], variables: &[(&str, &str)]) -> Result<Settings, SettingError> {
-    // The variables of whoever runs the tests must not come in.
+    // The tester's own variables must not be read.
     let command = Alone::command().mut_args(|arg| arg.env(None::<&str>));
     let arguments = std::iter::once("postrider").chain(flags.iter().copied());
     let matches = command.try_get_matches_from(arguments).expect("known flags");
@@ -24,7 +24,7 @@ fn read(flags: &[&str], variables: &[(&str, &str)]) -> Result<Settings, SettingE
 
 fn refusal(flags: &[&str], variables: &[(&str, &str)]) -> String {
     match read(flags, variables) {
-        Ok(_) => panic!("{flags:?} {variables:?} was taken"),
+        Ok(_) => panic!("{flags:?} {variables:?} was accepted"),
         Err(error) => error.to_string(),
     }
 }
@@ -32,8 +32,21 @@ fn refusal(flags: &[&str], variables: &[(&str, &str)]) -> String {
 #[test]
 fn nothing_set_is_the_contract_s_defaults() {
     let settings = read(&[], &[]).expect("defaults");
+    let defaults = postrider_dispatcher::Settings::default();
+    assert_eq!(settings.dispatcher.schedule, defaults.schedule);
+    assert_eq!(settings.dispatcher.jitter, defaults.jitter);
+    assert_eq!(settings.dispatcher.timeout, defaults.timeout);
+    assert_eq!(settings.dispatcher.retention, defaults.retention);
+    assert_eq!(
+        settings.values.request_rate,
+        postrider_dashboard::REQUEST_RATE_DEFAULT
+    );
+    assert_eq!(
+        settings.values.tenant_request_rate,
+        postrider_dashboard::TENANT_REQUEST_RATE_DEFAULT
+    );
     assert!(settings.database.is_none());
-    assert_eq!(settings.listen.to_string(), "127.0.0.1:8080");
+    assert_eq!(settings.values.listen.to_string(), "127.0.0.1:8080");
     assert_eq!(settings.dispatcher.concurrency, 16);
     assert_eq!(settings.dispatcher.max_in_flight, 4096);
     assert!(settings.guard(&[]).allow_http);
@@ -106,10 +119,16 @@ fn a_bad_value_is_refused_by_name() {
         let argument = format!("{flag}={value}");
         let sentence = refusal(&[&argument], &[]);
         assert!(
-            sentence.starts_with(&format!("{name} can't be used: ")),
+            sentence.starts_with(&format!("{name} is invalid: ")),
             "{sentence}"
         );
         assert!(!sentence.contains('\n'), "{sentence}");
+        let is_private = ["POSTRIDER_EGRESS_PROXY", "POSTRIDER_OTLP_ENDPOINT"].contains(&name);
+        assert_eq!(
+            sentence.ends_with(&format!(", got `{value}`")),
+            !is_private,
+            "{sentence}"
+        );
     }
 }
 
@@ -165,7 +184,7 @@ fn a_collector_is_a_base_or_the_whole_url() {
                 "Authorization=Basic YWJj=, x-team = hooks",
             )],
         );
-        let collector = settings.expect("taken").collector.expect("set");
+        let collector = settings.expect("valid").collector.expect("set");
         assert_eq!(collector.url.as_str(), url);
         let headers: Vec<(&str, &str)> = collector
             .headers
@@ -178,7 +197,7 @@ fn a_collector_is_a_base_or_the_whole_url() {
 }
 
 #[test]
-fn what_is_unknown_is_told() {
+fn unknown_variables_are_reported() {
     let settings = read(
         &[],
         &[
@@ -187,8 +206,8 @@ fn what_is_unknown_is_told() {
             ("OTHER", "x"),
         ],
     )
-    .expect("taken");
-    assert_eq!(settings.unknown, ["POSTRIDER_LISTN"]);
+    .expect("valid");
+    assert_eq!(settings.unknown_variables, ["POSTRIDER_LISTN"]);
 }
 
 #[test]
@@ -198,7 +217,7 @@ fn every_flag_is_a_known_variable_and_no_secret_is_a_flag() {
             continue;
         };
         let environment: Environment = [(variable.to_owned(), "x".to_owned())].into_iter().collect();
-        assert!(environment.unknown().is_empty(), "{variable}");
+        assert!(table::unknown_variables(&environment).is_empty(), "{variable}");
         assert!(
             !["KEY", "PASSWORD", "DATABASE_URL"]
                 .iter()
@@ -208,7 +227,7 @@ fn every_flag_is_a_known_variable_and_no_secret_is_a_flag() {
     }
 }
 
-/// The variables that the flags of all commands stand for.
+/// The variables of the flags of all commands.
 fn flags_of(command: &clap::Command) -> Vec<String> {
     let own = command.get_arguments().filter_map(|argument| argument.get_env());
     let own = own.map(|name| name.to_string_lossy().into_owned());
@@ -218,22 +237,23 @@ fn flags_of(command: &clap::Command) -> Vec<String> {
 #[test]
 fn the_list_of_settings_is_that_of_the_flags_and_that_of_the_docs() {
     let flags = flags_of(&crate::command_line::command());
-    for setting in reference::all() {
+    let is_known = |variable: &str| table::all().any(|setting| setting.is_set_by(variable));
+    for setting in table::all() {
         assert_eq!(
-            flags.iter().any(|flag| flag == setting.name),
-            !setting.secret,
+            flags.iter().any(|flag| flag == setting.variable),
+            !setting.is_secret(),
             "{} is a flag, or a secret",
-            setting.name
+            setting.variable
         );
     }
     for flag in &flags {
-        assert!(reference::is_known(flag), "{flag} is not in the list");
+        assert!(is_known(flag), "{flag} is not in the table");
     }
     let docs = include_str!("../../docs/operations.md");
     assert!(
         docs.contains(&reference::markdown()),
-        "docs/operations.md is not what `postrider settings` prints"
+        "docs/operations.md does not contain the output of `postrider settings`"
     );
-    assert!(reference::is_known("POSTRIDER_MASTER_KEY_FILE"));
-    assert!(!reference::is_known("POSTRIDER_LISTEN_FILE"));
+    assert!(is_known("POSTRIDER_MASTER_KEY_FILE"));
+    assert!(!is_known("POSTRIDER_LISTEN_FILE"));
 }

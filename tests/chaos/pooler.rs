@@ -8,7 +8,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use postrider::embedded::Account;
+use postrider_embedded::Account;
 use tempfile::TempDir;
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use data_encoding::{BASE64, HEXLOWER};
-use postrider::embedded::Programs;
+use postrider_embedded::Programs;
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 
@@ -174,7 +174,7 @@ async fn the_master_key_is_changed_while_everything_runs() {
     );
     assert!(told.contains("secrets: 500 of 1201"), "{told}");
     assert!(
-        told.contains("1202 values are encrypted with the first key"),
+        told.contains("1202 values encrypted with the first key"),
         "{told}"
     );
     let after = key_names(&database).await;

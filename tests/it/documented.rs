@@ -43,10 +43,26 @@ const NOT_RUN: [(&str, &str, &str); 19] = [
         "the test has made an empty database",
     ),
     ("docs/benchmark.md", "make bench", "takes minutes"),
-    ("docs/benchmark.md", "postrider bench --only", "takes minutes"),
-    ("docs/benchmark.md", "postrider bench --quick", "takes minutes"),
-    ("docs/benchmark.md", "postrider bench --json", "takes minutes"),
-    ("docs/benchmark.md", "postrider bench --profile", "takes minutes"),
+    (
+        "docs/benchmark.md",
+        "target/release/postrider-bench --only",
+        "takes minutes",
+    ),
+    (
+        "docs/benchmark.md",
+        "target/release/postrider-bench --quick",
+        "takes minutes",
+    ),
+    (
+        "docs/benchmark.md",
+        "target/release/postrider-bench --json",
+        "takes minutes",
+    ),
+    (
+        "docs/benchmark.md",
+        "target/release/postrider-bench --profile",
+        "takes minutes",
+    ),
     (
         "docs/cli.md",
         "postrider listen",
@@ -183,7 +199,7 @@ impl System {
         let (data, folder) = (DataFolder::new(), TempDir::new().expect("a folder"));
         let program = Postrider::embedded(&data).start().await;
         until("the banner is printed", || async {
-            program.printed().contains("Ctrl-C stops it").then_some(())
+            program.printed().contains("Press Ctrl-C to stop").then_some(())
         })
         .await;
         symlink(data.path(), folder.path().join(".postrider")).expect("linked");

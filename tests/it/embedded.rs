@@ -25,7 +25,7 @@ async fn emits(api: &Api) {
 
 async fn wait_for_banner(program: &Postrider) {
     until("the banner is printed", || async {
-        program.printed().contains("Ctrl-C stops it").then_some(())
+        program.printed().contains("Press Ctrl-C to stop").then_some(())
     })
     .await;
 }
@@ -46,7 +46,7 @@ async fn a_server_that_is_killed_is_started_again() {
         emits(&api).await;
     }
     let log = program.log_lines().join("\n");
-    assert!(log.contains("the embedded database server has ended"), "{log}");
+    assert!(log.contains("the embedded database server exited"), "{log}");
     assert!(program.stop().await.success());
     assert!(data.server_pid().is_none(), "it does not outlive a clean stop");
 }

@@ -20,7 +20,7 @@ fn api(program: &Postrider, data: &DataFolder) -> Api {
 async fn wait_for_banner(program: &Postrider) -> String {
     until("the banner is printed", || async {
         let printed = program.printed();
-        printed.contains("Ctrl-C stops it").then_some(printed)
+        printed.contains("Press Ctrl-C to stop").then_some(printed)
     })
     .await
 }

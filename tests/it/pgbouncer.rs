@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use postrider::embedded::Account;
+use postrider_embedded::Account;
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};

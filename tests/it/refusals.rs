@@ -70,7 +70,7 @@ async fn a_taken_port_is_told_in_a_sentence() {
     );
     assert_eq!(status, Some(1));
     assert!(
-        sentence.contains(&format!("{address} is in use by another program")),
+        sentence.contains(&format!("{address} is already in use")),
         "{sentence}"
     );
 }

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use postrider::embedded::Programs;
+use postrider_embedded::Programs;
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};

@@ -20,7 +20,7 @@ async fn roles_in_processes_of_their_own_share_one_database() {
 
 #[tokio::test]
 async fn a_dashboard_without_a_key_makes_one_and_shows_it_once() {
-    const SHOWN: &str = "The admin API key, shown this once: ";
+    const SHOWN: &str = "Admin API key (shown only once): ";
     let database = Database::fresh().await;
     let mut dashboard = Postrider::on_database("dashboard", &database)
         .set("POSTRIDER_ADMIN_API_KEY", "")
@@ -30,7 +30,7 @@ async fn a_dashboard_without_a_key_makes_one_and_shows_it_once() {
     let printed = until("the key is shown", || async {
         let printed = dashboard.printed();
         printed
-            .contains("The password of the login `admin`")
+            .contains("Password of the login `admin`")
             .then_some(printed)
     })
     .await;

@@ -239,7 +239,7 @@ async fn many_are_counted_before_they_are_replayed() {
     receiver.answer(Answer::Status(204));
     let counted = tool(&program, &["replay", "--endpoint", &url]).await;
     assert!(
-        counted.status == 0 && counted.out.contains("3 would be sent"),
+        counted.status == 0 && counted.out.contains("3 deliveries will be replayed"),
         "{counted:?}"
     );
     assert_eq!(receiver.count(), 3);

@@ -10,8 +10,8 @@ use std::{
     },
 };
 
-use postrider::embedded::{Account, Cluster, Home, Programs};
 use postrider_dispatcher::{partitions, schema};
+use postrider_embedded::{Account, Cluster, Home, Programs};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, postgres::PgConnectOptions};
 

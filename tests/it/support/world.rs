@@ -3,6 +3,7 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::PgPool;
 
 use super::{Answer, Api, Database, Person, Postrider, Receiver, until};
 
@@ -78,8 +79,9 @@ impl World {
 
     /// With a past, for the pictures. What is shown of addresses is made up at the end, when nothing is sent any more.
     pub(crate) async fn busy(program: &Postrider, database: &Database) -> Self {
-        let seeded = Postrider::on_database("seed --attempts 20000", database).output();
-        assert!(seeded.status.success(), "{seeded:?}");
+        let pool = PgPool::connect_with(database.options()).await.expect("connected");
+        postrider_bench::seed::run(&pool, 20_000).await.expect("seeded");
+        pool.close().await;
         database.execute(RENAME_SEEDS).await;
         let api = program.api();
         let world = Self::make(program).await;

@@ -1,0 +1,118 @@
+//! The results, as a table for people and as JSON for programs.
+
+use std::fmt;
+
+use serde::Serialize;
+
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Report {
+    pub(super) rows: Vec<Row>,
+    pub(super) figures: Vec<Figure>,
+}
+
+/// One bulk scenario.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Row {
+    pub(super) scenario: String,
+    pub(super) deliveries: u64,
+    pub(super) per_second: f64,
+    pub(super) of_ceiling: Option<f64>,
+    pub(super) p50_ms: Option<f64>,
+    pub(super) p95_ms: Option<f64>,
+    pub(super) p99_ms: Option<f64>,
+    /// CPU seconds per 1,000 deliveries.
+    pub(super) sender_cpu: f64,
+    pub(super) postgres_cpu: Option<f64>,
+    pub(super) sink_cpu: f64,
+    pub(super) peak_memory_mb: f64,
+}
+
+/// One result and the bound it is checked against.
+#[derive(Debug, Serialize)]
+pub(super) struct Figure {
+    pub(super) name: String,
+    pub(super) value: f64,
+    pub(super) bound: Option<Bound>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Report {
+    pub(super) fn figure(&mut self, name: &str, value: f64, bound: Option<Bound>) {
+        eprintln!("  {name}: {value:.2}");
+        self.figures.push(Figure {
+            name: name.to_owned(),
+            value,
+            bound,
+        });
+    }
+}
+
+impl Figure {
+    fn verdict(&self) -> String {
+        match self.bound {
+            None => String::new(),
+            Some(Bound::AtLeast(least)) => {
+                format!("≥ {least:<6} {}", if self.value >= least { "yes" } else { "NO" })
+            }
+            Some(Bound::AtMost(most)) => {
+                format!("≤ {most:<6} {}", if self.value <= most { "yes" } else { "NO" })
+            }
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.rows.is_empty() {
+            writeln!(
+                f,
+                "{:<44} {:>9} {:>9} {:>8} {:>9} {:>9} {:>9}   {:>22} {:>8}",
+                "scenario",
+                "number",
+                "per s",
+                "of (a)",
+                "p50 ms",
+                "p95 ms",
+                "p99 ms",
+                "CPU s/1000 (us,pg,sink)",
+                "peak MB"
+            )?;
+        }
+        let some =
+            |value: Option<f64>, digits: usize| value.map_or("–".to_owned(), |v| format!("{v:.digits$}"));
+        for row in &self.rows {
+            writeln!(
+                f,
+                "{:<44} {:>9} {:>9.0} {:>8} {:>9} {:>9} {:>9}   {:>6.3} {:>7} {:>7.3} {:>9.0}",
+                row.scenario,
+                row.deliveries,
+                row.per_second,
+                some(row.of_ceiling, 2),
+                some(row.p50_ms, 1),
+                some(row.p95_ms, 1),
+                some(row.p99_ms, 1),
+                row.sender_cpu,
+                some(row.postgres_cpu, 3),
+                row.sink_cpu,
+                row.peak_memory_mb,
+            )?;
+        }
+        writeln!(f)?;
+        for figure in &self.figures {
+            writeln!(
+                f,
+                "{:<72} {:>10.2}   {}",
+                figure.name,
+                figure.value,
+                figure.verdict()
+            )?;
+        }
+        Ok(())
+    }
+}
