@@ -113,7 +113,7 @@ pub(crate) async fn change_password(
         .await
         .map_err(unhashed)?
     {
-        return Err(Problem::invalid("/current", "password is incorrect"));
+        return Err(Problem::invalid("", "Current password is incorrect."));
     }
     store_password(app, &session.actor(), &session.login, new).await
 }

@@ -22,7 +22,7 @@ pub(crate) async fn show(State(app): State<Shared>) -> Answer<Document> {
     let types = event_types::list(&app.pool, "", TYPES_MAX + 1).await?;
     if types.len() as i64 > TYPES_MAX || schemas::bytes(&app.pool).await? > SCHEMA_BYTES_MAX {
         return Err(Problem::limit_reached(
-            "The catalogue exceeds 16 MiB. Fetch the event types one by one instead.",
+            "The catalogue is too large for one document. Fetch the event types one by one instead.",
         ));
     }
     let mut webhooks = BTreeMap::new();

@@ -109,3 +109,15 @@ fn walk(value: &Value, see: &mut impl FnMut(&str, &Value)) {
         _ => {}
     }
 }
+
+#[test]
+fn every_problem_type_is_unique_and_documented() {
+    let guide = include_str!("../../../docs/api.md");
+    let mut seen = BTreeSet::new();
+    for kind in Kind::ALL {
+        let (name, status, _) = kind.definition();
+        assert!(seen.insert(name), "{name} is used twice");
+        let row = format!("| `{name}` | {} |", status.as_u16());
+        assert!(guide.contains(&row), "docs/api.md has no row for {name}");
+    }
+}
