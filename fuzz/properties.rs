@@ -1,5 +1,5 @@
-//! What must hold for any bytes whatever. Each function panics when it does not. Fuzz targets run them without end,
-//! `tests/it/properties.rs` for a moment.
+//! Properties that hold for arbitrary input. Each function panics if one does not. Fuzz targets run them
+//! continuously, `tests/it/properties.rs` briefly.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -15,12 +15,12 @@ use postrider_proto::{
 };
 use url::{Host, Url};
 
-/// Nothing that was not signed verifies, and nothing makes the parser fall over.
+/// Nothing that was not signed verifies, and nothing makes the parser panic.
 pub(crate) fn signature_headers(input: &[u8]) {
     const NOW: i64 = 1_700_000_000;
     let text = String::from_utf8_lossy(input);
     let secrets = [Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")];
-    // The right form around what was given gets further than noise alone.
+    // A valid form around the input gets further than noise alone.
     for header in [
         text.as_ref(),
         &format!("t={NOW},v1={text}"),
@@ -39,7 +39,7 @@ pub(crate) fn signature_headers(input: &[u8]) {
     let _ = PublicKey::parse(&text);
 }
 
-/// A URL that is taken is one that can be called: plain, whole, and to an address that is public or a name that may be.
+/// An accepted URL can be called: plain, complete, and to a public address or a name that may be one.
 pub(crate) fn urls(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let guard = Guard {
@@ -66,7 +66,7 @@ pub(crate) fn urls(input: &[u8]) {
             }
             None => panic!("{text:?} has no host"),
         }
-        // Stored and read again it is the same, and is judged the same.
+        // Stored and parsed again it is unchanged, and judged the same.
         assert_eq!(Url::parse(url.as_str()).as_ref(), Ok(&url), "{text:?}");
         assert!(guard.check_target(&url).is_ok(), "{text:?}");
     }
@@ -98,7 +98,7 @@ pub(crate) fn addresses(input: &[u8]) {
     }
 }
 
-/// A filter is read or refused, and one that was read answers for any data.
+/// A filter is parsed or rejected, and a parsed one evaluates on any data.
 pub(crate) fn filters(input: &[u8]) {
     let Ok(value) = serde_json::from_slice::<serde_json::Value>(input) else {
         return;
@@ -114,7 +114,7 @@ pub(crate) fn filters(input: &[u8]) {
     }
 }
 
-/// Whatever an endpoint asks for, it is a day at most.
+/// Whatever an endpoint requests, the delay is at most a day.
 pub(crate) fn retry_after(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let date = format!("Fri, 31 Dec {text} 23:59:59 GMT");
@@ -128,7 +128,7 @@ pub(crate) fn retry_after(input: &[u8]) {
     }
 }
 
-/// An event that is taken has data that is a JSON object, within its limits, kept byte for byte.
+/// An accepted event has data that is a JSON object within its limits, stored byte for byte.
 pub(crate) fn emit_bodies(input: &[u8]) {
     let whole = postrider_dashboard::read_emit_body(input);
     let text = String::from_utf8_lossy(input);
@@ -146,6 +146,6 @@ pub(crate) fn emit_bodies(input: &[u8]) {
         let value: serde_json::Value = serde_json::from_str(&data).expect("JSON");
         assert!(value.is_object(), "{data}");
         let body = std::str::from_utf8(body).expect("UTF-8");
-        assert!(body.contains(&data), "the data is a piece of the body");
+        assert!(body.contains(&data), "the body contains the data");
     }
 }

@@ -209,7 +209,7 @@ async fn enable(client: &Client, tenant: &str, one: &OneEndpoint, enabled: bool)
         enabled: Some(enabled),
         ..EndpointSettings::default()
     };
-    let changed = client.change_endpoint(tenant, &endpoint.id, &settings).await?;
+    let changed = client.update_endpoint(tenant, &endpoint.id, &settings).await?;
     if one.at.reach.json {
         json_line(&changed);
     } else {

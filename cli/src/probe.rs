@@ -72,7 +72,7 @@ fn show(report: &ProbeReport) {
 fn show_finding(finding: &ProbeFinding) {
     let (style, sign) = match finding.verdict.as_str() {
         "pass" => (GOOD, "✓"),
-        "warn" => (WARNING, "!"),
+        "warning" => (WARNING, "!"),
         "fail" => (BAD, "✗"),
         _ => (SOFT, "-"),
     };
@@ -81,7 +81,7 @@ fn show_finding(finding: &ProbeFinding) {
         finding.title,
         finding.found
     );
-    if matches!(finding.verdict.as_str(), "warn" | "fail") {
+    if matches!(finding.verdict.as_str(), "warning" | "fail") {
         anstream::println!("    {}\n    {STRONG}{}{STRONG:#}", finding.meaning, finding.fix);
     }
 }

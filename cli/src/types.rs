@@ -225,10 +225,10 @@ fn show(changed: &BTreeMap<&String, &Vec<String>>, without_file: &[&String], fau
 
 fn show_breaks(changed: &EventType) {
     for report in &changed.compatibility {
-        for one in &report.breaks {
+        for one in &report.breaking_changes {
             println!(
                 "{} {}: breaking change for consumers of {}: {} {}",
-                changed.name, report.version, report.before, one.pointer, one.detail
+                changed.name, report.version, report.previous_version, one.pointer, one.detail
             );
         }
     }

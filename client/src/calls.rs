@@ -1,4 +1,4 @@
-//! Every call of the API, a method each.
+//! One method for every API operation.
 
 use chrono::SecondsFormat;
 use reqwest::Method;
@@ -20,7 +20,7 @@ impl Client {
         self.get(&["v1", "tenants", tenant], &[]).await
     }
 
-    /// Answers when nothing more is sent for it.
+    /// Returns once nothing more is sent for the tenant.
     pub async fn delete_tenant(&self, tenant: &str) -> Result<(), Error> {
         self.delete(&["v1", "tenants", tenant]).await
     }
@@ -43,14 +43,14 @@ impl Client {
         self.delete(&["v1", "event-types", name]).await
     }
 
-    /// An event with this id and content that was there before is answered and not sent again.
+    /// If an event with this id and the same content exists, it is returned and not sent again.
     pub async fn emit(&self, tenant: &str, event: &NewEvent) -> Result<Event, Error> {
         let body = event.wire().map_err(|error| self.unreadable(error.to_string()))?;
         self.with_body(Method::POST, &["v1", "tenants", tenant, "events"], &body)
             .await
     }
 
-    /// The newest first.
+    /// Newest first.
     pub async fn events(&self, tenant: &str, page: &PageOf) -> Result<Page<Event>, Error> {
         self.page(&["v1", "tenants", tenant, "events"], page, &[]).await
     }
@@ -78,8 +78,8 @@ impl Client {
         self.get(&["v1", "tenants", tenant, "endpoints", id], &[]).await
     }
 
-    /// Answers when the change is in effect.
-    pub async fn change_endpoint(
+    /// Returns once the change is in effect.
+    pub async fn update_endpoint(
         &self,
         tenant: &str,
         id: &str,
@@ -93,7 +93,7 @@ impl Client {
         .await
     }
 
-    /// Answers when no more requests to it are begun.
+    /// Returns once no more requests to it are started.
     pub async fn delete_endpoint(&self, tenant: &str, id: &str) -> Result<(), Error> {
         self.delete(&["v1", "tenants", tenant, "endpoints", id]).await
     }
@@ -113,7 +113,7 @@ impl Client {
         self.with_body(Method::POST, &path, rotation).await
     }
 
-    /// One test event, now.
+    /// Sends one test event now.
     pub async fn test_endpoint(
         &self,
         tenant: &str,
@@ -125,7 +125,7 @@ impl Client {
             .await
     }
 
-    /// A few dozen test events that tell whether the receiver is right.
+    /// Tests the receiver's implementation with a few dozen test events.
     pub async fn probe_endpoint(
         &self,
         tenant: &str,
@@ -166,7 +166,7 @@ impl Client {
         self.with_body(Method::POST, &path, &json!({})).await
     }
 
-    /// A durable job that sends many deliveries again, or with `dry_run` what it would do.
+    /// Starts a durable job that replays many deliveries, or with `dry_run` reports what it would do.
     pub async fn start_replay(&self, tenant: &str, replay: &NewReplay) -> Result<Replay, Error> {
         self.with_body(Method::POST, &["v1", "tenants", tenant, "replays"], replay)
             .await
@@ -189,7 +189,7 @@ impl Client {
         self.delete(&["v1", "tenants", tenant, "listeners", id]).await
     }
 
-    /// The key is in this answer only.
+    /// The key itself is returned only here.
     pub async fn create_api_key(&self, key: &NewApiKey) -> Result<ApiKey, Error> {
         self.with_body(Method::POST, &["v1", "api-keys"], key).await
     }
@@ -202,7 +202,7 @@ impl Client {
         self.delete(&["v1", "api-keys", id]).await
     }
 
-    /// Who did what, the newest first.
+    /// The audit log, newest first.
     pub async fn audit(&self, page: &PageOf) -> Result<Page<AuditEntry>, Error> {
         self.page(&["v1", "audit"], page, &[]).await
     }

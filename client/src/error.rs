@@ -1,4 +1,4 @@
-//! What can go wrong with a call.
+//! Errors of a call.
 
 use std::fmt;
 
@@ -6,22 +6,22 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The server said no, and why.
+    /// The server rejected the request and returned a problem.
     #[error("{0}")]
     Refused(Box<Problem>),
-    #[error("{url} can't be reached: {reason}")]
+    #[error("could not connect to {url}: {reason}")]
     Unreachable { url: String, reason: String },
-    /// Not an answer of Postrider: often a proxy on the way, or another server at this address.
-    #[error("the answer of {url} can't be read: {reason}")]
+    /// Not a response from Postrider: often a proxy in between, or another server at this address.
+    #[error("unexpected response from {url}: {reason}")]
     Unreadable { url: String, reason: String },
-    #[error("`{0}` is not a URL like https://hooks.example.com")]
+    #[error("`{0}` is not a valid URL, like https://hooks.example.com")]
     BadUrl(String),
-    #[error("the API key can't be sent: it has characters that no header may have")]
+    #[error("the API key contains characters that are not allowed in an HTTP header")]
     BadKey,
 }
 
 impl Error {
-    /// The problem, when the server refused.
+    /// The problem, if the server rejected the request.
     pub fn problem(&self) -> Option<&Problem> {
         match self {
             Self::Refused(problem) => Some(problem),
@@ -30,10 +30,10 @@ impl Error {
     }
 }
 
-/// Why a request was refused (RFC 9457).
+/// An error response (RFC 9457).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// `urn:postrider:problem:…`: the same for every problem of a kind.
+    /// `urn:postrider:problem:…`: stable for each cause.
     #[serde(rename = "type")]
     pub kind: String,
     pub title: String,
@@ -42,12 +42,12 @@ pub struct Problem {
     pub detail: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<Fault>,
-    /// What `Retry-After` said.
+    /// The value of `Retry-After`.
     #[serde(skip)]
     pub retry_after_seconds: Option<u64>,
 }
 
-/// A part of the request that was refused, by its JSON pointer.
+/// An invalid part of the request, by its JSON pointer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     pub pointer: String,

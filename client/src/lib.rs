@@ -1,5 +1,6 @@
 //! A typed client of Postrider's HTTP API.
-//! Invariant: a refusal is a value, the server's own [`Problem`] (RFC 9457), and no answer is read without a bound.
+//! Invariant: an error response is a value, the server's own [`Problem`] (RFC 9457), and no response is read without
+//! a limit.
 //!
 //! ```no_run
 //! # async fn pay() -> Result<(), postrider_client::Error> {
@@ -8,7 +9,7 @@
 //! let client = Client::new("http://127.0.0.1:8080", "prk_…")?;
 //! let event = NewEvent::new("invoice.paid", r#"{"id":"inv_123"}"#).id("inv_123:paid");
 //! match client.emit("acme", &event).await {
-//!     Ok(emitted) => println!("{} is on its way", emitted.id),
+//!     Ok(emitted) => println!("{} was emitted", emitted.id),
 //!     Err(Error::Refused(problem)) if problem.status == 409 => println!("{}", problem.detail),
 //!     Err(error) => return Err(error),
 //! }
@@ -26,12 +27,12 @@ pub use listening::{Handover, Stream};
 pub use models::*;
 pub use transport::Client;
 
-/// Which part of a list is asked for.
+/// Which page of a list to return.
 #[derive(Debug, Clone, Default)]
 pub struct PageOf {
-    /// At most 1,000; the server's own number when it is not said.
+    /// At most 1,000; the server's default if none.
     pub limit: Option<u32>,
-    /// The `next_cursor` of the page before.
+    /// The `next_cursor` of the previous page.
     pub cursor: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The stream of a listener: one JSON object a line, for as long as somebody listens.
+//! The stream of a listener: one JSON object per line for as long as it is read.
 
 use data_encoding::BASE64;
 use reqwest::Response;
@@ -6,10 +6,11 @@ use serde::Deserialize;
 
 use crate::{Client, Error};
 
-/// An event's body and what stands around it.
+/// An event's body plus its headers.
 const LINE_BYTES_MAX: usize = 1024 * 1024;
 
-/// A request as the server would have sent it: forward these headers and these very bytes, and the signature verifies.
+/// A request as the server would have sent it: forward these headers and these exact bytes, and the signature
+/// verifies.
 #[derive(Debug, Clone)]
 pub struct Handover {
     pub event: String,
@@ -27,16 +28,16 @@ struct Line {
     body: Option<String>,
 }
 
-/// What comes in for a listener.
+/// Incoming requests of a listener.
 pub struct Stream {
     client: Client,
     answer: Response,
-    /// Read and not yet handed out.
+    /// Read but not returned yet.
     rest: Vec<u8>,
 }
 
 impl Client {
-    /// The listener ends a short while after the stream was dropped.
+    /// The listener expires shortly after the stream is dropped.
     pub async fn listen(&self, tenant: &str, listener: &str) -> Result<Stream, Error> {
         let path = ["v1", "tenants", tenant, "listeners", listener, "requests"];
         Ok(Stream {
@@ -48,7 +49,7 @@ impl Client {
 }
 
 impl Stream {
-    /// Waits for the next one. None: the server has ended the stream.
+    /// Waits for the next request. None: the server has ended the stream.
     pub async fn next(&mut self) -> Result<Option<Handover>, Error> {
         loop {
             while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -58,7 +59,7 @@ impl Stream {
                 }
             }
             if self.rest.len() > LINE_BYTES_MAX {
-                return Err(self.client.unreadable("a line is too long".to_owned()));
+                return Err(self.client.unreadable("line too long".to_owned()));
             }
             match self.answer.chunk().await {
                 Ok(Some(chunk)) => self.rest.extend_from_slice(&chunk),
@@ -68,7 +69,7 @@ impl Stream {
         }
     }
 
-    /// None for a line that only says that the stream is alive.
+    /// None for a keep-alive line.
     fn read(&self, line: &[u8]) -> Result<Option<Handover>, Error> {
         let line: Line =
             serde_json::from_slice(line).map_err(|error| self.client.unreadable(error.to_string()))?;

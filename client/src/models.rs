@@ -1,4 +1,4 @@
-//! What calls take and answer, as `/openapi.json` describes it. Fields that are new to this client are ignored.
+//! Request and response types, as `/openapi.json` describes them. Unknown fields are ignored.
 
 use std::collections::BTreeMap;
 
@@ -32,23 +32,23 @@ pub struct EventType {
     pub description: Option<String>,
     #[serde(default)]
     pub thin: bool,
-    /// Sorted by the numbers in their names: the last is the newest.
+    /// In version order: the last is the newest.
     pub versions: Vec<String>,
-    /// As they were written. Not in lists.
+    /// The original text. Not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schemas: Option<BTreeMap<String, Box<RawValue>>>,
     pub created_at: DateTime<Utc>,
-    /// In the answer to a change that added versions.
+    /// On an update that added versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compatibility: Vec<Compatibility>,
 }
 
-/// What a version breaks for readers of the one before it.
+/// What a version breaks for consumers of the previous one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Compatibility {
     pub version: String,
-    pub before: String,
-    pub breaks: Vec<Break>,
+    pub previous_version: String,
+    pub breaking_changes: Vec<Break>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -65,7 +65,7 @@ pub struct EventTypeSettings {
     pub schemas: BTreeMap<String, Box<RawValue>>,
 }
 
-/// An event to be emitted. `data` is the text of a JSON object and is sent as it stands.
+/// An event to emit. `data` is the text of a JSON object and is sent unchanged.
 #[derive(Debug, Clone)]
 pub struct NewEvent {
     type_name: String,
@@ -86,7 +86,7 @@ impl NewEvent {
         }
     }
 
-    /// Your own stable id: an event with the same one is sent once.
+    /// Your own stable id: an event with the same id is sent once.
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.id = Some(id.into());
         self
@@ -102,7 +102,7 @@ impl NewEvent {
         self
     }
 
-    /// As it goes over the wire; data that is no JSON can't.
+    /// The request body; fails if the data is not JSON.
     pub(crate) fn wire(&self) -> Result<EventOnTheWire<'_>, serde_json::Error> {
         Ok(EventOnTheWire {
             r#type: &self.type_name,
@@ -137,7 +137,7 @@ pub struct Event {
     pub ordering_key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<i64>,
-    /// As it was given, byte for byte.
+    /// The original text, byte for byte.
     pub data: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deliveries: Option<Vec<Delivery>>,
@@ -159,7 +159,7 @@ pub struct Endpoint {
     pub timeout_ms: Option<i32>,
     pub signature: SignatureFormat,
     pub rotate_every_days: Option<i16>,
-    /// The names; their values are not shown.
+    /// Header names; the values are masked.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
     pub enabled: bool,
@@ -169,12 +169,12 @@ pub struct Endpoint {
     pub updated_at: DateTime<Utc>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub public_key: Option<String>,
-    /// Only in the answer to its making.
+    /// Returned only on creation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
 }
 
-/// What is not said is the platform's own setting, or stays as it is.
+/// Omitted fields get the platform default, or are left unchanged on update.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct EndpointSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -203,17 +203,17 @@ pub struct EndpointSettings {
     pub rotate_every_days: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub headers: Option<BTreeMap<String, String>>,
-    /// Only when it is made.
+    /// Only on creation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
-    /// Only when it is changed: false pauses it.
+    /// Only on update: false pauses the endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Secrets {
-    /// Those in force, the newest first.
+    /// Active secrets, newest first.
     pub data: Vec<EndpointSecret>,
 }
 
@@ -251,7 +251,7 @@ pub struct Delivery {
     pub type_name: String,
     pub endpoint: String,
     pub state: DeliveryState,
-    /// Why it is dead.
+    /// Why the delivery is dead.
     pub reason: Option<String>,
     pub attempt_count: i16,
     pub status_code: Option<i16>,
@@ -266,7 +266,7 @@ pub struct DeliveryWithAttempts {
     #[serde(flatten)]
     pub delivery: Delivery,
     pub url: String,
-    /// The newest first.
+    /// Newest first.
     pub attempts: Vec<Attempt>,
 }
 
@@ -284,7 +284,7 @@ pub struct Attempt {
     pub replay: Option<String>,
 }
 
-/// What deliveries are asked for.
+/// Filter of a list of deliveries.
 #[derive(Debug, Clone, Default)]
 pub struct DeliveryFilter {
     pub state: Option<DeliveryState>,
@@ -298,7 +298,7 @@ pub struct DeliveryFilter {
 
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct NewReplay {
-    /// `deliveries`, or `missing`: what the endpoint never got.
+    /// `deliveries`, or `missing`: events that the endpoint missed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -315,7 +315,7 @@ pub struct NewReplay {
     pub dry_run: Option<bool>,
 }
 
-/// A bulk replay, or what one would do: a dry run has no id.
+/// A bulk replay, or the result of a dry run, which has no id.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Replay {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -345,7 +345,7 @@ pub struct ProbeReport {
     pub url: String,
     #[serde(rename = "type")]
     pub type_name: String,
-    /// Of 100.
+    /// Out of 100.
     pub score: u32,
     pub passed: bool,
     pub requests: u32,
@@ -356,7 +356,7 @@ pub struct ProbeReport {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ProbeFinding {
     pub check: String,
-    /// `pass`, `warn`, `fail` or `not_tried`.
+    /// `pass`, `warning`, `fail` or `skipped`.
     pub verdict: String,
     pub title: String,
     pub found: String,
@@ -364,7 +364,7 @@ pub struct ProbeFinding {
     pub fix: String,
 }
 
-/// A temporary endpoint that this machine takes the events of.
+/// A temporary endpoint whose events this machine receives.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Listener {
     pub id: String,
@@ -387,7 +387,7 @@ pub struct NewListener {
     pub types: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signature: Option<SignatureFormat>,
-    /// Your own, so that the receiver keeps its settings.
+    /// Your own secret, so that the receiver keeps its configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
 }
@@ -408,7 +408,7 @@ pub struct ApiKey {
     pub name: String,
     pub created_at: DateTime<Utc>,
     pub revoked_at: Option<DateTime<Utc>>,
-    /// Only in the answer to its making.
+    /// Returned only on creation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }

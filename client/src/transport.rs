@@ -1,4 +1,4 @@
-//! Requests and answers. `calls` has what there is to call.
+//! Requests and responses. `calls` has the operations.
 
 use std::{error::Error as _, time::Duration};
 
@@ -16,13 +16,13 @@ use crate::{
 };
 
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
-/// Longer than the server takes over any request.
+/// Longer than the server takes for any request.
 const CALL_TIME_MAX: Duration = Duration::from_secs(30);
 /// A page of events has at most 8 MiB of bodies, a catalogue 16.
 const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
 const USER_AGENT: &str = concat!("postrider-client/", env!("CARGO_PKG_VERSION"));
 
-/// Cheap to clone. Its key does not show itself in logs.
+/// Cheap to clone. Its key is not shown in logs.
 #[derive(Clone)]
 pub struct Client {
     http: reqwest::Client,
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// `url` is where the API is, without `/v1`.
+    /// `url` is the base URL of the API, without `/v1`.
     pub fn new(url: &str, key: &str) -> Result<Self, Error> {
         let bad = || Error::BadUrl(url.to_owned());
         let mut base = Url::parse(url).map_err(|_| bad())?;
@@ -51,7 +51,7 @@ impl Client {
         let http = reqwest::Client::builder()
             .user_agent(USER_AGENT)
             .connect_timeout(CONNECT_TIME_MAX)
-            // A redirect could carry the key to somebody else.
+            // A redirect could leak the key to another server.
             .redirect(Policy::none())
             .build()
             .map_err(|error| Error::Unreachable {
@@ -65,7 +65,7 @@ impl Client {
         })
     }
 
-    /// The same client, whose next POST is done once however often it is sent. A key is for one request.
+    /// The same client, whose next POST is executed once however often it is sent. Use a key for one request only.
     pub fn with_idempotency_key(&self, key: &str) -> Result<Self, Error> {
         let mut client = self.clone();
         let value = HeaderValue::try_from(key).map_err(|_| Error::BadKey)?;
@@ -121,7 +121,7 @@ impl Client {
         self.whole(answer).await.map(|_| ())
     }
 
-    /// An answer that goes on: only its beginning has a time limit.
+    /// A streaming response: only its start has a time limit.
     pub(crate) async fn open(&self, path: &[&str]) -> Result<Response, Error> {
         let opened = self.send(Method::GET, path, &[], None, None);
         let answer = opened.await?;
@@ -129,7 +129,7 @@ impl Client {
             return Ok(answer);
         }
         match self.whole(answer).await {
-            Ok(_) => Err(self.unreadable("it ended before it began".to_owned())),
+            Ok(_) => Err(self.unreadable("the stream ended at once".to_owned())),
             Err(error) => Err(error),
         }
     }
@@ -164,7 +164,7 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|error| self.unreadable(error.to_string()))
     }
 
-    /// The body of a success, or the problem.
+    /// The body of a successful response, or the problem.
     async fn whole(&self, mut answer: Response) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
         while let Some(chunk) = answer.chunk().await.map_err(|error| self.unreachable(&error))? {
@@ -178,7 +178,7 @@ impl Client {
             return Ok(bytes);
         }
         let mut problem: Problem = serde_json::from_slice(&bytes)
-            .map_err(|_| self.unreadable(format!("it is {status} without a problem of Postrider")))?;
+            .map_err(|_| self.unreadable(format!("status {status} without a problem document")))?;
         problem.retry_after_seconds = answer
             .headers()
             .get(RETRY_AFTER)
@@ -186,7 +186,7 @@ impl Client {
         Err(Error::Refused(Box::new(problem)))
     }
 
-    /// The innermost cause is what people understand.
+    /// The innermost cause is the most useful one.
     pub(crate) fn unreachable(&self, error: &reqwest::Error) -> Error {
         let mut reason = error.to_string();
         let mut cause = error.source();

@@ -1,5 +1,5 @@
-//! Who did what: one row for each change, in the transaction of the change.
-//! Invariant: no secret and no key stands in a row.
+//! The audit log: one row per change, written in the transaction of the change.
+//! Invariant: a row never contains a secret or a key.
 
 use postrider_proto::TenantId;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 
 use crate::{auth::Actor, tables};
 
-/// What can be done. The words are what `GET /v1/audit` shows and never change.
+/// Audited actions. `GET /v1/audit` shows these names, so they never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     TenantPut,
@@ -81,7 +81,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) actor: &'a Actor,
     pub(crate) action: Action,
     pub(crate) tenant: Option<TenantId>,
-    /// The public id or name of what was changed.
+    /// The public id or name of the changed resource.
     pub(crate) subject: &'a str,
     pub(crate) detail: Option<Value>,
 }

@@ -1,7 +1,7 @@
-//! Deliveries as the outside sees them. They have no table: each is in `queue`, in `retries`, or is an attempt that
-//! ended it. A list merges those by (event, endpoint), the newest first; the cursor is that pair.
-//! Invariant: a page takes at most `WALK_STEPS_MAX` steps, and none once `WALK_MAX` deliveries were looked at, however few
-//! of them match and however long the past is. A cursor says from where to go on.
+//! Deliveries as the API shows them. They have no table: each is a row of `queue` or `retries`, or the attempt that
+//! ended it. A list merges those by (event, endpoint), newest first; the cursor is that pair.
+//! Invariant: a page takes at most `WALK_STEPS_MAX` steps, and no further one after `WALK_MAX` deliveries were
+//! examined, however few of them match. The cursor continues from there.
 
 use std::cmp::Reverse;
 
@@ -17,32 +17,32 @@ use crate::{
     tables::{attempts, dead_letters, endpoints, event_types, queue, retries},
 };
 
-/// Looked at for one page before it is answered as it is, with a cursor to go on from.
+/// Deliveries examined for one page before it is returned as it is, with a cursor.
 const WALK_MAX: usize = 2_000;
 const WALK_STEPS_MAX: usize = 5;
 const WALK_STEP_MAX: i64 = 1_000;
-/// The first step of a walk in which few may match, and of one in which most do.
+/// First step of a search in which few rows may match, and of one in which most do.
 const WALK_STEP_NARROW: i64 = 1_000;
 const WALK_STEP_REFUSED: i64 = 200;
 const WALK_STEP_REFUSED_MAX: i64 = 600;
-/// Rows that a step reads of `queue`, and of `retries`, before it sorts them.
+/// Rows that a step reads from `queue`, and from `retries`, before it sorts them.
 const WAITING_READ_MAX: i64 = 100_000;
-/// Endpoints asked for what waits.
+/// Endpoints whose pending deliveries are read.
 const ENDPOINTS_WALKED_MAX: i64 = 20_000;
-/// Looked up in one statement, where more than that are there.
+/// Deliveries looked up in one statement, if that many are available.
 const DESCRIBED_LEAST: usize = 100;
 
-/// Where a list begins and ends, how much is asked for at once, and what a row itself can tell of whether it matches.
+/// The range and batch size of a list, and the conditions that a row itself can decide.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span<'a> {
-    /// Not itself in the list.
+    /// Exclusive.
     pub(crate) before: DeliveryId,
     pub(crate) lowest: EventId,
     pub(crate) limit: i64,
-    /// Numbers of the type asked for; a name may have had several.
+    /// Ids of the requested type; a name may have had several.
     pub(crate) types: Option<&'a [i32]>,
     pub(crate) status: Option<i16>,
-    /// Of dead letters.
+    /// For dead letters.
     pub(crate) reason: Option<DeadReason>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Span<'a> {
 pub(crate) struct Place {
     pub(crate) event_id: EventId,
     pub(crate) endpoint_id: EndpointId,
-    /// Those that can't are walked over without being looked up.
+    /// Rows that can't match are skipped without a lookup.
     pub(crate) may_match: bool,
 }
 
@@ -106,7 +106,7 @@ impl Delivery {
     }
 }
 
-/// What a list is narrowed to. Times are those of the event.
+/// The filter of a list. Times are those of the event.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Filter {
     pub(crate) tenant: Option<TenantId>,
@@ -117,7 +117,7 @@ pub(crate) struct Filter {
     pub(crate) until: Option<DateTime<Utc>>,
     pub(crate) event_type: Option<String>,
     pub(crate) status_code: Option<i16>,
-    /// Asked for with the state dead only.
+    /// Only with state dead.
     pub(crate) reason: Option<DeadReason>,
 }
 
@@ -166,7 +166,7 @@ pub(crate) fn first_id_of(time: DateTime<Utc>) -> EventId {
     EventId::first_of(time.timestamp_millis())
 }
 
-/// A page and, when there may be more, where to go on.
+/// Returns a page and, if there may be more, where to continue.
 pub(crate) async fn list(
     pool: &Pool,
     filter: &Filter,
@@ -209,7 +209,7 @@ pub(crate) async fn list(
                     event: last.event_id,
                     endpoint: last.endpoint_id,
                 };
-                // Where few match, the steps grow.
+                // If few rows match, the steps grow.
                 span.limit = (span.limit * 3).min(step_max);
             }
             _ => return Ok((found, None)),
@@ -236,11 +236,11 @@ pub(crate) async fn find(
     Ok(found.filter(|delivery| tenant.is_none_or(|tenant| tenant == delivery.tenant_id)))
 }
 
-/// Where a list reads.
+/// Which tables a list reads.
 enum Scope {
-    /// Among the attempts with this code: an index of those that were not accepted has them.
+    /// Attempts with this status code: an index covers the unsuccessful ones.
     Refused(i16),
-    /// In everything a delivery can be in. `queue` and `retries` can be read by endpoint only.
+    /// All tables that a delivery can be in. `queue` and `retries` can be read by endpoint only.
     All {
         waiting: Vec<EndpointId>,
         has_status: bool,
@@ -258,7 +258,7 @@ impl Scope {
         }
     }
 
-    /// Of all tenants only those endpoints for which anything waits: most of many thousands have nothing.
+    /// Across all tenants only endpoints with pending deliveries are read: most of many thousands have none.
     async fn waiting(pool: &Pool, filter: &Filter) -> Result<Vec<EndpointId>, sqlx::Error> {
         match (filter.state, filter.endpoint, filter.tenant) {
             (Some(DeliveryState::Delivered | DeliveryState::Dead), _, _) => Ok(Vec::new()),
@@ -276,7 +276,7 @@ impl Scope {
         }
     }
 
-    /// Narrowed by what a row itself tells.
+    /// Step size, depending on whether the row itself decides the filter.
     fn step_first(&self, is_narrow: bool) -> i64 {
         match self {
             Self::Refused(_) => WALK_STEP_REFUSED,
@@ -292,7 +292,7 @@ impl Scope {
         }
     }
 
-    /// In the order in which a delivery moves, so that one that moves meanwhile is seen twice and not never.
+    /// In the order in which a delivery moves, so that one that moves meanwhile is seen twice rather than missed.
     async fn places(&self, pool: &Pool, filter: &Filter, span: Span<'_>) -> Result<Vec<Place>, sqlx::Error> {
         let (waiting, has_status) = match self {
             Self::Refused(code) => return attempts::list_refused(pool, *code, filter, span).await,
@@ -301,7 +301,7 @@ impl Scope {
         let mut places = Vec::new();
         if !waiting.is_empty() {
             places.extend(queue::list(pool, waiting, span).await?);
-            // What waits for another attempt was not accepted.
+            // A delivery waiting for a retry was not accepted.
             if !has_status {
                 places.extend(retries::list(pool, waiting, span).await?);
             }
@@ -331,7 +331,7 @@ impl Scope {
     }
 }
 
-/// No more than are asked for, the newest first. A part at a time: of a thousand places fifty may be enough.
+/// At most the requested number, newest first. In parts: fifty of a thousand candidates may be enough.
 async fn describe_in_parts(
     pool: &Pool,
     places: &[Place],
@@ -348,7 +348,7 @@ async fn describe_in_parts(
     Ok(found)
 }
 
-/// What is known of the deliveries at these places, in one snapshot, the newest first.
+/// Loads the deliveries in one snapshot, newest first.
 async fn describe(db: impl PgExecutor<'_>, places: &[Place]) -> Result<Vec<Delivery>, sqlx::Error> {
     if places.is_empty() {
         return Ok(Vec::new());

@@ -1,7 +1,7 @@
-//! Single emits that arrive together share a transaction: one commit serves all of them.
-//! Invariants: what one request does wrong changes nothing for the others. A refusal is a value; when the database refuses
-//! the whole group, and that proves that nothing of it was stored, each of its members runs alone. What may have been stored
-//! is never emitted again. Tenants take turns, and none holds more than its share of the queue and of the connections.
+//! Group commit for single emits: emits that arrive together share a transaction, so that one commit serves them all.
+//! Invariants: an invalid request does not affect the others. A rejected event is a value; if the database rejects
+//! the whole group and nothing of it was stored, each member runs alone. An event that may have been stored is never
+//! emitted again. Tenants take turns, and none holds more than its share of the queue and of the connections.
 
 mod checks;
 mod contended;
@@ -35,27 +35,28 @@ use queue::{Queue, Waiting};
 
 /// Events in one transaction. More would make the first wait for the last.
 const GROUP_MAX: usize = 64;
-/// Groups at work: while one waits for the disk, the next one is written.
+/// Concurrent groups: while one waits for the disk, the next one is written.
 const GROUPS_AT_ONCE: usize = 2;
-/// Long enough for a busy database; what takes longer may have been committed or not.
+/// Enough for a busy database. After it the outcome is unknown.
 const GROUP_TIME_MAX: Duration = Duration::from_secs(10);
 /// A little longer than a group waits for a lock (`Patience::Short`): an emit that waits longer holds up every group it is in.
 const LOCK_WAIT_SHORT: Duration = Duration::from_millis(150);
-/// Single emits that are waiting or at work.
+/// Single emits that are queued or running.
 const SINGLES: Bounds = Bounds {
     each: 1_024,
     all: 4_096,
     waiting: 1_024,
     wait: Duration::from_secs(3),
 };
-/// Emits with a transaction of their own: batches, those with an `Idempotency-Key`, and what could not be in a group.
+/// Emits with a transaction of their own: batches, requests with an `Idempotency-Key`, and emits that could not join
+/// a group.
 const TRANSACTIONS: Bounds = Bounds {
     each: 3,
     all: 6,
     waiting: 1_024,
     wait: Duration::from_secs(3),
 };
-/// Those of them whose id or ordering key somebody else is known to hold.
+/// Those of them whose id or ordering key is known to be locked by another transaction.
 const CONTENDED: Bounds = Bounds {
     each: 1,
     all: 3,
@@ -63,7 +64,7 @@ const CONTENDED: Bounds = Bounds {
     wait: Duration::from_secs(1),
 };
 
-/// An event of a request, which outlives the request: one that is given up on may still be emitted.
+/// An event that outlives its request: after a timeout it may still be emitted.
 #[derive(Debug, Clone)]
 pub(crate) struct OwnedEvent {
     pub(crate) tenant: String,
@@ -73,7 +74,7 @@ pub(crate) struct OwnedEvent {
     pub(crate) version: Option<String>,
     pub(crate) ordering_key: Option<String>,
     pub(crate) trace: Option<Carried>,
-    /// The schema that the data is known to fit.
+    /// The schema that the data was validated against.
     pub(crate) checked: Option<i32>,
 }
 
@@ -93,7 +94,7 @@ impl OwnedEvent {
         self.id.is_some() || self.ordering_key.is_some()
     }
 
-    /// Whether it was stored is not known. With an id of its own it can be sent again all the same.
+    /// The outcome is unknown. With an id of its own the event can safely be sent again.
     fn unknown(&self, emitted: Option<&Emitted>) -> Problem {
         match self.id {
             Some(_) => Problem::busy(),
@@ -102,18 +103,18 @@ impl OwnedEvent {
     }
 }
 
-/// Emits of this process, on one database.
+/// Emits of this process to one database.
 pub struct Emits {
     worker: Worker,
     checks: Checks,
     singles: Arc<Shares>,
-    /// Until the first emit, which is inside a runtime.
+    /// Set until the first emit, which runs inside a runtime.
     idle: Mutex<Option<CancellationToken>>,
     _stop: DropGuard,
 }
 
 impl Emits {
-    /// What the pool needs: those of the groups, and those of emits with a transaction of their own.
+    /// Connections needed: those of the groups, and those of emits with a transaction of their own.
     pub const CONNECTIONS_MAX: u32 = (GROUPS_AT_ONCE + TRANSACTIONS.all) as u32;
 
     pub fn new(pool: Pool, wake: Wake) -> Self {
@@ -136,7 +137,7 @@ impl Emits {
         }
     }
 
-    /// In the transaction of whatever else is there. Returns when that has committed.
+    /// Emits in a transaction shared with other requests. Returns once it has committed.
     pub(crate) async fn emit(&self, event: OwnedEvent) -> Result<Emitted, Problem> {
         let event = self.checks.check(event).await?;
         let share = self.singles.take(&event.tenant).await?;
@@ -150,7 +151,7 @@ impl Emits {
         answered.await.unwrap_or_else(|_| Err(Problem::busy()))
     }
 
-    /// A transaction for emits of this tenant that share it with no others.
+    /// A transaction for emits of this tenant that is not shared with others.
     pub(crate) async fn begin(
         &self,
         tenant: &str,
@@ -184,7 +185,7 @@ impl Emits {
 enum Failed {
     /// Nothing of it was stored.
     RolledBack(sqlx::Error),
-    /// It may have been committed; with the answers, where the database gave them before.
+    /// It may have been committed; has the results if the database returned them.
     Unknown(Option<Vec<Result<Emitted, EmitError>>>),
 }
 
@@ -221,10 +222,7 @@ impl Worker {
             }
             Err(Failed::RolledBack(error)) => self.take_apart(group, &error),
             Err(Failed::Unknown(answers)) => {
-                tracing::warn!(
-                    members = group.len(),
-                    "whether a group of emits was stored is not known"
-                );
+                tracing::warn!(members = group.len(), "outcome of an emit group is unknown");
                 let mut answers = answers.into_iter().flatten();
                 for waiting in group {
                     let problem = match answers.next() {
@@ -239,7 +237,7 @@ impl Worker {
         }
     }
 
-    /// One statement, which is a transaction of its own: no more round trips than a single event needs.
+    /// One statement that is a transaction of its own: no more round trips than a single event needs.
     async fn try_together(&self, group: &[Waiting]) -> Result<Vec<Result<Emitted, EmitError>>, Failed> {
         let events: Vec<NewEvent<'_>> = group.iter().map(|waiting| waiting.event.borrow()).collect();
         let mut held = self.pool.acquire().await.map_err(Failed::RolledBack)?;
@@ -247,7 +245,7 @@ impl Worker {
         let began = Instant::now();
         let emitting = self.sender.emit_all(&mut held, &events, Patience::Short);
         let answers = in_time(emitting).await.map_err(|error| {
-            // A transaction whose commit was never asked for is rolled back.
+            // A transaction whose commit was never requested is rolled back.
             match is_transaction || proves_rollback(&error) {
                 true => Failed::RolledBack(error),
                 false => Failed::Unknown(None),
@@ -262,11 +260,11 @@ impl Worker {
         Ok(answers)
     }
 
-    /// Those that wait for nobody can be emitted together once more; each of the others could be the reason.
+    /// Emits that take no lock can be grouped again; each of the others could be the cause.
     fn take_apart(&self, group: Vec<Waiting>, error: &sqlx::Error) {
-        tracing::debug!(%error, members = group.len(), "a group of emits is taken apart");
+        tracing::debug!(%error, members = group.len(), "splitting an emit group");
         if !proves_rollback(error) {
-            tracing::warn!(%error, members = group.len(), "a group of emits failed");
+            tracing::warn!(%error, members = group.len(), "emit group failed");
             for waiting in group {
                 waiting.answer(Err(Problem::busy()));
             }
@@ -283,7 +281,7 @@ impl Worker {
         }
     }
 
-    /// Without holding up the next group. As many as wait are within their tenants' shares of `SINGLES`.
+    /// Without delaying the next group. The number is bounded by the tenants' shares of `SINGLES`.
     fn start_alone(&self, waiting: Waiting) {
         let worker = self.clone();
         tokio::spawn(async move {
@@ -293,7 +291,7 @@ impl Worker {
     }
 
     async fn emit_alone(&self, event: &OwnedEvent) -> Result<Emitted, Problem> {
-        // Those that are known to wait never use up what the tenant's other emits need.
+        // Emits known to wait must not use up the permits of the tenant's other emits.
         let _patient = match self.contended.is_contended(event) {
             true => Some(self.patient.take(&event.tenant).await.map_err(|_| held())?),
             false => None,
@@ -361,11 +359,11 @@ async fn in_time<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Resul
 fn held() -> Problem {
     Problem::new(
         Kind::Busy,
-        "Another transaction holds this event id or ordering key. Try again when it has ended.",
+        "Another transaction holds a lock on this event id or ordering key. Try again once it has finished.",
     )
 }
 
-/// Another transaction holds an id or an ordering key.
+/// Another transaction holds a lock on the id or ordering key.
 fn is_locked(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|error| error.code());
     code.is_some_and(|code| matches!(code.as_ref(), "55P03" | "57014" | "40P01"))

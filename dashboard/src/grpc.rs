@@ -1,5 +1,5 @@
-//! Emitting over gRPC: the words of `proto/postrider/v1/emit.proto` put into those of the HTTP API, which decides.
-//! Invariant: every call passes `gate::check`, which asks for the key, before anything is read of its message.
+//! Emitting over gRPC: maps the messages of `proto/postrider/v1/emit.proto` to the HTTP API's logic.
+//! Invariant: every call passes `gate::check`, which verifies the key, before any of its message is read.
 
 pub(crate) mod codec;
 mod connections;
@@ -21,6 +21,7 @@ use crate::{
     App, Shared,
     api::{batch, events},
     emits::OwnedEvent,
+    input::size,
     meters::{Call, METERS, Source},
     pool::proves_rollback,
     problem::{Fault, Kind, Problem},
@@ -42,11 +43,11 @@ const STREAM_SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Events of one stream that wait for their commit.
 const STREAM_OPEN_MAX: usize = 256;
 const STREAM_REFUSED_MAX: usize = 1_000;
-/// A question of reflection is a name.
+/// A reflection request is a name.
 const REFLECTION_BYTES_MAX: usize = 16 * 1024;
-/// The batch and what stands around it.
+/// The batch plus message overhead.
 const REQUEST_BYTES_MAX: usize = BATCH_BYTES_MAX + 64 * 1024;
-/// Trailers are small: the rest is in the status message.
+/// Trailers are small; the status message has the rest.
 const FAULTS_TOLD_MAX: usize = 20;
 const MESSAGE_BYTES_MAX: usize = 4 * 1024;
 
@@ -59,7 +60,7 @@ pub(crate) async fn serve(listener: TcpListener, app: Arc<App>, stop: Cancellati
     let v1alpha = reflection().build_v1alpha().map_err(io::Error::other)?;
     let routes = Routes::new(emitter)
         .add_service(v1.max_decoding_message_size(REFLECTION_BYTES_MAX))
-        // Older tools ask for this one only.
+        // Older tools only know this version.
         .add_service(v1alpha.max_decoding_message_size(REFLECTION_BYTES_MAX));
     let routes = routes
         .into_axum_router()
@@ -69,12 +70,11 @@ pub(crate) async fn serve(listener: TcpListener, app: Arc<App>, stop: Cancellati
     Ok(())
 }
 
-/// A message that is too large never comes as far as a service: `tonic` refuses it with a status of its own, which nothing
-/// else has.
+/// `tonic` rejects an oversized message before it reaches a service, with a status code used for nothing else.
 async fn told_as_a_problem(response: HttpResponse) -> HttpResponse {
     match Status::from_header_map(response.headers()) {
         Some(told) if told.code() == Code::OutOfRange => {
-            let detail = format!("At most {REQUEST_BYTES_MAX} bytes are taken in one message.");
+            let detail = format!("The limit for one message is {}.", size(REQUEST_BYTES_MAX));
             status(Problem::new(Kind::TooLarge, detail)).into_http()
         }
         _ => response,
@@ -168,11 +168,16 @@ impl Service {
         loop {
             let next = timeout(STREAM_SILENCE_MAX, stream.message())
                 .await
-                .map_err(|_| status(Problem::new(Kind::RequestTimeout, "No event came for a minute.")))??;
+                .map_err(|_| {
+                    status(Problem::new(
+                        Kind::RequestTimeout,
+                        "No event arrived for 60 seconds.",
+                    ))
+                })??;
             let Some(request) = next else { break };
             let (app, number) = (self.app.clone(), index);
             index += 1;
-            // Events of one key keep their order only one after the other.
+            // Events with the same ordering key keep their order only if sent one after the other.
             let in_order = request
                 .event
                 .as_ref()
@@ -197,17 +202,16 @@ impl Service {
 
 type Open = JoinSet<(u64, Result<(), Problem>)>;
 
-/// Waits until no more than so many are open.
+/// Waits until at most this many are open.
 async fn close(open: &mut Open, most: usize, done: &mut v1::EmitStreamResponse) -> Result<(), Status> {
     while open.len() > most {
         let Some(ended) = open.join_next().await else {
             break;
         };
-        let (index, result) =
-            ended.map_err(|_| status(Problem::new(Kind::Internal, "It has been logged.")))?;
+        let (index, result) = ended.map_err(|error| status(Problem::internal("emit task failed", error)))?;
         match result {
             Ok(()) => done.emitted += 1,
-            // What passes is for the client to try again, all of it: ids make that safe.
+            // Temporary errors end the stream: the client retries all of it, which ids make safe.
             Err(problem)
                 if matches!(
                     problem.kind,
@@ -229,10 +233,10 @@ async fn close(open: &mut Open, most: usize, done: &mut v1::EmitStreamResponse) 
     Ok(())
 }
 
-/// With the first of them, by their places in the stream.
+/// Lists the first of them by their index in the stream.
 fn too_many_refused(done: &v1::EmitStreamResponse) -> Problem {
     let detail = format!(
-        "More than {STREAM_REFUSED_MAX} events of this stream were refused; {} were taken.",
+        "More than {STREAM_REFUSED_MAX} events of this stream were rejected; {} were accepted.",
         done.emitted
     );
     let refused = done.refused.iter().take(FAULTS_TOLD_MAX);
@@ -248,7 +252,7 @@ fn too_many_refused(done: &v1::EmitStreamResponse) -> Problem {
 fn read(request: v1::EmitRequest) -> Result<OwnedEvent, Problem> {
     let event = request
         .event
-        .ok_or_else(|| Problem::invalid("/event", "there is no event"))?;
+        .ok_or_else(|| Problem::invalid("/event", "is required"))?;
     own(&request.tenant, event)
 }
 
@@ -293,7 +297,7 @@ async fn emit_batch(
     if given.is_empty() || given.len() > BATCH_EVENTS_MAX {
         return Err(Problem::invalid(
             "/events",
-            format!("a batch has 1 to {BATCH_EVENTS_MAX} events"),
+            format!("must have 1 to {BATCH_EVENTS_MAX} events"),
         ));
     }
     let events = given.into_iter().map(|event| own(tenant, event)).collect();
@@ -351,11 +355,12 @@ fn status(mut problem: Problem) -> Status {
         Kind::Forbidden => Code::PermissionDenied,
         Kind::NotFound => Code::NotFound,
         Kind::Conflict | Kind::Answered | Kind::KeyReused | Kind::EventIdConflict => Code::AlreadyExists,
+        Kind::SchemaPublished | Kind::EndpointDisabled | Kind::LimitReached => Code::FailedPrecondition,
         Kind::KeyInProgress => Code::Aborted,
         Kind::TooMany => Code::ResourceExhausted,
         Kind::RequestTimeout => Code::DeadlineExceeded,
-        Kind::Busy => Code::Unavailable,
-        // Not UNAVAILABLE, which clients try again by themselves.
+        Kind::Busy | Kind::ChangePending | Kind::CountTimeout => Code::Unavailable,
+        // Not UNAVAILABLE, which clients retry automatically.
         Kind::OutcomeUnknown => Code::Unknown,
         Kind::Internal => Code::Internal,
     };

@@ -1,12 +1,13 @@
-//! `Idempotency-Key`: a request that is sent again is answered again, and its work is done once.
+//! `Idempotency-Key`: a repeated request gets the same response, and its work is done once.
 //!
-//! The layer `keep` looks for a stored answer and otherwise hands the handler a `Claim`. The handler's `Work` takes an
-//! advisory lock for the claim in the very transaction in which it works, and stores the answer there before it
-//! commits. So work and answer are there together or not at all, whenever the process is killed; a killed request's
-//! lock is gone with its transaction, and nothing has to be cleaned up before it may be tried again.
-//! A request that must not have a transaction open while it waits holds a row instead (`Running`).
-//! Refusals are not stored: they did nothing, and are judged again. What a refused request held is given back before its
-//! answer goes out, so that a client that corrects it at once is not told that it still runs.
+//! The layer `keep` looks up a stored response and otherwise gives the handler a `Claim`. The handler's `Work` takes
+//! an advisory lock for the claim in its own transaction and stores the response there before it commits. Work and
+//! response are therefore committed together or not at all, even if the process is killed; the lock of a killed
+//! request ends with its transaction, and no cleanup is needed before a retry.
+//! A request that must not keep a transaction open while it waits holds a row instead (`Running`).
+//! Error responses are not stored: the request had no effect and is evaluated again. What a rejected request held is
+//! released before its response is sent, so that a client that corrects it at once is not told that it is still
+//! running.
 
 use std::{
     convert::Infallible,
@@ -46,21 +47,21 @@ use crate::{
 
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
-/// Longer than any request may take. A claim of one that was killed is void after it.
+/// Longer than any request may take. The claim of a killed request expires after it.
 const RUNNING_MAX: Duration = Duration::from_secs(60);
 
-/// What a request with a key is known by.
+/// Identifies a request with a key.
 #[derive(Debug)]
 struct Claimed {
     scope: [u8; 32],
     fingerprint: [u8; 32],
-    /// The tenant of the path.
+    /// The tenant in the path.
     tenant: Option<String>,
-    /// What a handler that refused left behind: its lock ends with it.
+    /// The transaction of a rejected request: its lock ends with it.
     left: Mutex<Option<Transaction<'static, Postgres>>>,
 }
 
-/// Of the request that a handler is given; empty when it came without a key.
+/// The claim of the current request; empty without a key.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Claim(Option<Arc<Claimed>>);
 
@@ -102,7 +103,7 @@ fn read_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     match value.to_str().ok().map(str::trim).filter(fits) {
         Some(key) if values.next().is_none() => Ok(Some(key.to_owned())),
         _ => Err(Problem::bad_request(format!(
-            "Idempotency-Key is sent once, and is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters."
+            "Idempotency-Key must be sent once and have 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters."
         ))),
     }
 }
@@ -139,7 +140,7 @@ async fn tenant_of(parts: &mut Parts) -> Option<String> {
     tenant.map(|(_, slug)| slug.to_owned())
 }
 
-/// Each part with its length before it, so that no two lists of parts read the same.
+/// Each part is prefixed with its length, so that different lists of parts never hash the same input.
 fn digest(parts: &[&[u8]]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {
@@ -150,13 +151,13 @@ fn digest(parts: &[&[u8]]) -> [u8; 32] {
 }
 
 impl Claimed {
-    /// Before the answer goes out.
+    /// Before the response is sent.
     async fn roll_back(&self) {
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(transaction) = left
             && let Err(error) = transaction.rollback().await
         {
-            tracing::warn!(%error, "a refused request could not be rolled back: it ends with its connection");
+            tracing::warn!(%error, "could not roll back a rejected request; closing its connection");
         }
     }
 
@@ -168,16 +169,16 @@ impl Claimed {
             METERS.repeated(Key::IdempotencyKey, Repeated::Conflict);
             return Err(Problem::new(
                 Kind::KeyReused,
-                "This Idempotency-Key was used before with another body.",
+                "This Idempotency-Key was already used with a different body.",
             ));
         }
         let opened = app.vault.open_answer(&self.scope, &row.answer);
         let (Ok(body), Ok(status)) = (opened, StatusCode::from_u16(row.status as u16)) else {
             return Err(Problem::conflict(
-                "The request was done before, but its answer can't be read any more: the master key has changed.",
+                "The request was already completed, but its response can no longer be decrypted because the master key changed.",
             ));
         };
-        // The first answer may have been that it is stored and not in effect yet, or it was lost.
+        // The first response may have been `change-pending`, or it was lost.
         if let (Some(shard), Some(xid)) = (row.settles_shard, row.settles_xid) {
             settled::settled(&app.pool, shard, &Xid::read(xid)).await?;
         }
@@ -195,29 +196,29 @@ fn json(status: StatusCode, body: Vec<u8>) -> Response {
     (status, [kind], body).into_response()
 }
 
-/// The transaction of a request that changes something, and the one way in which it is answered.
+/// The transaction of a request that changes something, and the only way to respond to it.
 pub(crate) struct Work {
-    /// None only while it is given up.
+    /// None only while it is being dropped or committed.
     transaction: Option<Transaction<'static, Postgres>>,
     _share: Option<Share>,
-    /// One of the events that it emits and that could be emitted twice.
+    /// One of the emitted events that could be duplicated by a retry.
     emits: Option<String>,
     claim: Claim,
-    /// Whose the answer is.
+    /// The tenant that the stored response belongs to.
     tenant: Option<String>,
-    /// Where it has to be applied before the answer is true.
+    /// Where the change must be applied before the response is true.
     settles: Option<(Shard, Xid)>,
     vault: Vault,
 }
 
 impl Work {
-    /// Of requests with one key that run at the same time one gets here; the others are refused.
+    /// Of concurrent requests with one key, one gets past this; the others are rejected.
     pub(crate) async fn begin(app: &App, claim: Claim) -> Result<Self, Problem> {
         let transaction = tables::begin(&app.pool).await?;
         Self::begin_in(app, claim, transaction, None).await
     }
 
-    /// The same, of a request that emits.
+    /// The same for a request that emits.
     pub(crate) async fn begin_emit(app: &App, claim: Claim, tenant: &str) -> Result<Self, Problem> {
         let (transaction, share) = app.emits.begin(tenant).await?;
         Self::begin_in(app, claim, transaction, Some(share)).await
@@ -249,34 +250,32 @@ impl Work {
         Ok(work)
     }
 
-    /// Whether its commit was done may stay unknown: one of its events, when sending them again could make them twice.
+    /// Notes an event that a retry could duplicate, in case the outcome of the commit stays unknown.
     pub(crate) fn emits(&mut self, event_id: Option<String>) {
         self.emits = event_id.filter(|_| !self.claim.is_some());
     }
 
-    /// The answer is true when the shard's owner has applied this transaction: the same answer to a repeated request waits
-    /// for that too.
+    /// The response is true once the shard's owner has applied this transaction; a repeated response waits for that
+    /// too.
     pub(crate) async fn settles(&mut self, shard: Shard) -> Result<Xid, sqlx::Error> {
         let xid = settled::current(&mut *self).await?;
         self.settles = Some((shard, xid.clone()));
         Ok(xid)
     }
 
-    /// Of a request whose path names no tenant: the answer goes with this one.
+    /// For a request whose path names no tenant: the stored response belongs to this one.
     pub(crate) fn is_of(&mut self, tenant: &str) {
         self.tenant = Some(tenant.to_owned());
     }
 
-    /// Commits what was done together with the answer to it.
+    /// Commits the work together with its response.
     pub(crate) async fn commit<T: Serialize>(
         mut self,
         status: StatusCode,
         answer: &T,
     ) -> Result<Response, Problem> {
-        let body = serde_json::to_vec(answer).map_err(|error| {
-            tracing::error!(%error, "an answer can't be written");
-            Problem::new(Kind::Internal, "It has been logged.")
-        })?;
+        let body = serde_json::to_vec(answer)
+            .map_err(|error| Problem::internal("could not serialize a response", error))?;
         if let Some(claimed) = self.claim.0.clone() {
             let sealed = self.vault.seal_answer(&claimed.scope, &body);
             let (tenant, settles) = (self.tenant.clone(), self.settles.clone());
@@ -297,7 +296,7 @@ impl Work {
         match (committed, self.emits.take()) {
             (Ok(()), _) => Ok(json(status, body)),
             (Err(error), Some(event)) if !proves_rollback(&error) => {
-                tracing::warn!(%error, "whether a batch of emits was stored is not known");
+                tracing::warn!(%error, "outcome of an emit batch is unknown");
                 Err(Problem::unknown(Some(event)))
             }
             (Err(error), _) => Err(error.into()),
@@ -305,7 +304,7 @@ impl Work {
     }
 }
 
-/// It was refused, or given up: `keep` rolls it back before it answers.
+/// Rejected or aborted: `keep` rolls it back before responding.
 impl Drop for Work {
     fn drop(&mut self) {
         if let Some(claimed) = &self.claim.0
@@ -316,15 +315,15 @@ impl Drop for Work {
     }
 }
 
-/// A request that waits for somebody else's server, so that no transaction may be open meanwhile. It goes on to its `Work`
-/// and is held until that is committed; one that was dropped, because nobody waits for its answer, lets the next one in.
+/// A request that waits for a third party's server, so that no transaction may be open meanwhile. It is held until
+/// its `Work` is committed; if it is dropped because the client is gone, the next request is admitted.
 pub(crate) struct Running {
     pool: Pool,
     claimed: Option<Arc<Claimed>>,
 }
 
 impl Running {
-    /// Of requests with one key that run at the same time one gets here; the others are refused.
+    /// Of concurrent requests with one key, one gets past this; the others are rejected.
     pub(crate) async fn begin(app: &App, claim: &Claim) -> Result<Self, Problem> {
         let mut running = Self {
             pool: app.pool.clone(),
@@ -342,7 +341,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Before the answer goes out, so that whoever asks again is not refused for it.
+    /// Before the response is sent, so that an immediate retry is not rejected.
     pub(crate) async fn end(mut self) {
         if let Some(claimed) = self.claimed.take() {
             give_back(&self.pool, &claimed).await;
@@ -352,7 +351,7 @@ impl Running {
 
 async fn give_back(pool: &Pool, claimed: &Claimed) {
     if let Err(error) = idempotency::give_back(pool, &claimed.scope).await {
-        tracing::warn!(%error, "a claim on an Idempotency-Key could not be given back: it ends by itself");
+        tracing::warn!(%error, "could not release an Idempotency-Key claim; it will expire");
     }
 }
 
@@ -370,14 +369,14 @@ fn still_running() -> Problem {
     METERS.repeated(Key::IdempotencyKey, Repeated::Conflict);
     Problem::new(
         Kind::KeyInProgress,
-        "A request with this Idempotency-Key is still running: try again soon.",
+        "A request with this Idempotency-Key is still in progress. Try again shortly.",
     )
 }
 
 fn done_just_now() -> Problem {
     Problem::new(
         Kind::Answered,
-        "A request with this Idempotency-Key was done just now.",
+        "A request with this Idempotency-Key was completed a moment ago.",
     )
 }
 

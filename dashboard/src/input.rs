@@ -1,5 +1,5 @@
-//! Reading requests: JSON bodies and query strings, with refusals as problems.
-//! Invariant: no more of a body is read than its limit, and a body that is not UTF-8 goes no further.
+//! Reads requests: JSON bodies and query strings, with errors as problems.
+//! Invariant: a body is never read beyond its limit, and one that is not UTF-8 is rejected here.
 
 use std::{
     error::Error,
@@ -31,12 +31,12 @@ use crate::{
     problem::{Kind, Problem},
 };
 
-/// Enough for any body but events and schemas.
+/// Enough for any body except events and schemas.
 pub(crate) const BODY_BYTES_MAX: usize = 64 * 1024;
 
 const BODY_BYTES_DRAINED_MAX: usize = 32 * 1024 * 1024;
 
-/// Whether a request is held up by its own body.
+/// Whether a request is waiting for its own body.
 #[derive(Clone, Default)]
 pub(crate) struct BodyWait(Arc<AtomicBool>);
 
@@ -84,22 +84,21 @@ impl HttpBody for WatchedBody {
 pub(crate) struct Text<const MAX: usize>(Bytes);
 
 impl<const MAX: usize> Text<MAX> {
-    /// None when it is too large.
+    /// None if it is too large.
     pub(crate) fn of(bytes: Bytes) -> Option<Self> {
         (bytes.len() <= MAX).then_some(Self(bytes))
     }
 
-    /// A wrong form is 400, a wrong value or an unknown field 422.
+    /// Malformed JSON is 400; an invalid value or unknown field is 422.
     pub(crate) fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Problem> {
         read_form(self.text()?)
     }
 
-    /// The same; and a name that an object has twice is refused, wherever it stands. Not for events, whose data is the
-    /// producer's own.
+    /// Also rejects duplicate names at any depth. Not for events, whose data belongs to the producer.
     pub(crate) fn read_once<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Problem> {
         let text = self.text()?;
         if let Some(pointer) = find_duplicate(text) {
-            return Err(Problem::invalid(pointer, "is there twice"));
+            return Err(Problem::invalid(pointer, "is given twice"));
         }
         read_form(text)
     }
@@ -113,17 +112,17 @@ impl<const MAX: usize> Text<MAX> {
     }
 }
 
-/// What the text says, or what is wrong with it.
+/// Parses the text, or reports what is wrong with it.
 pub(crate) fn read_form<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Problem> {
     let broken =
         |error: serde_json::Error| Problem::bad_request(format!("The body is not valid JSON: {error}."));
     if text.trim_ascii_start().starts_with('[') {
-        // `serde` would take the fields of a form in their order from an array.
+        // `serde` would read the fields of a struct from an array in order.
         serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(broken)?;
         return Err(Problem::invalid("", "must be an object, not an array"));
     }
     serde_json::from_str(text).map_err(|error| match error.classify() {
-        // Read once more, and slower, to learn where it is wrong.
+        // Parsed again, more slowly, to find the location of the error.
         Category::Data => Problem::faults(vec![misread::<T>(text)]),
         Category::Syntax | Category::Eof | Category::Io => broken(error),
     })
@@ -135,24 +134,24 @@ impl<S: Send + Sync, const MAX: usize> FromRequest<S> for Text<MAX> {
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         let encoding = request.headers().get(header::CONTENT_ENCODING);
         if encoding.is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity")) {
-            // A few bytes could unpack to gigabytes.
+            // A few bytes could decompress to gigabytes.
             return Err(Problem::new(
                 Kind::UnsupportedEncoding,
-                "Send the body without Content-Encoding.",
+                "Send the body uncompressed, without Content-Encoding.",
             ));
         }
         let kind = request.headers().get(header::CONTENT_TYPE);
         if kind.is_some_and(|kind| !is_json(kind.as_bytes())) {
             return Err(Problem::new(
                 Kind::UnsupportedMediaType,
-                "Send JSON in UTF-8, as Content-Type: application/json.",
+                "Send UTF-8 JSON with Content-Type: application/json.",
             ));
         }
         Ok(Self(read_body(request.into_body(), MAX).await?))
     }
 }
 
-/// `application/json`, or a kind of it, in UTF-8.
+/// `application/json` or a `+json` type, in UTF-8.
 fn is_json(content_type: &[u8]) -> bool {
     let text = String::from_utf8_lossy(content_type).to_ascii_lowercase();
     let mut parts = text.split(';').map(str::trim);
@@ -165,13 +164,13 @@ fn is_json(content_type: &[u8]) -> bool {
             .all(|charset| matches!(charset.trim_matches('"'), "utf-8" | "utf8"))
 }
 
-/// No more than `bytes_max` is kept. What comes beyond that is read on for a while and thrown away: an answer sent while
-/// the client still writes is often lost with the connection.
+/// Keeps at most `bytes_max`. Excess data is read for a while and discarded: a response sent while the client is
+/// still writing is often lost with the connection.
 pub(crate) async fn read_body(mut body: axum::body::Body, bytes_max: usize) -> Result<Bytes, Problem> {
     let mut kept = Vec::new();
     let mut length = 0;
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Problem::bad_request("The body did not come in whole."))?;
+        let frame = frame.map_err(|_| Problem::bad_request("The request body ended early."))?;
         let Ok(data) = frame.into_data() else { continue };
         length += data.len();
         if length > BODY_BYTES_DRAINED_MAX {
@@ -184,10 +183,19 @@ pub(crate) async fn read_body(mut body: axum::body::Body, bytes_max: usize) -> R
         }
     }
     if length > bytes_max {
-        let detail = format!("At most {bytes_max} bytes are taken here.");
+        let detail = format!("The limit is {}.", size(bytes_max));
         return Err(Problem::new(Kind::TooLarge, detail));
     }
     Ok(kept.into())
+}
+
+/// A byte limit for people: `260 KiB`.
+pub(crate) fn size(bytes: usize) -> String {
+    match (bytes % (1024 * 1024), bytes % 1024) {
+        (0, _) => format!("{} MiB", bytes / 1024 / 1024),
+        (_, 0) => format!("{} KiB", bytes / 1024),
+        _ => format!("{bytes} bytes"),
+    }
 }
 
 /// A JSON body.
@@ -202,7 +210,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     }
 }
 
-/// A JSON body that may be left out.
+/// An optional JSON body.
 pub(crate) struct OptionalBody<T>(pub(crate) T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for OptionalBody<T> {
@@ -218,7 +226,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for OptionalB
     }
 }
 
-/// The query string. An unknown parameter is refused: a filter that is misspelt must not widen what is seen.
+/// The query string. An unknown parameter is rejected: a misspelled filter must not widen the result.
 pub(crate) struct Query<T>(pub(crate) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
@@ -231,7 +239,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// What is wrong with a query string, in our own words.
+/// Translates the rejection of a query string.
 fn refused_query(rejection: &QueryRejection) -> String {
     let mut cause: Option<&(dyn Error + 'static)> = Some(rejection);
     while let Some(error) = cause {
@@ -243,14 +251,14 @@ fn refused_query(rejection: &QueryRejection) -> String {
     rejection.body_text()
 }
 
-/// For `Option<Option<T>>`: a field that is there with null is `Some(None)`, one that is not there `None`.
+/// For `Option<Option<T>>`: an explicit null is `Some(None)`, a missing field is `None`.
 pub(crate) fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
-/// The same of an object: `serde` would take its fields in their order from an array.
+/// The same for an object: `serde` would read its fields from an array in order.
 pub(crate) fn given_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
@@ -282,8 +290,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
     }
 }
 
-/// A text of people: no longer than it may be, and without characters that change how what stands around it is shown:
-/// those that control a terminal, and those that turn the direction of writing.
+/// Text for people: within its limit, and without characters that affect the surrounding display, such as terminal
+/// control characters and bidirectional overrides.
 pub(crate) fn is_plain_text(text: &str, bytes_max: usize) -> bool {
     let is_odd = |c: char| {
         c.is_control() && !matches!(c, '\n' | '\t' | '\r')
@@ -353,28 +361,28 @@ mod tests {
         for (query, words) in [
             (
                 "x=1",
-                "Unknown parameter `x`; known are limit, state, whole and token.",
+                "Unknown query parameter `x`. Allowed: limit, state, whole, token.",
             ),
             (
                 "a%60%3A%20b=1",
-                "Unknown parameter `a`: b`; known are limit, state, whole and token.",
+                "Unknown query parameter `a`: b`. Allowed: limit, state, whole, token.",
             ),
-            ("limit=1&limit=2", "The parameter `limit` is there twice."),
-            ("limit=1", "The parameter `token` is missing."),
-            ("limit=a", "The parameter `limit` must be a whole number."),
-            ("limit=", "The parameter `limit` must be a whole number."),
+            ("limit=1&limit=2", "Query parameter `limit` is given twice."),
+            ("limit=1", "Query parameter `token` is required."),
+            ("limit=a", "Query parameter `limit` must be a whole number."),
+            ("limit=", "Query parameter `limit` must be a whole number."),
             (
                 "limit=99999999999999999999",
-                "The parameter `limit` must be a whole number within its bounds.",
+                "Query parameter `limit` is out of range.",
             ),
-            ("whole=yes", "The parameter `whole` must be true or false."),
-            ("state=lost", "The parameter `state` must be dead or delivered."),
+            ("whole=yes", "Query parameter `whole` must be true or false."),
+            ("state=lost", "Query parameter `state` must be dead or delivered."),
         ] {
             assert_eq!(told::<Parameters>(query), words, "{query}");
         }
         assert_eq!(
             told::<Nothing>("x=1"),
-            "Unknown parameter `x`; this call has none."
+            "Unknown query parameter `x`. This operation has none."
         );
         let _ = (State::Dead, State::Delivered);
     }

@@ -1,7 +1,8 @@
-//! The HTTP API and the pages: what people and programs use to set Postrider up, to see what happened, and to replay.
-//! Invariant: a delivery is changed here only by a replay, and every route goes through `auth::check` first.
+//! The HTTP API and the dashboard pages: configure Postrider, inspect deliveries, replay.
+//! Invariant: only a replay changes a delivery here, and every route goes through `auth::check` first.
 //!
-//! A request's way: `routes` (which rule) → `auth` (who, and may they) → `api/<noun>` or `pages/<page>` → `tables/<table>`.
+//! The path of a request: `routes` (which rule) → `auth` (identity and permission) → `api/<noun>` or `pages/<page>` →
+//! `tables/<table>`.
 
 mod api;
 mod audit;
@@ -68,11 +69,11 @@ pub use shares::Limits;
 pub use slots::Slots;
 pub use trials::Trials;
 
-/// Everything the API and the pages need; made by the root.
+/// Everything the API and the pages need; created by the root.
 #[derive(Clone)]
 pub struct App {
     pub pool: Pool,
-    /// For what every request needs before it does anything.
+    /// For lookups that every request makes before anything else.
     pub lookups: Pool,
     pub limits: Arc<Limits>,
     pub wake: Wake,
@@ -80,41 +81,41 @@ pub struct App {
     pub vault: Vault,
     pub guard: Guard,
     pub trials: Trials,
-    /// What applies to endpoints that have no setting of their own.
+    /// Defaults for endpoints without a setting of their own.
     pub defaults: Settings,
-    /// The base of links, and whether cookies may travel over plain http.
+    /// The base of links; also decides whether cookies may be sent over plain http.
     pub public_url: String,
     pub admin_api_key: String,
-    /// Ends what would go on for as long as somebody reads.
+    /// Ends long-lived streams.
     pub stop: CancellationToken,
-    /// Slots for those.
+    /// Slots for those streams.
     pub streams: Arc<Slots<TenantId>>,
     pub request_rates: Arc<RequestRates>,
     pub trusted_proxies: TrustedProxies,
-    /// The figures of this process, as Prometheus reads them.
+    /// The metrics of this process in Prometheus text format.
     pub metrics: fn() -> String,
     pub tracer: Tracer,
 }
 
-/// Slots for listeners' streams.
+/// Slots for listener streams.
 pub fn streams() -> Arc<Slots<TenantId>> {
     Slots::new(listening::STREAMS_MAX, listening::STREAMS_PER_TENANT_MAX)
 }
 
-/// One copy for each request is one count more on an `Arc`.
+/// Cloning it for each request only increments a reference count.
 type Shared = Arc<App>;
 
 pub fn router(app: App) -> Router {
     routes::build(Arc::new(app), None, Live::default()).0
 }
 
-/// Each route with its rule, so that a test can try every one with every role.
+/// Each route with its rule, so that a test can try every route with every role.
 pub fn routes(app: App) -> Vec<Route> {
     routes::build(Arc::new(app), None, Live::default()).1
 }
 
-/// Serves until told to stop; then takes nothing new and finishes what it has begun. What may be old is read from
-/// `replica`, where there is one.
+/// Serves until `stop`; then accepts nothing new and finishes running requests. Reads that may be stale use
+/// `replica`, if there is one.
 pub async fn serve(
     listener: TcpListener,
     grpc: Option<TcpListener>,
@@ -145,7 +146,7 @@ pub async fn serve(
         router = replica::serve(router.clone(), reads.fallback_service(router), follows);
     }
     let service = router.into_make_service_with_connect_info::<SocketAddr>();
-    // The tap does nothing but tell the peer's address, which of a listener of our own nobody else does.
+    // `tap_io` does nothing here except that it provides the peer's address for a custom listener.
     let http = axum::serve(Patient(listener).tap_io(|_| {}), service)
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();

@@ -1,5 +1,5 @@
-//! Lists in pages: `?limit=` and `?cursor=` in, `{"data":[…],"next_cursor":…}` out.
-//! Invariant: a page has a bound, and a cursor that we did not write is refused.
+//! Paged lists: `?limit=` and `?cursor=` in, `{"data":[…],"next_cursor":…}` out.
+//! Invariant: every page is bounded, and a cursor that we did not issue is rejected.
 
 use data_encoding::BASE64URL_NOPAD;
 use postrider_proto::limits::{LIST_PAGE_DEFAULT, LIST_PAGE_MAX};
@@ -27,7 +27,7 @@ impl PageQuery {
         limit(self.limit.as_deref())
     }
 
-    /// The position of the last entry that was seen.
+    /// The position of the last entry already returned.
     pub(crate) fn after<K: Position>(&self) -> Result<Option<K>, Problem> {
         self.cursor.as_deref().map(decode).transpose()
     }
@@ -40,12 +40,16 @@ pub(crate) fn limit(text: Option<&str>) -> Result<i64, Problem> {
             .parse()
             .ok()
             .filter(|limit| (1..=LIST_PAGE_MAX).contains(limit))
-            .ok_or_else(|| Problem::bad_request(format!("limit is a number from 1 to {LIST_PAGE_MAX}."))),
+            .ok_or_else(|| {
+                Problem::bad_request(format!(
+                    "Query parameter `limit` must be a number from 1 to {LIST_PAGE_MAX}."
+                ))
+            }),
     }
 }
 
 impl<T> Page<T> {
-    /// `rows` were asked for with one more than `limit`: the one over says that there is a next page.
+    /// `rows` has up to `limit` + 1 entries: the extra one means that there is a next page.
     pub(crate) fn cut<K: Position>(mut rows: Vec<T>, limit: i64, position: impl Fn(&T) -> K) -> Self {
         let more = rows.len() as i64 > limit;
         rows.truncate(limit as usize);
@@ -64,7 +68,7 @@ impl<T> Page<T> {
     }
 }
 
-/// Where a list stands: something that can be written as text and read back.
+/// A position in a list that can be written as text and parsed again.
 pub(crate) trait Position: Sized {
     fn write(&self) -> String;
     fn read(text: &str) -> Option<Self>;
@@ -107,7 +111,7 @@ pub(crate) fn decode<K: Position>(cursor: &str) -> Result<K, Problem> {
     (cursor.len() <= CURSOR_BYTES_MAX)
         .then(read)
         .flatten()
-        .ok_or_else(|| Problem::bad_request("cursor is not one that a list answered with."))
+        .ok_or_else(|| Problem::bad_request("Invalid cursor. Pass the `next_cursor` of the previous page."))
 }
 
 #[cfg(test)]

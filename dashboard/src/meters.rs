@@ -1,4 +1,4 @@
-//! What the API and the pages count, for Prometheus. Made once, like those of a dispatcher; see `meters.rs` there.
+//! Prometheus metrics of the API and the pages. Registered once, as in the dispatcher; see `meters.rs` there.
 
 use std::{
     sync::LazyLock,
@@ -19,12 +19,12 @@ use crate::auth::Rule;
 
 pub(crate) static METERS: LazyLock<Meters> = LazyLock::new(Meters::new);
 
-/// Makes the series, so that they are seen from the start. After the recorder is there.
+/// Registers all series, so that they are visible from the start. Call it after the recorder is installed.
 pub(crate) fn start() {
     LazyLock::force(&METERS);
 }
 
-/// The way an event came in. Those of SQL are the rest of what Postgres has stored.
+/// How an event came in. Events emitted with SQL are the remainder of what Postgres has stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     Http,
@@ -40,23 +40,23 @@ impl Source {
     }
 }
 
-/// What a request was known by when it came again.
+/// How a repeated request was recognized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Key {
     EventId,
     IdempotencyKey,
 }
 
-/// How a request that came again was answered.
+/// The result of a repeated request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Repeated {
-    /// As the first time.
+    /// The same response as the first time.
     Same,
-    /// Refused: it was not the same.
+    /// Rejected: its content was different.
     Conflict,
 }
 
-/// What kind of path it is: one label of few values, whatever is added to the API.
+/// The kind of path: a label with few values, whatever is added to the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Emit,
@@ -99,7 +99,7 @@ pub(crate) struct Meters {
     calls: [[Counter; 2]; 3],
 }
 
-/// A call of gRPC.
+/// A gRPC call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     Emit,
@@ -110,11 +110,11 @@ pub(crate) enum Call {
 impl Meters {
     fn new() -> Self {
         let repeated = |key| {
-            ["same", "conflict"].map(|answer| {
+            ["same", "conflict"].map(|result| {
                 labelled_counter(
                     "postrider_duplicates_total",
-                    "Events and requests that came again: answered as the first time, or refused because they were other",
-                    &[("key", key), ("answer", answer)],
+                    "Repeated events and requests: same response as the first time, or rejected as a conflict",
+                    &[("key", key), ("result", result)],
                 )
             })
         };
@@ -122,24 +122,24 @@ impl Meters {
             emitted: [Source::Http, Source::Grpc].map(|source| {
                 labelled_counter(
                     "postrider_events_emitted_total",
-                    "New events, by the way they came in",
+                    "New events, by the protocol they were emitted with",
                     &[("source", source.as_str())],
                 )
             }),
             repeated: ["event_id", "idempotency_key"].map(repeated),
-            emit_events: histogram("postrider_emit_events", "Events in one statement that emits"),
-            emit_seconds: histogram("postrider_emit_seconds", "One statement that emits"),
+            emit_events: histogram("postrider_emit_events", "Events per emit statement"),
+            emit_seconds: histogram("postrider_emit_seconds", "Duration of an emit statement"),
             requests: Kind::ALL.map(|(_, kind)| Requests {
                 by_class: CLASSES.map(|class| {
                     labelled_counter(
                         "postrider_http_requests_total",
-                        "Requests, by the kind of path and the class of the answer",
+                        "HTTP requests, by kind of path and status class",
                         &[("kind", kind), ("status", class)],
                     )
                 }),
                 seconds: labelled_histogram(
                     "postrider_http_request_seconds",
-                    "From a request to the head of its answer",
+                    "Time from a request to its response headers",
                     &[("kind", kind)],
                 ),
             }),
@@ -147,7 +147,7 @@ impl Meters {
                 ["ok", "error"].map(|result| {
                     labelled_counter(
                         "postrider_grpc_calls_total",
-                        "Calls over gRPC",
+                        "gRPC calls",
                         &[("method", method), ("result", result)],
                     )
                 })
@@ -155,7 +155,7 @@ impl Meters {
         }
     }
 
-    /// Once they are committed.
+    /// Call it after the commit.
     pub(crate) fn emitted<'e>(&self, source: Source, events: impl IntoIterator<Item = &'e Emitted>) {
         let (mut new, mut again) = (0, 0);
         for event in events {
@@ -189,7 +189,7 @@ impl Meters {
     }
 }
 
-/// What a route is counted as.
+/// The kind that a route is counted as.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Counted(Kind);
 

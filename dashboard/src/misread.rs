@@ -1,19 +1,19 @@
-//! A JSON body or a query string that a form can't be read from, told as a person would: the field by its pointer, or the
-//! parameter by its name, and what it must be.
-//! Invariant: the value itself is not repeated; it may be a secret. Pure.
+//! Turns serde errors about a JSON body or a query string into messages for people: the field by its JSON pointer, or
+//! the parameter by its name, and what is allowed.
+//! Invariant: the value is not repeated, because it may be a secret. Pure.
 
 use serde::{Deserialize, de::value};
 use serde_path_to_error::Segment;
 
 use crate::problem::Fault;
 
-/// What is wrong with a text that is JSON and was not taken as a `T`.
+/// What is wrong with JSON text that could not be parsed as a `T`.
 pub(crate) fn misread<'a, T: Deserialize<'a>>(text: &'a str) -> Fault {
     let mut json = serde_json::Deserializer::from_str(text);
     match serde_path_to_error::deserialize::<_, T>(&mut json) {
         Ok(_) => fault(
             String::new(),
-            "something stands behind the end of the body".to_owned(),
+            "unexpected data after the JSON document".to_owned(),
         ),
         Err(error) => {
             let mut pointer = String::new();
@@ -24,12 +24,12 @@ pub(crate) fn misread<'a, T: Deserialize<'a>>(text: &'a str) -> Fault {
                     Segment::Enum { .. } | Segment::Unknown => {}
                 }
             }
-            let told = error.inner().to_string();
-            // Lines and columns are of no use beside a pointer.
-            let told = told
+            let message = error.inner().to_string();
+            // The line and column add nothing to the pointer.
+            let message = message
                 .rsplit_once(" at line ")
-                .map_or(told.as_str(), |(told, _)| told);
-            let (field, detail) = in_plain_words(told);
+                .map_or(message.as_str(), |(message, _)| message);
+            let (field, detail) = in_plain_words(message);
             if let Some(field) = field {
                 add(&mut pointer, field);
             }
@@ -38,38 +38,36 @@ pub(crate) fn misread<'a, T: Deserialize<'a>>(text: &'a str) -> Fault {
     }
 }
 
-/// What is wrong with a query string that was not taken.
+/// What is wrong with a query string that was rejected.
 pub(crate) fn misread_query(error: &serde_path_to_error::Error<value::Error>) -> String {
-    let told = error.inner().to_string();
+    let message = error.inner().to_string();
     let at = error.path().iter().next_back().and_then(|segment| match segment {
         Segment::Map { key } => Some(key.as_str()),
         _ => None,
     });
-    if told.starts_with("unknown field ") {
-        let known = names_in(&told);
-        let known = match known.as_slice() {
-            [] => "this call has none".to_owned(),
-            [one] => format!("known is {one}"),
-            [first @ .., last] => format!("known are {} and {last}", first.join(", ")),
+    if message.starts_with("unknown field ") {
+        let known = match names_in(&message).as_slice() {
+            [] => "This operation has none".to_owned(),
+            names => format!("Allowed: {}", names.join(", ")),
         };
-        return format!("Unknown parameter `{}`; {known}.", at.unwrap_or_default());
+        return format!("Unknown query parameter `{}`. {known}.", at.unwrap_or_default());
     }
-    let (name, detail) = match told.as_str() {
+    let (name, detail) = match message.as_str() {
         "invalid digit found in string" | "cannot parse integer from empty string" => {
             (at, "must be a whole number".to_owned())
         }
         "number too large to fit in target type" | "number too small to fit in target type" => {
-            (at, "must be a whole number within its bounds".to_owned())
+            (at, "is out of range".to_owned())
         }
         "provided string was not `true` or `false`" => (at, "must be true or false".to_owned()),
         _ => {
-            let (name, detail) = in_plain_words(&told);
+            let (name, detail) = in_plain_words(&message);
             (name.or(at), detail)
         }
     };
     match name {
-        Some(name) => format!("The parameter `{name}` {detail}."),
-        None => format!("The query can't be read: {detail}."),
+        Some(name) => format!("Query parameter `{name}` {detail}."),
+        None => format!("Malformed query string: {detail}."),
     }
 }
 
@@ -82,48 +80,56 @@ fn add(pointer: &mut String, name: &str) {
     pointer.push_str(&name.replace('~', "~0").replace('/', "~1"));
 }
 
-/// A field below the place, when it is about one, and what is wrong. `serde` has no errors but in its own words, which are
-/// for programmers; words that are not known here are passed on.
-fn in_plain_words(told: &str) -> (Option<&str>, String) {
-    let name_in =
-        |prefix: &str| -> Option<&str> { told.strip_prefix(prefix)?.split_once('`').map(|(name, _)| name) };
+/// Returns the name of a nested field, if the error is about one, and a message. `serde` reports errors only as text
+/// for programmers; unknown texts are passed through.
+fn in_plain_words(message: &str) -> (Option<&str>, String) {
+    let name_in = |prefix: &str| -> Option<&str> {
+        message
+            .strip_prefix(prefix)?
+            .split_once('`')
+            .map(|(name, _)| name)
+    };
     if let Some(name) = name_in("missing field `") {
-        return (Some(name), "is missing".to_owned());
+        return (Some(name), "is required".to_owned());
     }
     if let Some(name) = name_in("duplicate field `") {
-        return (Some(name), "is there twice".to_owned());
+        return (Some(name), "is given twice".to_owned());
     }
-    if told.starts_with("unknown field ") {
-        // Its name is the end of the path already.
-        return (
-            None,
-            format!("is not known here{}", choices(told, "; there are ")),
-        );
+    if message.starts_with("unknown field ") {
+        // Its name is already the end of the path.
+        return (None, format!("unknown field{}", allowed(message)));
     }
-    if told.starts_with("unknown variant ") {
-        return (None, format!("must be{}", choices(told, " ")));
+    if message.starts_with("unknown variant ") {
+        return (None, format!("must be{}", choices(message)));
     }
-    let parts = |prefix: &str| told.strip_prefix(prefix)?.rsplit_once(", expected ");
+    let parts = |prefix: &str| message.strip_prefix(prefix)?.rsplit_once(", expected ");
     if let Some((found, expected)) = parts("invalid type: ") {
         return (None, format!("must be {}, not {}", wanted(expected), kind(found)));
     }
     if let Some((_, expected)) = parts("invalid value: ") {
-        return (None, format!("must be {} within its bounds", wanted(expected)));
+        return (None, out_of_range(expected));
     }
-    (None, told.to_owned())
+    (None, message.to_owned())
 }
 
-/// The names that stand behind `expected`, if any do.
-fn choices(told: &str, before: &str) -> String {
-    match names_in(told).as_slice() {
+/// The names listed after `expected`, if any, as alternatives.
+fn choices(message: &str) -> String {
+    match names_in(message).as_slice() {
         [] => String::new(),
-        [one] => format!("{before}{one}"),
-        [first @ .., last] => format!("{before}{} or {last}", first.join(", ")),
+        [one] => format!(" {one}"),
+        [first @ .., last] => format!(" {} or {last}", first.join(", ")),
     }
 }
 
-fn names_in(told: &str) -> Vec<&str> {
-    match told.rsplit_once(", expected ") {
+fn allowed(message: &str) -> String {
+    match names_in(message).as_slice() {
+        [] => String::new(),
+        names => format!("; allowed: {}", names.join(", ")),
+    }
+}
+
+fn names_in(message: &str) -> Vec<&str> {
+    match message.rsplit_once(", expected ") {
         Some((_, names)) => names.split('`').skip(1).step_by(2).collect(),
         None => Vec::new(),
     }
@@ -145,17 +151,33 @@ fn wanted(expected: &str) -> &str {
     }
 }
 
+fn out_of_range(expected: &str) -> String {
+    let bounds = match expected {
+        "i8" => Some((i64::from(i8::MIN), i64::from(i8::MAX))),
+        "i16" => Some((i64::from(i16::MIN), i64::from(i16::MAX))),
+        "i32" => Some((i64::from(i32::MIN), i64::from(i32::MAX))),
+        "u8" => Some((0, i64::from(u8::MAX))),
+        "u16" => Some((0, i64::from(u16::MAX))),
+        "u32" => Some((0, i64::from(u32::MAX))),
+        _ => None,
+    };
+    match bounds {
+        Some((low, high)) => format!("is out of range: must be a whole number from {low} to {high}"),
+        None => format!("is out of range for {}", wanted(expected)),
+    }
+}
+
 fn kind(found: &str) -> &str {
     let first = found.split([' ', '`']).next().unwrap_or_default();
     match first {
         "null" | "unit" => "null",
         "boolean" => "a boolean",
         "integer" => "a number",
-        "floating" => "a number with a fraction",
+        "floating" => "a fraction",
         "string" | "character" => "a string",
         "map" => "an object",
         "sequence" => "an array",
-        _ => "this",
+        _ => "this value",
     }
 }
 
@@ -196,14 +218,14 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_by_its_place_and_in_plain_words() {
         for (text, pointer, detail) in [
-            (r#"{}"#, "/name", "is missing"),
+            (r#"{}"#, "/name", "is required"),
             (r#"{"name":1}"#, "/name", "must be a string, not a number"),
             (r#"{"name":null}"#, "/name", "must be a string, not null"),
-            (r#"{"name":"a","name":"b"}"#, "/name", "is there twice"),
+            (r#"{"name":"a","name":"b"}"#, "/name", "is given twice"),
             (
                 r#"{"nam/e":"a"}"#,
                 "/nam~1e",
-                "is not known here; there are name, small, inner, map or kind",
+                "unknown field; allowed: name, small, inner, map, kind",
             ),
             (
                 r#"{"name":"a","small":"1"}"#,
@@ -213,12 +235,12 @@ mod tests {
             (
                 r#"{"name":"a","small":1.5}"#,
                 "/small",
-                "must be a whole number, not a number with a fraction",
+                "must be a whole number, not a fraction",
             ),
             (
                 r#"{"name":"a","small":300}"#,
                 "/small",
-                "must be a whole number within its bounds",
+                "is out of range: must be a whole number from -128 to 127",
             ),
             (
                 r#"{"name":"a","inner":{}}"#,
@@ -233,7 +255,7 @@ mod tests {
             (
                 r#"{"name":"a","inner":[{"no":1}]}"#,
                 "/inner/0/no",
-                "is not known here; there are yes",
+                "unknown field; allowed: yes",
             ),
             (
                 r#"{"name":"a","inner":[3]}"#,
@@ -248,9 +270,9 @@ mod tests {
             (r#"{"name":"a","kind":"three"}"#, "/kind", "must be one or two"),
             (r#"3"#, "", "must be an object, not a number"),
         ] {
-            let told = misread::<Form>(text);
+            let message = misread::<Form>(text);
             assert_eq!(
-                (told.pointer.as_str(), told.detail.as_str()),
+                (message.pointer.as_str(), message.detail.as_str()),
                 (pointer, detail),
                 "{text}"
             );

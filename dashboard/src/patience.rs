@@ -1,8 +1,8 @@
-//! How long a connection may keep us waiting. Whoever connects and sends nothing, or a byte now and then, would hold it for
-//! ever: the time limit of a request begins only when its headers are there.
-//! Invariants: a connection that we have written nothing to for `PATIENCE` is closed, and one that has begun a request
-//! without being answered for `REQUEST_PATIENCE`. Each request is answered in less time once its headers are there, and
-//! streams write more often.
+//! Connection timeouts. A client that connects and sends nothing, or a byte now and then, would hold a connection
+//! forever: the request timeout starts only once its headers are complete.
+//! Invariants: a connection is closed if we have written nothing to it for `PATIENCE`, or if a started request was
+//! not answered for `REQUEST_PATIENCE`. Once its headers are complete each request is answered sooner, and streams
+//! write more often.
 
 use std::{
     io,
@@ -19,12 +19,12 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-/// Longer than pools and proxies usually keep a connection that is idle: they should be the ones to close it.
+/// Longer than pools and proxies usually keep an idle connection: they should be the ones to close it.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// From the first byte of a request: half a request head is not waited for longer.
+/// From the first byte of a request: an incomplete request head is not waited for longer.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(30);
 
-/// A listener whose connections do not wait for ever.
+/// A listener whose connections time out.
 pub(crate) struct Patient(pub(crate) TcpListener);
 
 impl Listener for Patient {
@@ -46,9 +46,9 @@ pub(crate) struct Waiting<S> {
     patience: Duration,
     request_patience: Duration,
     written: Instant,
-    /// The first that was read since then.
+    /// When the first byte since then was read.
     asked: Option<Instant>,
-    /// Goes off at the earliest moment that could be the end; it is set again when something was written meanwhile.
+    /// Fires at the earliest possible timeout; reset if something was written meanwhile.
     alarm: Pin<Box<Sleep>>,
 }
 
@@ -86,7 +86,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Waiting<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        // Before what has come is read: a byte now and then would put it off for ever.
+        // Checked before reading: a byte now and then would postpone it forever.
         while this.alarm.as_mut().poll(context).is_ready() {
             let end = this.end();
             if end <= Instant::now() {
@@ -100,7 +100,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Waiting<S> {
             this.asked = Some(Instant::now());
             let end = this.end();
             this.alarm.as_mut().reset(end);
-            // The alarm must wake this task at its new time.
+            // The timer must wake this task at its new time.
             let _ = this.alarm.as_mut().poll(context);
         }
         read

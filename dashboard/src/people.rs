@@ -1,6 +1,6 @@
-//! People of the team: made, given a role, given a new password, removed.
-//! Invariant: the person that the settings make stays an admin, so that there is always one; and whoever loses a password
-//! or is removed loses their sessions with it.
+//! Team members: add, change role, reset password, remove.
+//! Invariant: the account managed by the settings stays an admin, so that there is always one; a person whose
+//! password is changed or who is removed loses all sessions.
 
 use data_encoding::BASE32HEX_NOPAD;
 use postrider_proto::PersonRole;
@@ -11,7 +11,7 @@ use crate::{
     Shared,
     audit::{self, Action, Entry},
     auth::{ADMIN_LOGIN, Actor, PasswordError, Session, hash_password, verify_password},
-    problem::{Kind, Problem},
+    problem::Problem,
     tables::{
         self, people,
         sessions::{self, Holder},
@@ -22,7 +22,7 @@ const LOGIN_CHARS_MAX: usize = 64;
 const PASSWORD_CHARS_MIN: usize = 12;
 const PASSWORD_BYTES_MAX: usize = 1024;
 
-/// Answers the password, which is kept nowhere in clear.
+/// Returns the password, which is not stored in clear text.
 pub(crate) async fn add(
     app: &Shared,
     actor: &Actor,
@@ -32,14 +32,16 @@ pub(crate) async fn add(
     if !is_login(login) {
         return Err(Problem::invalid(
             "/login",
-            format!("a login is 1 to {LOGIN_CHARS_MAX} of A-Z a-z 0-9 . _ - + @"),
+            format!("must be 1 to {LOGIN_CHARS_MAX} characters of A-Z a-z 0-9 . _ - + @"),
         ));
     }
     let password = new_password();
     let hash = hash(&password).await?;
     let mut transaction = tables::begin(&app.pool).await?;
     if !people::insert(&mut *transaction, login, &hash, role).await? {
-        return Err(Problem::conflict(format!("There is a person {login} already.")));
+        return Err(Problem::conflict(format!(
+            "A person with the login {login} already exists."
+        )));
     }
     let detail = json!({"role": role});
     note(
@@ -78,7 +80,7 @@ pub(crate) async fn set_role(
     Ok(())
 }
 
-/// A new password for somebody else, who has lost theirs.
+/// Sets a new password for another person who has lost theirs.
 pub(crate) async fn reset_password(app: &Shared, actor: &Actor, login: &str) -> Result<String, Problem> {
     check_other(actor, login)?;
     let password = new_password();
@@ -86,7 +88,7 @@ pub(crate) async fn reset_password(app: &Shared, actor: &Actor, login: &str) -> 
     Ok(password)
 }
 
-/// One's own. Every session ends, this one too: whoever knew the old one is out.
+/// Changes one's own password. Ends every session, this one included: anyone who knew the old one is signed out.
 pub(crate) async fn change_password(
     app: &Shared,
     session: &Session,
@@ -100,7 +102,7 @@ pub(crate) async fn change_password(
         return Err(Problem::invalid(
             "/new",
             format!(
-                "a password has at least {PASSWORD_CHARS_MIN} characters, and at most {PASSWORD_BYTES_MAX} bytes"
+                "must have at least {PASSWORD_CHARS_MIN} characters and at most {PASSWORD_BYTES_MAX} bytes"
             ),
         ));
     }
@@ -111,7 +113,7 @@ pub(crate) async fn change_password(
         .await
         .map_err(unhashed)?
     {
-        return Err(Problem::invalid("/current", "is not your password"));
+        return Err(Problem::invalid("", "Current password is incorrect."));
     }
     store_password(app, &session.actor(), &session.login, new).await
 }
@@ -158,20 +160,22 @@ async fn note(
     audit::write(connection, entry).await
 }
 
-/// Nobody raises or locks out themselves, and the settings' own admin stays as it is.
+/// Nobody can change their own role or remove themselves, and the settings' admin stays as it is.
 fn check_other(actor: &Actor, login: &str) -> Result<(), Problem> {
     if login == ADMIN_LOGIN {
         return Err(Problem::conflict(of_the_settings()));
     }
     if actor.0 == format!("person:{login}") {
-        return Err(Problem::conflict("Somebody else must do that for you."));
+        return Err(Problem::conflict(
+            "You can't do this to your own account. Ask another admin.",
+        ));
     }
     Ok(())
 }
 
 fn of_the_settings() -> String {
     format!(
-        "The person {ADMIN_LOGIN} is made by the settings: change POSTRIDER_ADMIN_PASSWORD and start again."
+        "The account {ADMIN_LOGIN} is managed by server settings. Change POSTRIDER_ADMIN_PASSWORD and restart."
     )
 }
 
@@ -195,8 +199,7 @@ async fn hash(password: &str) -> Result<String, Problem> {
 }
 
 fn unhashed(error: PasswordError) -> Problem {
-    tracing::error!(%error, "a password could not be hashed");
-    Problem::new(Kind::Internal, "It has been logged.")
+    Problem::internal("could not hash a password", error)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! The API's connections. A pooler in transaction mode may give every transaction another server. One that does not
-//! remember prepared statements has forgotten a statement when the next round trip uses it. Through such a pooler every
-//! statement runs in a transaction, which stays on one server, and begins by forgetting what others prepared there.
-//! Invariants: what was written is committed before anybody learns of it, and no statement runs for longer than
-//! `STATEMENT_TIMEOUT`: the server ends it, also when nobody waits for it any more.
+//! The API's database connections. A pooler in transaction mode may assign every transaction to another server
+//! connection, and one that does not track prepared statements loses a statement before the next round trip uses it.
+//! Through such a pooler every statement runs in a transaction, which stays on one server connection, and starts by
+//! discarding what others prepared there.
+//! Invariants: writes are committed before anyone learns of them, and no statement runs longer than
+//! `STATEMENT_TIMEOUT`: the server cancels it, even if nobody waits for it any more.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -17,23 +18,23 @@ use sqlx::{
 };
 use tokio_stream::{Stream, StreamExt};
 
-/// Of every session, as Postgres reads and shows it.
+/// Of every session, in Postgres syntax.
 pub const STATEMENT_TIMEOUT: &str = "10s";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Straight to the server: a connection is a session, with settings of its own.
+    /// Directly to the server: a connection is a session with its own settings.
     Sessions,
-    /// A pooler that remembers prepared statements but takes no settings: they are set in each transaction.
+    /// A pooler that tracks prepared statements but not session settings: they are set in each transaction.
     Pooled,
-    /// One that forgets prepared statements too.
+    /// One that does not track prepared statements either.
     Transactions,
 }
 
-/// The API's connections, divided by what they are for: what one kind of request waits for holds up no other kind.
+/// The API's connections, divided by purpose: one kind of request does not wait for another kind's connections.
 #[derive(Debug, Clone)]
 pub struct Reserves {
-    /// Who asks, and what was answered before: single rows by their keys.
+    /// Authentication and stored responses: single rows by primary key.
     pub lookups: Pool,
     pub emits: Pool,
     pub rest: Pool,
@@ -47,14 +48,14 @@ impl Reserves {
     }
 }
 
-/// One for each role that serves.
+/// One for each role that serves requests.
 #[derive(Debug, Clone)]
 pub struct Pool {
     connections: PgPool,
     way: Way,
 }
 
-/// The sessions of these connections have their `STATEMENT_TIMEOUT` already.
+/// The sessions of these connections already have their `STATEMENT_TIMEOUT`.
 impl From<PgPool> for Pool {
     fn from(connections: PgPool) -> Self {
         Self {
@@ -65,7 +66,7 @@ impl From<PgPool> for Pool {
 }
 
 impl Pool {
-    /// Through a pooler that takes no settings for a session.
+    /// Through a pooler that does not keep session settings.
     pub fn pooled(connections: PgPool) -> Self {
         Self {
             connections,
@@ -73,7 +74,7 @@ impl Pool {
         }
     }
 
-    /// Through a pooler that forgets prepared statements. The connections must not keep any either: their cache is off.
+    /// Through a pooler that loses prepared statements. The connections must not cache any either.
     pub fn in_transactions(connections: PgPool) -> Self {
         Self {
             connections,
@@ -90,7 +91,7 @@ impl Pool {
         self.connections.begin_with(statement).await
     }
 
-    /// For a request: it waits for nobody long.
+    /// For a request: lock and statement timeouts are short.
     pub(crate) async fn begin_request(&self) -> Result<Transaction<'static, Postgres>, Error> {
         let statement = match self.way {
             Way::Sessions | Way::Pooled => {
@@ -103,7 +104,7 @@ impl Pool {
         self.connections.begin_with(statement).await
     }
 
-    /// For several statements, none of which needs the others. Whoever writes says `done`.
+    /// For several independent statements. Writers must call `done`.
     pub async fn acquire(&self) -> Result<Held, Error> {
         Ok(match self.way {
             Way::Sessions => Held::Connection(self.connections.acquire().await?),
@@ -116,10 +117,10 @@ impl Pool {
     }
 }
 
-/// Whether the error says for certain that nothing was committed. An error is also what a pooler makes up when it lost the
-/// server in the middle of a commit (08P01), and what a connection ends with: the commit may have been done all the same.
+/// Whether the error proves that nothing was committed. A pooler also reports an error when it lost the server in the
+/// middle of a commit (08P01), and so does a closed connection: the commit may have succeeded all the same.
 pub(crate) fn proves_rollback(error: &Error) -> bool {
-    /// The server's own refusals of a statement: data, constraints, locks, limits, and what functions raise.
+    /// The server's own rejections of a statement: data, constraints, locks, limits, and errors raised by functions.
     const CLASSES: [&str; 9] = ["22", "23", "26", "40", "42", "54", "55", "P0", "PR"];
     const CANCELLED: &str = "57014";
     const COMPLETION_UNKNOWN: &str = "40003";
@@ -143,12 +144,12 @@ pub enum Held {
 }
 
 impl Held {
-    /// Whether nothing is there to stay before `done`.
+    /// Whether nothing is committed before `done`.
     pub(crate) fn is_transaction(&self) -> bool {
         matches!(self, Self::Transaction(_))
     }
 
-    /// What was written is there to stay.
+    /// Commits what was written.
     pub async fn done(self) -> Result<(), Error> {
         match self {
             Self::Connection(_) => Ok(()),
@@ -223,7 +224,7 @@ impl<'p> Executor<'p> for &'p Pool {
         }
     }
 
-    /// Nothing here prepares a statement to use it later: that could not work through every pooler.
+    /// Nothing here prepares a statement for later use: that can't work through every pooler.
     fn prepare_with<'e>(self, sql: SqlStr, parameters: &'e [PgTypeInfo]) -> Promise<'e, PgStatement>
     where
         'p: 'e,
@@ -239,7 +240,7 @@ impl<'p> Executor<'p> for &'p Pool {
     }
 }
 
-/// All that a statement answers, given out once it is committed.
+/// All results of a statement, returned once it is committed.
 enum AfterCommit<'e> {
     Running(Promise<'e, Vec<Part>>),
     Committed(std::vec::IntoIter<Part>),

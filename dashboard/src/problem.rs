@@ -1,7 +1,7 @@
-//! Errors as the outside sees them: RFC 9457 `application/problem+json`.
-//! Invariant: `type`, `title` and `status` of a kind never change; what went wrong inside is logged here and not told.
+//! Errors as clients see them: RFC 9457 `application/problem+json`.
+//! Invariant: `type`, `title` and `status` of a kind never change; internal causes are logged here and never exposed.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use axum::{
     Json,
@@ -12,11 +12,15 @@ use serde::Serialize;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use utoipa::ToSchema;
 
-/// The others are in `errors` only.
+/// Errors listed in `detail`; `errors` has all of them.
 const FAULTS_IN_WORDS_MAX: usize = 10;
 
-/// A part of the request that was refused, by its JSON pointer.
+/// Characters of a rejected value that a message repeats.
+const EXCERPT_CHARS_MAX: usize = 64;
+
+/// An invalid part of the request, by its JSON pointer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = FieldError)]
 pub(crate) struct Fault {
     pub(crate) pointer: String,
     pub(crate) detail: String,
@@ -32,53 +36,67 @@ pub(crate) enum Kind {
     /// The client did not send its request in time.
     RequestTimeout,
     Conflict,
-    /// An `Idempotency-Key` with another body.
+    /// An `Idempotency-Key` that was used with a different body.
     KeyReused,
-    /// The first request with this `Idempotency-Key` still runs.
+    /// The first request with this `Idempotency-Key` is still running.
     KeyInProgress,
-    /// An event id with other content.
+    /// An event id that was used with different content.
     EventIdConflict,
-    /// The same request was answered just now: the answer is there to be given again.
+    /// A published version of an event type with a different schema.
+    SchemaPublished,
+    /// A disabled endpoint, which must be enabled first.
+    EndpointDisabled,
+    /// A fixed limit of a tenant, an endpoint or a delivery.
+    LimitReached,
+    /// The same request was completed a moment ago: its stored response is returned instead.
     Answered,
     TooLarge,
     UnsupportedEncoding,
     UnsupportedMediaType,
     Invalid,
-    /// More than the limit of this call allows for now.
+    /// A rate or concurrency limit.
     TooMany,
     Internal,
     Busy,
-    /// The database did not say whether it stored what was sent.
+    /// Committed, but the dispatcher has not confirmed that it applied the change.
+    ChangePending,
+    /// A count that exceeded the statement timeout.
+    CountTimeout,
+    /// The database did not confirm whether the event was stored.
     OutcomeUnknown,
 }
 
 impl Kind {
     /// The last part of `type`, the status and the title.
-    pub(crate) const fn words(self) -> (&'static str, StatusCode, &'static str) {
+    pub(crate) const fn definition(self) -> (&'static str, StatusCode, &'static str) {
         match self {
-            Self::BadRequest => (
-                "bad-request",
-                StatusCode::BAD_REQUEST,
-                "The request can't be read",
+            Self::BadRequest => ("bad-request", StatusCode::BAD_REQUEST, "Malformed request"),
+            Self::Unauthorized => (
+                "unauthorized",
+                StatusCode::UNAUTHORIZED,
+                "Missing or invalid API key",
             ),
-            Self::Unauthorized => ("unauthorized", StatusCode::UNAUTHORIZED, "A valid key is needed"),
-            Self::Forbidden => ("forbidden", StatusCode::FORBIDDEN, "This key may not do that"),
-            Self::NotFound => ("not-found", StatusCode::NOT_FOUND, "There is no such thing"),
+            Self::Forbidden => (
+                "forbidden",
+                StatusCode::FORBIDDEN,
+                "This key does not have permission",
+            ),
+            Self::NotFound => ("not-found", StatusCode::NOT_FOUND, "Not found"),
             Self::MethodNotAllowed => (
                 "method-not-allowed",
                 StatusCode::METHOD_NOT_ALLOWED,
-                "This method is not for this path",
+                "Method not allowed",
             ),
             Self::RequestTimeout => ("request-timeout", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
             Self::Conflict | Self::Answered => (
                 "conflict",
                 StatusCode::CONFLICT,
-                "It does not go with what is there",
+                "Conflict with the current state",
             ),
             Self::KeyReused => (
                 "idempotency-key-reused",
                 StatusCode::CONFLICT,
-                "Idempotency-Key used with another body",
+                "Idempotency-Key reused with a different body",
             ),
             Self::KeyInProgress => (
                 "idempotency-key-in-progress",
@@ -88,35 +106,40 @@ impl Kind {
             Self::EventIdConflict => (
                 "event-id-conflict",
                 StatusCode::CONFLICT,
-                "Event id used with other content",
+                "Event id already used with different content",
             ),
-            Self::TooLarge => (
-                "too-large",
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "The body is too large",
+            Self::SchemaPublished => (
+                "schema-version-published",
+                StatusCode::CONFLICT,
+                "Schema version already published",
             ),
+            Self::EndpointDisabled => ("endpoint-disabled", StatusCode::CONFLICT, "Endpoint disabled"),
+            Self::LimitReached => ("limit-reached", StatusCode::CONFLICT, "Limit reached"),
+            Self::TooLarge => ("too-large", StatusCode::PAYLOAD_TOO_LARGE, "Body too large"),
             Self::UnsupportedEncoding => (
                 "unsupported-encoding",
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "A compressed body is not taken",
+                "Compressed bodies are not supported",
             ),
             Self::UnsupportedMediaType => (
                 "unsupported-media-type",
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "Unsupported media type",
             ),
-            Self::Invalid => (
-                "invalid",
-                StatusCode::UNPROCESSABLE_ENTITY,
-                "The request holds something invalid",
+            Self::Invalid => ("invalid", StatusCode::UNPROCESSABLE_ENTITY, "Invalid request"),
+            Self::TooMany => ("too-many", StatusCode::TOO_MANY_REQUESTS, "Too many requests"),
+            Self::Internal => ("internal", StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
+            Self::Busy => ("busy", StatusCode::SERVICE_UNAVAILABLE, "Temporarily unavailable"),
+            Self::ChangePending => (
+                "change-pending",
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Change stored but not yet applied",
             ),
-            Self::TooMany => ("too-many", StatusCode::TOO_MANY_REQUESTS, "That is too often"),
-            Self::Internal => (
-                "internal",
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "Something went wrong here",
+            Self::CountTimeout => (
+                "count-timeout",
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Count took too long",
             ),
-            Self::Busy => ("busy", StatusCode::SERVICE_UNAVAILABLE, "Not now: try again soon"),
             Self::OutcomeUnknown => (
                 "outcome-unknown",
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -126,11 +149,11 @@ impl Kind {
     }
 
     pub(crate) fn urn(self) -> String {
-        format!("urn:postrider:problem:{}", self.words().0)
+        format!("urn:postrider:problem:{}", self.definition().0)
     }
 }
 
-/// On a response: `idempotency` looks for the stored answer and gives that instead.
+/// Marks a response that `idempotency` replaces with the stored one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AnsweredBefore;
 
@@ -141,7 +164,7 @@ pub(crate) struct Problem {
     pub(crate) errors: Vec<Fault>,
     /// The event that may have been stored.
     event_id: Option<String>,
-    /// Of the kinds that pass by themselves.
+    /// For temporary conditions.
     retry_after_seconds: u64,
 }
 
@@ -156,10 +179,10 @@ impl Problem {
         }
     }
 
-    /// It passes by itself: `wait` says when.
+    /// A limit that clears after `wait`.
     pub(crate) fn too_many(detail: impl Into<String>, wait: Duration) -> Self {
         Self {
-            // Rounded up: whoever waits as long as told is let in.
+            // Rounded up, so that a client that waits this long is admitted.
             retry_after_seconds: wait.as_secs()
                 + u64::from(wait.subsec_nanos() > 0).max(u64::from(wait.is_zero())),
             ..Self::new(Kind::TooMany, detail)
@@ -170,13 +193,31 @@ impl Problem {
         Self::new(Kind::BadRequest, detail)
     }
 
-    /// Also for another tenant's things: whether they exist is not told.
+    /// Also for another tenant's resources: their existence is not disclosed.
     pub(crate) fn not_found(what: &str) -> Self {
-        Self::new(Kind::NotFound, format!("There is no such {what}."))
+        Self::new(Kind::NotFound, format!("The requested {what} does not exist."))
     }
 
     pub(crate) fn conflict(detail: impl Into<String>) -> Self {
         Self::new(Kind::Conflict, detail)
+    }
+
+    pub(crate) fn limit_reached(detail: impl Into<String>) -> Self {
+        Self::new(Kind::LimitReached, detail)
+    }
+
+    pub(crate) fn endpoint_disabled(detail: impl Into<String>) -> Self {
+        Self::new(Kind::EndpointDisabled, detail)
+    }
+
+    /// An unexpected error. It is logged with an id that the client can quote; its cause is not exposed.
+    pub(crate) fn internal(message: &str, error: impl fmt::Display) -> Self {
+        let id = format!("err_{:016x}", rand::random::<u64>());
+        tracing::error!(%error, error_id = id, "{message}");
+        Self::new(
+            Kind::Internal,
+            format!("Internal error. Quote error id {id} when you report it."),
+        )
     }
 
     pub(crate) fn invalid(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
@@ -187,7 +228,7 @@ impl Problem {
     }
 
     pub(crate) fn faults(errors: Vec<Fault>) -> Self {
-        let mut told: Vec<String> = errors
+        let mut listed: Vec<String> = errors
             .iter()
             .take(FAULTS_IN_WORDS_MAX)
             .map(|fault| match fault.pointer.as_str() {
@@ -196,25 +237,28 @@ impl Problem {
             })
             .collect();
         if errors.len() > FAULTS_IN_WORDS_MAX {
-            told.push(format!("and {} more", errors.len() - FAULTS_IN_WORDS_MAX));
+            listed.push(format!("and {} more", errors.len() - FAULTS_IN_WORDS_MAX));
         }
         Self {
             errors,
-            ..Self::new(Kind::Invalid, told.join("; "))
+            ..Self::new(Kind::Invalid, listed.join("; "))
         }
     }
 
     pub(crate) fn busy() -> Self {
-        Self::new(Kind::Busy, "The database is busy or away.")
+        Self::new(
+            Kind::Busy,
+            "The database is busy or unreachable. Try again shortly.",
+        )
     }
 
-    /// An emit that may have been stored: to send it again could make a second event. The id is known when the database
-    /// lost no more than the commit's confirmation.
+    /// An emit that may have been stored: sending it again could create a second event. The id is known if only the
+    /// confirmation of the commit was lost.
     pub(crate) fn unknown(event_id: Option<String>) -> Self {
         let detail = match &event_id {
             Some(id) => format!(
                 "The database did not confirm the commit, so the event may or may not be stored. Look up event {id} before \
-                 you send it again."
+                 sending it again."
             ),
             None => "The database did not confirm the commit, so the event may or may not be stored. With an `id` or an \
                      Idempotency-Key it can be sent again safely."
@@ -226,7 +270,7 @@ impl Problem {
         }
     }
 
-    /// For a person: what is wrong, without pointers into a body that they never saw.
+    /// The errors for a person, without JSON pointers into a body they never saw.
     pub(crate) fn in_words(&self) -> String {
         if self.errors.is_empty() {
             return self.detail.clone();
@@ -235,13 +279,13 @@ impl Problem {
             "" => fault.detail.clone(),
             name => format!("{}: {}", name.replace(['_', '/'], " "), fault.detail),
         };
-        let told: Vec<String> = self.errors.iter().take(FAULTS_IN_WORDS_MAX).map(field).collect();
-        told.join("; ")
+        let listed: Vec<String> = self.errors.iter().take(FAULTS_IN_WORDS_MAX).map(field).collect();
+        listed.join("; ")
     }
 
-    /// What stands in the answer.
+    /// The response body.
     pub(crate) fn body(&self) -> Body<'_> {
-        let (_, status, title) = self.kind.words();
+        let (_, status, title) = self.kind.definition();
         Body {
             r#type: self.kind.urn(),
             title,
@@ -253,28 +297,28 @@ impl Problem {
     }
 
     pub(crate) fn status(&self) -> StatusCode {
-        self.kind.words().1
+        self.kind.definition().1
     }
 
     pub(crate) fn title(&self) -> &'static str {
-        self.kind.words().2
+        self.kind.definition().2
     }
 }
 
 impl From<sqlx::Error> for Problem {
     fn from(error: sqlx::Error) -> Self {
-        let told = error.as_database_error();
-        let code = told.and_then(|e| e.code());
-        // A session that the server ended or would not begin, whatever the reason: the next one may be well.
-        let ended = told
+        let database_error = error.as_database_error();
+        let code = database_error.and_then(|e| e.code());
+        // The server ended the session or refused to start it: the next one may succeed.
+        let ended = database_error
             .and_then(|e| e.try_downcast_ref::<PgDatabaseError>())
             .is_some_and(|e| matches!(e.severity(), PgSeverity::Fatal | PgSeverity::Panic));
-        let passes = match &error {
+        let is_temporary = match &error {
             sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Io(_) => true,
-            // What a connection says that was cut in the middle of a message.
+            // A connection that was cut in the middle of a message.
             sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
             _ if ended => true,
-            // Locks and deadlocks, cancelled statements, a server that goes down, comes up or has no room or no disk.
+            // Locks, deadlocks and cancelled statements; a server that is shutting down, starting up or out of resources.
             _ => code.is_some_and(|code| {
                 matches!(code.as_ref(), "55P03" | "40P01" | "40001" | "57014") || {
                     ["08", "53", "57P", "58"]
@@ -283,12 +327,30 @@ impl From<sqlx::Error> for Problem {
                 }
             }),
         };
-        tracing::error!(%error, passes, "a request failed in the database");
-        if passes {
+        if is_temporary {
+            tracing::error!(%error, "database error; the client may retry");
             Self::busy()
         } else {
-            Self::new(Kind::Internal, "It has been logged.")
+            Self::internal("database error", error)
         }
+    }
+}
+
+/// An error message as a sentence: `data is empty` becomes `Data is empty.`
+pub(crate) fn sentence(error: &impl fmt::Display) -> String {
+    let text = error.to_string();
+    let mut rest = text.chars();
+    match rest.next() {
+        Some(first) => format!("{}{}.", first.to_uppercase(), rest.as_str()),
+        None => text,
+    }
+}
+
+/// The start of a rejected value, for messages about fields that hold no secrets.
+pub(crate) fn excerpt(value: &str) -> String {
+    match value.char_indices().nth(EXCERPT_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &value[..end]),
+        None => value.to_owned(),
     }
 }
 
@@ -305,7 +367,7 @@ pub(crate) struct Body<'a> {
 }
 
 impl Problem {
-    /// What a response says of it beside the body.
+    /// Response headers that go with the problem.
     pub(crate) fn set_headers(&self, response: &mut Response) {
         let headers = response.headers_mut();
         match self.kind {
@@ -315,11 +377,11 @@ impl Problem {
             Kind::Answered => {
                 response.extensions_mut().insert(AnsweredBefore);
             }
-            // The rest of the body may still come, and would be taken for the next request.
+            // The rest of the body may still arrive and would be read as the next request.
             Kind::RequestTimeout => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
-            Kind::Busy | Kind::TooMany | Kind::KeyInProgress => {
+            Kind::Busy | Kind::ChangePending | Kind::CountTimeout | Kind::TooMany | Kind::KeyInProgress => {
                 headers.insert(header::RETRY_AFTER, self.retry_after_seconds.into());
             }
             _ => {}

@@ -1,6 +1,6 @@
-//! Sending a stored event again: the delivery goes back to `queue`, due now, its attempt numbers go on.
-//! Invariant: each move is one statement, and the row it takes away is the guard: of two clicks one moves it. A click
-//! that comes to its turn only after the other's attempt was made is answered by that attempt.
+//! Replays a delivery: it goes back to `queue`, due now, and its attempt numbers continue.
+//! Invariant: each move is one statement, and the row it deletes is the guard: of two concurrent requests one moves
+//! it. A request that gets its turn only after the other's attempt was made is satisfied by that attempt.
 
 use std::time::Instant;
 
@@ -15,18 +15,18 @@ use crate::{
     tables::{endpoints, queue},
 };
 
-/// A delivery that moves while we look for it is looked for again.
+/// A delivery that moves during the lookup is looked up again.
 const LOOKS_MAX: usize = 3;
 
-/// What the one who asked knew, and when.
+/// What the caller had seen, and when.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked {
     pub(crate) arrived: Arrived,
-    /// The number of the latest attempt on the page that was clicked; none when there was no page.
+    /// The number of the latest attempt on the page; none if there was no page.
     pub(crate) seen: Option<i16>,
 }
 
-/// Puts the delivery back in line, whatever it is doing, in the transaction of the caller.
+/// Queues the delivery again, whatever its state, in the caller's transaction.
 pub(crate) async fn replay(
     connection: &mut PgConnection,
     actor: &Actor,
@@ -44,16 +44,16 @@ pub(crate) async fn replay(
         EndpointState::Active | EndpointState::Paused => {}
         EndpointState::Disabled => {
             let reason = endpoint.settings.state_reason.unwrap_or_default();
-            return Err(Problem::conflict(format!(
-                "The endpoint is disabled ({reason}): enable it first."
+            return Err(Problem::endpoint_disabled(format!(
+                "The endpoint is disabled ({reason}). Enable it first."
             )));
         }
         EndpointState::Deleted => return Err(Problem::conflict("The endpoint was deleted.")),
     }
 
     if i32::from(delivery.attempt_count) >= i32::from(ATTEMPTS_PER_DELIVERY_MAX) {
-        return Err(Problem::conflict(format!(
-            "The delivery has had {ATTEMPTS_PER_DELIVERY_MAX} attempts, the most a delivery can have. Emit a new event instead."
+        return Err(Problem::limit_reached(format!(
+            "The delivery has reached the maximum of {ATTEMPTS_PER_DELIVERY_MAX} attempts. Emit a new event instead."
         )));
     }
     let seen = asked.seen.unwrap_or(delivery.attempt_count);
@@ -62,7 +62,7 @@ pub(crate) async fn replay(
         Some(Moved::Before) => return Ok(()),
         None => {
             return Err(Problem::conflict(
-                "The delivery could not be put back in line just now: its endpoint changed. Look again.",
+                "The delivery could not be queued because its endpoint just changed. Reload and try again.",
             ));
         }
     }
@@ -82,7 +82,7 @@ pub(crate) async fn replay(
 
 enum Moved {
     Now,
-    /// It is in line already, or was tried since it was asked for.
+    /// It is already queued, or was attempted since the request.
     Before,
 }
 
@@ -106,8 +106,8 @@ async fn back_in_line(
     Ok(None)
 }
 
-/// Whether an attempt was made after the latest that was seen, or after the request came in. How long ago that was is
-/// measured here and taken from the database's clock, which the attempts' times are from.
+/// Whether an attempt was made after the latest one seen, or after the request arrived. The elapsed time is measured
+/// here and subtracted from the database's clock, which the attempt times use.
 async fn has_moved_on(
     db: impl PgExecutor<'_>,
     id: DeliveryId,
@@ -128,8 +128,8 @@ async fn has_moved_on(
     .await
 }
 
-/// Of an ended delivery: the attempt loses `final`, the dead letter goes and is no longer counted, and the queue row
-/// comes. It has no ordering key: a replay is outside the order. A dead letter may have outlived its attempts.
+/// For a finished delivery: the attempt loses `final`, the dead letter and its count are removed, and the queue row
+/// is inserted. It has no ordering key: a replay is outside the order. A dead letter may outlive its attempts.
 async fn revive_ended(db: impl PgExecutor<'_>, id: DeliveryId, seen: i16) -> Result<bool, sqlx::Error> {
     let done = sqlx::query(
         "with cleared as (
@@ -169,7 +169,7 @@ async fn revive_ended(db: impl PgExecutor<'_>, id: DeliveryId, seen: i16) -> Res
     Ok(done.rows_affected() > 0)
 }
 
-/// Of a delivery that waits for its time: due now, in its old place of the order.
+/// For a delivery waiting for a retry: due now, at its old position in the order.
 async fn hasten_retry(db: impl PgExecutor<'_>, id: DeliveryId, seen: i16) -> Result<bool, sqlx::Error> {
     let done = sqlx::query(
         "with waiting as (

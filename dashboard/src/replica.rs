@@ -1,7 +1,7 @@
-//! Reads from a streaming replica. The routes that `routes` marks with `read` are there twice: on the primary, and with the
+//! Reads from a streaming replica. Routes marked with `read` in `routes` exist twice: on the primary, and with the
 //! replica's pool.
-//! Invariants: who asks, and what they may see, is looked up on the primary; the replica answers only those to whom old
-//! is good enough; it is asked only while it follows, and what it can't answer the primary does.
+//! Invariants: authentication and authorization use the primary; the replica serves only callers that accept stale
+//! data, and only while it keeps up; requests it can't serve go to the primary.
 
 use std::{
     collections::VecDeque,
@@ -27,12 +27,12 @@ use crate::{Pool, auth::cookie};
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_TIME_MAX: Duration = Duration::from_secs(1);
-/// What the primary had written so many looks ago must be there.
+/// The replica must have replayed the primary's position of this many checks ago.
 const LOOKS_BEHIND_MAX: usize = 5;
-/// Longer than a replica that is asked may be behind: whoever changed something reads from the primary for so long.
+/// Longer than the accepted replica lag: a client that changed something reads from the primary for this long.
 const FRESH_SECONDS: u32 = 10;
 const FRESH_COOKIE: &str = "postrider_fresh";
-/// On what the replica answered.
+/// Set on responses from the replica.
 const FROM: HeaderName = HeaderName::from_static("postrider-read");
 
 #[derive(Clone)]
@@ -42,7 +42,7 @@ pub(crate) struct Copies {
     follows: Arc<AtomicBool>,
 }
 
-/// Everything, with what may be old read from the replica.
+/// The whole API, with stale-tolerant reads served from the replica.
 pub(crate) fn serve(primary: Router, replica: Router, follows: Arc<AtomicBool>) -> Router {
     let copies = Copies {
         primary,
@@ -61,7 +61,7 @@ async fn choose(State(mut copies): State<Copies>, request: Request) -> Response 
         }
         return response;
     }
-    // It has no body: the same can be asked twice.
+    // It has no body, so it can be sent twice.
     let mut again = Request::new(Body::empty());
     again.method_mut().clone_from(request.method());
     again.uri_mut().clone_from(request.uri());
@@ -70,10 +70,10 @@ async fn choose(State(mut copies): State<Copies>, request: Request) -> Response 
     let mut response = ask(&mut copies.replica, request).await;
     let status = response.status();
     if status.is_server_error() {
-        // Not asked again before it was looked at.
+        // Not used again before the next check.
         copies.follows.store(false, Ordering::Relaxed);
     }
-    // What it does not have may have been made just now.
+    // A missing row may have been created a moment ago.
     if status.is_server_error() || status == StatusCode::NOT_FOUND {
         return ask(&mut copies.primary, again).await;
     }
@@ -90,7 +90,7 @@ async fn ask(router: &mut Router, request: Request) -> Response {
     }
 }
 
-/// A page, unless its reader has just changed something. Of the API what its caller says may be old.
+/// A page, unless its reader has just changed something. For the API, only if the caller accepts stale data.
 fn may_be_old(request: &Request) -> bool {
     request.method() == Method::GET
         && match is_api(request) {
@@ -113,13 +113,13 @@ fn accepts_old(headers: &HeaderMap) -> bool {
         .any(|part| part.trim().split('=').next() == Some("max-stale"))
 }
 
-/// It says nothing but that, so that it may travel over plain http.
+/// It carries no other information, so it may be sent over plain http.
 fn fresh_cookie() -> HeaderValue {
     let value = format!("{FRESH_COOKIE}=1; Path=/; HttpOnly; SameSite=Lax; Max-Age={FRESH_SECONDS}");
     HeaderValue::from_str(&value).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// Until told to stop: whether the replica answers, and is not far behind.
+/// Checks until `stop` whether the replica responds and keeps up.
 pub(crate) async fn watch(primary: Pool, replica: Pool, follows: Arc<AtomicBool>, stop: CancellationToken) {
     let mut every = interval(LOOK_EVERY);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -132,22 +132,22 @@ pub(crate) async fn watch(primary: Pool, replica: Pool, follows: Arc<AtomicBool>
         }
         let now = match timeout(LOOK_TIME_MAX, look(&primary, &replica, &mut written)).await {
             Ok(Ok(true)) => Ok(()),
-            Ok(Ok(false)) => Err("it is behind".to_owned()),
+            Ok(Ok(false)) => Err("lagging".to_owned()),
             Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("it does not answer".to_owned()),
+            Err(_) => Err("not responding".to_owned()),
         };
         follows.store(now.is_ok(), Ordering::Relaxed);
         if before != Some(now.is_ok()) {
             match &now {
-                Ok(()) => tracing::info!("pages are read from the replica"),
-                Err(reason) => tracing::warn!(reason, "the replica is not read from"),
+                Ok(()) => tracing::info!("reading pages from the replica"),
+                Err(reason) => tracing::warn!(reason, "replica not usable; reading from the primary"),
             }
             before = Some(now.is_ok());
         }
     }
 }
 
-/// By positions in the primary's log and not by clocks: on a quiet database the replica's last change is old.
+/// By WAL position and not by clock: on an idle database the replica's last change is old.
 async fn look(primary: &Pool, replica: &Pool, written: &mut VecDeque<String>) -> Result<bool, sqlx::Error> {
     let position: String = sqlx::query_scalar("select pg_current_wal_lsn()::text")
         .fetch_one(primary)
@@ -156,7 +156,7 @@ async fn look(primary: &Pool, replica: &Pool, written: &mut VecDeque<String>) ->
         written.pop_front();
     }
     written.push_back(position);
-    // One that was promoted follows nobody any more.
+    // A promoted server is no longer a replica.
     sqlx::query_scalar(
         "select pg_is_in_recovery() and coalesce(pg_last_wal_replay_lsn() >= $1::text::pg_lsn, false)",
     )

@@ -1,5 +1,5 @@
-//! Every route with the rule of who may use it. A route can't be added without one.
-//! Next on a request's way: `auth::check`.
+//! Every route with its access rule. A route can't be added without one.
+//! Next on a request's path: `auth::check`.
 
 use axum::{
     Extension, Router,
@@ -31,13 +31,13 @@ pub struct Route {
 
 struct Routes {
     app: Shared,
-    /// Only those that may be read from a replica.
+    /// Only routes that may be served from a replica.
     reads_only: bool,
     router: Router<Shared>,
     list: Vec<Route>,
 }
 
-/// With `reading`, only the routes that may be read from a replica, with its app. Who may use them is asked of `app`.
+/// With `reading`, only the routes that may be served from a replica, using its app. Access is checked with `app`.
 #[rustfmt::skip]
 pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router, Vec<Route>) {
     use Rule::{Account, Admin, Administer, Ask, Catalogue, Emit, Manage, Open, Operate, Own, See, Session, SignedIn};
@@ -156,7 +156,7 @@ pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router
         .post("/people/{login}/password", Administer, pages::people::reset_password)
         .post("/people/{login}/remove", Administer, pages::people::remove);
     let router = routes.router
-        .method_not_allowed_fallback(async || Problem::new(Kind::MethodNotAllowed, "See the API's description."))
+        .method_not_allowed_fallback(async || Problem::new(Kind::MethodNotAllowed, "See /openapi.json for the methods of this path."))
         .fallback(async || Problem::not_found("path"))
         .layer(Extension(live))
         .layer(map_response(secure))
@@ -167,7 +167,7 @@ pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router
 }
 
 impl Routes {
-    /// A GET whose answer may be a little old: it needs nothing that only the primary has, and writes nothing.
+    /// A GET whose response may be slightly stale: it needs nothing that only the primary has, and writes nothing.
     fn read<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
         let reads_only = self.reads_only;
         let routes = Self {
@@ -229,7 +229,7 @@ macro_rules! methods {
 }
 methods!(get = GET, put = PUT, post = POST, patch = PATCH, delete = DELETE);
 
-/// On every answer, so that no page can forget them.
+/// Added to every response, so that no page can omit them.
 async fn secure(mut response: Response) -> Response {
     const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; \
                           font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
@@ -247,28 +247,28 @@ async fn secure(mut response: Response) -> Response {
     for (name, value) in fixed {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    // Answers hold secrets and customers' data; the assets say otherwise for themselves.
+    // Responses contain secrets and customer data; assets set their own header.
     headers
         .entry(header::CACHE_CONTROL)
         .or_insert(HeaderValue::from_static("no-store"));
     response
 }
 
-/// The path alone: a query may hold what must not be logged.
+/// Only the path: a query string may contain what must not be logged.
 fn span(request: &Request) -> tracing::Span {
     tracing::debug_span!("request", method = %request.method(), path = request.uri().path())
 }
 
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
-    // The panic hook has written the message and the place.
-    Problem::new(Kind::Internal, "It has been logged.").into_response()
+    // The panic hook has logged the message and the location.
+    Problem::internal("request handler panicked", "see the panic message").into_response()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Paths that no key of another tenant and no producer may reach must not slip into an open rule.
+    /// Tenant paths must never end up with an open rule.
     #[tokio::test]
     async fn only_health_the_description_and_the_ways_in_are_open() {
         let list = build(crate::auth::tests::app().await, None, Live::default()).1;

@@ -1,9 +1,9 @@
-//! Waiting until a change of settings is in effect: what a delete, a pause or a rotation promises.
-//! Dispatchers publish the snapshot of settings they have applied; one whose lease has run out sends nothing.
+//! Waits until a change of settings is in effect, which a delete, a pause or a rotation promises.
+//! Dispatchers publish the settings snapshot they have applied; one whose lease has expired sends nothing.
 //!
-//! Invariant: an owner counts as gone only when the database's clock says that its lease is over and this process has seen
-//! it unrenewed for a whole lease. A database clock that steps, as after a failover, ends no lease: the owner goes by its
-//! own clock and keeps sending.
+//! Invariant: an owner counts as gone only if its lease has expired by the database's clock and this process has seen
+//! it unrenewed for a whole lease. A database clock that jumps, as after a failover, ends no lease: the owner uses
+//! its own clock and keeps sending.
 
 use std::{
     collections::HashMap,
@@ -23,12 +23,12 @@ use crate::{
 };
 
 const POLL: Duration = Duration::from_millis(10);
-/// A little over a lease: by then the owner has applied the change or is no owner any more.
+/// Slightly longer than a lease: by then the owner has applied the change or is no longer the owner.
 const WAIT_MAX: Duration = Duration::from_secs(6);
-/// Dispatchers whose renewals are remembered; beyond it everything is forgotten and seen again.
+/// Dispatchers whose renewals are tracked; beyond this the map is cleared and rebuilt.
 const OWNERS_MAX: usize = 1_024;
 
-/// The transaction a change was made in.
+/// The transaction of a change.
 #[derive(Debug, Clone)]
 pub(crate) struct Xid(String);
 
@@ -49,20 +49,20 @@ pub(crate) async fn current(connection: &mut PgConnection) -> Result<Xid, sqlx::
         .map(Xid)
 }
 
-/// Returns when the shard's owner has applied what that transaction changed. It has committed, so that an owner that
-/// does not confirm in time is told as what it is, and not passed over.
+/// Returns once the shard's owner has applied the transaction. The change is committed, so an owner that does not
+/// confirm in time is reported as `change-pending`.
 pub(crate) async fn settled(pool: &Pool, shard: Shard, xid: &Xid) -> Result<(), Problem> {
     match all_settled(pool, &[shard], xid).await? {
         true => Ok(()),
         false => Err(Problem::new(
-            Kind::Busy,
-            "The change is stored, but the dispatcher that sends to this endpoint has not confirmed it yet: \
-             look again before you repeat it.",
+            Kind::ChangePending,
+            "The change is stored, but the dispatcher that sends to this endpoint has not confirmed it yet. \
+             Check the current state before you repeat the request.",
         )),
     }
 }
 
-/// The same of several shards. Tells whether all owners have applied it in time.
+/// The same for several shards. Returns whether all owners applied it in time.
 pub(crate) async fn all_settled(pool: &Pool, shards: &[Shard], xid: &Xid) -> Result<bool, sqlx::Error> {
     let wait = async {
         while !is_applied(pool, shards, xid).await? {
@@ -81,8 +81,8 @@ struct OwnerRow {
     expired: bool,
 }
 
-/// An owner publishes with the first shards it takes: one that has published nothing yet is waited for. A transaction that
-/// this server has not reached yet is one of another cluster, from before a restore.
+/// An owner publishes with the first shards it acquires: one that has published nothing yet is waited for. A
+/// transaction id that this server has not reached yet is from another cluster, before a restore.
 async fn is_applied(pool: &Pool, shards: &[Shard], xid: &Xid) -> Result<bool, sqlx::Error> {
     let behind: Vec<OwnerRow> = sqlx::query_as(
         "select distinct d.id, d.expires_at, d.expires_at <= clock_timestamp() as expired
@@ -96,15 +96,15 @@ async fn is_applied(pool: &Pool, shards: &[Shard], xid: &Xid) -> Result<bool, sq
     .await?;
     let mut owners = OWNERS.lock().unwrap_or_else(|e| e.into_inner());
     let now = Instant::now();
-    // Each is looked at, also behind one that is alive: how long it has been silent counts from the first look.
+    // All are checked, even after one that is alive: the silence of each is measured from its first check.
     let alive = behind.iter().filter(|row| !owners.is_gone(row, now)).count();
     Ok(alive == 0)
 }
 
 static OWNERS: LazyLock<Mutex<Owners>> = LazyLock::new(Mutex::default);
 
-/// When each owner's expiry was last seen to change. Kept between requests, so that only the first one after a dispatcher
-/// died waits for a whole lease.
+/// When each owner's expiry was last seen to change. Kept across requests, so that only the first one after a
+/// dispatcher died waits for a whole lease.
 #[derive(Debug, Default)]
 struct Owners(HashMap<Uuid, (DateTime<Utc>, Instant)>);
 

@@ -1,6 +1,6 @@
-//! No tenant gets more than its part of what all of them use: connections, places in a queue, processors.
-//! Invariants: a request over its tenant's share waits a moment and is then put off with 429; it never holds what others
-//! wait for meanwhile. A tenant that uses nothing takes no memory.
+//! Fair shares: no tenant gets more than its part of connections, queue slots and CPU.
+//! Invariants: a request over its tenant's share waits briefly and is then rejected with 429; it holds no shared
+//! resource meanwhile. An idle tenant uses no memory.
 
 use std::{
     collections::HashMap,
@@ -15,19 +15,19 @@ use tokio::{
 
 use crate::problem::Problem;
 
-/// What a client that is put off should wait.
+/// `Retry-After` of a rejected request.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What requests of one tenant may have at a time. People and keys of no tenant are counted each for themselves.
+/// Concurrency limits per tenant. People and keys without a tenant count individually.
 #[derive(Debug)]
 pub struct Limits {
-    /// Requests at work, which hold a connection or wait for one.
+    /// Running requests, which hold a connection or wait for one.
     pub(crate) requests: Arc<Shares>,
-    /// Requests that wait for somebody else's server.
+    /// Requests that wait for a third party's server.
     pub(crate) trials: Arc<Shares>,
-    /// Statements that count or go through all of a tenant's events: each takes a processor of the database.
+    /// Statements that count or scan all of a tenant's events: each uses a CPU of the database.
     pub(crate) counts: Arc<Shares>,
-    /// Files that are being written, which goes on after the response has begun.
+    /// Exports being written, which continue after the response has started.
     pub(crate) exports: Arc<Shares>,
 }
 
@@ -63,13 +63,13 @@ impl Default for Limits {
     }
 }
 
-/// Bounds of one resource.
+/// Limits of one resource.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
-    /// Of one tenant: less than all of it.
+    /// Per tenant: less than the total.
     pub(crate) each: usize,
     pub(crate) all: usize,
-    /// Requests of one tenant that wait. More are put off at once.
+    /// Waiting requests per tenant. More are rejected immediately.
     pub(crate) waiting: usize,
     pub(crate) wait: Duration,
 }
@@ -84,11 +84,11 @@ pub(crate) struct Shares {
 #[derive(Debug)]
 struct Entry {
     permits: Arc<Semaphore>,
-    /// Those that hold a permit and those that wait for one.
+    /// Holders of a permit and those waiting for one.
     users: usize,
 }
 
-/// A part of the resource until it is dropped.
+/// A permit for the resource until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     _user: User,
@@ -110,10 +110,10 @@ impl Shares {
         })
     }
 
-    /// For the tenant, person or key that is counted by this name.
+    /// For the tenant, person or key that is counted under this name.
     pub(crate) async fn take(self: &Arc<Self>, name: &str) -> Result<Share, Problem> {
         let (user, own) = self.enter(name)?;
-        // Its own part first: only those that are within their share wait for what all have.
+        // The tenant's own limit first: only requests within their share wait for the total.
         let permits = async {
             let own = own.acquire_owned().await.ok()?;
             Some((own, self.all.clone().acquire_owned().await.ok()?))
@@ -163,10 +163,7 @@ impl Drop for User {
 }
 
 fn put_off() -> Problem {
-    Problem::too_many(
-        "Too many requests of this tenant are running at the same time.",
-        RETRY_AFTER,
-    )
+    Problem::too_many("Too many concurrent requests for this tenant.", RETRY_AFTER)
 }
 
 #[cfg(test)]

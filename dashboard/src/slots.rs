@@ -1,5 +1,5 @@
-//! Slots that many callers share: so many at once in all, and so many for one holder.
-//! Invariants: no holder takes all of them; what is remembered is bounded by the number of slots.
+//! Slots shared by many callers: a total limit and a limit per holder.
+//! Invariants: no holder takes all of them; memory is bounded by the number of slots.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ struct Taken<K> {
 /// One slot, until it is dropped.
 pub(crate) struct Slot<K: Eq + Hash> {
     slots: Arc<Slots<K>>,
-    /// None counts towards the total only.
+    /// None counts toward the total only.
     holder: Option<K>,
 }
 
@@ -38,7 +38,7 @@ impl<K: Eq + Hash + Clone> Slots<K> {
         })
     }
 
-    /// None when all slots are taken, or all that this holder may have.
+    /// None if all slots, or all of this holder's, are taken.
     pub(crate) fn take(self: &Arc<Self>, holder: Option<K>) -> Option<Slot<K>> {
         let mut taken = self.lock();
         if taken.total >= self.total {

@@ -1,5 +1,5 @@
-//! An emit's place in the trace of whoever asked for it: `traceparent` comes in with the request and goes into the events.
-//! With traces off nothing is read.
+//! Connects an emit to the caller's trace: `traceparent` arrives with the request and is stored with the events.
+//! Nothing is read if tracing is off.
 
 use std::{convert::Infallible, time::SystemTime};
 
@@ -15,14 +15,14 @@ use crate::{Shared, meters::Source, problem::Problem};
 const HEADER: &str = "traceparent";
 const STATE_HEADER: &str = "tracestate";
 
-/// What an event carries of a trace.
+/// The trace context stored with an event.
 #[derive(Debug, Clone)]
 pub(crate) struct Carried {
     pub(crate) context: TraceContext,
     pub(crate) state: Option<TraceState>,
 }
 
-/// An emit under way.
+/// An emit in progress.
 #[derive(Clone)]
 pub(crate) struct Traced {
     tracer: Tracer,
@@ -36,12 +36,12 @@ impl Traced {
         Self {
             tracer: tracer.clone(),
             emit: tracer.emit_begins(producer, now()),
-            // It is of the producer's trace and of no other.
+            // It belongs to the producer's trace and to no other.
             state: producer.and_then(|_| state(headers)),
         }
     }
 
-    /// What its events carry.
+    /// The context that its events carry.
     pub(crate) fn carried(&self) -> Option<Carried> {
         self.emit.map(|emit| Carried {
             context: emit.context,
@@ -49,7 +49,7 @@ impl Traced {
         })
     }
 
-    /// `ids` are the events that were asked for, by the ids the outside sees.
+    /// `ids` are the public ids of the emitted events.
     pub(crate) fn end(&self, source: Source, tenant: &str, ids: Result<&[String], &Problem>) {
         let Some(emit) = &self.emit else { return };
         let mut attributes = vec![
@@ -73,14 +73,14 @@ impl Traced {
     }
 }
 
-/// More than one is none.
+/// More than one header counts as none.
 fn producer(headers: &HeaderMap) -> Option<TraceContext> {
     let mut values = headers.get_all(HEADER).iter();
     let value = values.next().filter(|_| values.next().is_none())?;
     TraceContext::parse(value.to_str().ok()?)
 }
 
-/// Several headers are one list.
+/// Several headers form one list.
 fn state(headers: &HeaderMap) -> Option<TraceState> {
     let values = headers.get_all(STATE_HEADER).iter();
     let values: Vec<&str> = values.map(|value| value.to_str().ok()).collect::<Option<_>>()?;

@@ -1,9 +1,9 @@
-//! The filter of an endpoint: conditions on an event's data, by JSON pointer. Pure; `docs/filters.md` is its manual.
+//! The filter of an endpoint: conditions on an event's data, by JSON pointer. Pure; documented in `docs/filters.md`.
 //!
 //! ```json
 //! {"/amount": {"gte": 1000, "lt": 5000}, "or": [{"/currency": {"eq": "EUR"}}, {"/test": {"exists": false}}]}
 //! ```
-//! Invariant: a filter is bounded in size and depth when it is read, so that asking it is always cheap.
+//! Invariant: a filter is bounded in size and depth when it is parsed, so that evaluating it is always cheap.
 
 use std::cmp::Ordering;
 
@@ -15,7 +15,7 @@ pub const FILTER_CONDITIONS_MAX: usize = 100;
 pub const FILTER_LIST_MAX: usize = 100;
 pub const FILTER_POINTER_BYTES_MAX: usize = 512;
 
-/// Where in the filter it is wrong, and why.
+/// Where the filter is invalid, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct FilterError {
@@ -52,19 +52,16 @@ enum Comparison {
 }
 
 impl Filter {
-    /// Reads a filter, or says what is wrong with it and where.
+    /// Parses a filter, or reports what is wrong with it and where.
     pub fn read(value: &Value) -> Result<Self, FilterError> {
         let mut reader = Reader { conditions: 0 };
         if value.to_string().len() > FILTER_BYTES_MAX {
-            return Err(wrong(
-                "",
-                format!("a filter has at most {FILTER_BYTES_MAX} bytes"),
-            ));
+            return Err(wrong("", format!("must be at most {FILTER_BYTES_MAX} bytes")));
         }
         reader.condition(value, "", 0).map(Self)
     }
 
-    /// Whether an event with this data is wanted.
+    /// Whether an event with this data matches.
     pub fn admits(&self, data: &Value) -> bool {
         self.0.holds(data)
     }
@@ -82,12 +79,12 @@ struct Reader {
 }
 
 impl Reader {
-    /// An object: every member of it must hold.
+    /// An object: all of its members must match.
     fn condition(&mut self, value: &Value, at: &str, depth: usize) -> Result<Condition, FilterError> {
         if depth >= FILTER_DEPTH_MAX {
             return Err(wrong(
                 at,
-                format!("is nested deeper than {FILTER_DEPTH_MAX} levels"),
+                format!("must not be nested deeper than {FILTER_DEPTH_MAX} levels"),
             ));
         }
         let Value::Object(members) = value else {
@@ -111,7 +108,7 @@ impl Reader {
                 _ => {
                     return Err(wrong(
                         &here,
-                        "must be and, or, not, or a JSON pointer that begins with /",
+                        "must be `and`, `or`, `not`, or a JSON pointer starting with `/`",
                     ));
                 }
             }
@@ -145,12 +142,12 @@ impl Reader {
     ) -> Result<(), FilterError> {
         check_pointer(pointer).map_err(|why| wrong(at, why))?;
         let Some(tests) = value.as_object().filter(|tests| !tests.is_empty()) else {
-            return Err(wrong(at, "must be an object like {\"eq\": 1}"));
+            return Err(wrong(at, "must be an object, like {\"eq\": 1}"));
         };
         for (name, operand) in tests {
             self.conditions += 1;
             if self.conditions > FILTER_CONDITIONS_MAX {
-                let message = format!("a filter has at most {FILTER_CONDITIONS_MAX} comparisons");
+                let message = format!("must have at most {FILTER_CONDITIONS_MAX} comparisons");
                 return Err(wrong(at, message));
             }
             let test = read_test(name, operand).map_err(|why| wrong(&format!("{at}/{name}"), why))?;
@@ -165,14 +162,14 @@ impl Reader {
 
 fn check_pointer(pointer: &str) -> Result<(), &'static str> {
     if pointer.len() > FILTER_POINTER_BYTES_MAX {
-        return Err("is a JSON pointer that is too long");
+        return Err("JSON pointer is too long");
     }
     let bad_escape = pointer
         .split('~')
         .skip(1)
         .any(|rest| !rest.starts_with('0') && !rest.starts_with('1'));
     if bad_escape {
-        return Err("is no JSON pointer: behind a ~ stands 0 or 1");
+        return Err("is not a valid JSON pointer: `~` must be followed by 0 or 1");
     }
     Ok(())
 }
@@ -180,7 +177,7 @@ fn check_pointer(pointer: &str) -> Result<(), &'static str> {
 fn read_test(name: &str, operand: &Value) -> Result<Test, String> {
     let comparable = |comparison| match operand {
         Value::Number(_) | Value::String(_) => Ok(Test::Compare(comparison, operand.clone())),
-        _ => Err("must be a number or a text".to_owned()),
+        _ => Err("must be a number or a string".to_owned()),
     };
     match name {
         "eq" => Ok(Test::Equal(operand.clone())),
@@ -215,7 +212,7 @@ impl Condition {
 }
 
 impl Test {
-    /// A value that is not there equals nothing and compares with nothing.
+    /// A missing value equals nothing and has no order.
     fn holds(&self, found: Option<&Value>) -> bool {
         match self {
             Self::Equal(value) => found.is_some_and(|found| same(found, value)),
@@ -236,7 +233,7 @@ impl Test {
     }
 }
 
-/// Numbers by their value, so that 1 is 1.0; everything else as JSON has it.
+/// Numbers by value, so that 1 equals 1.0; everything else as JSON values.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => order_numbers(a, b) == Some(Ordering::Equal),
@@ -250,7 +247,7 @@ fn same_members(a: &Map<String, Value>, b: &Map<String, Value>) -> bool {
     a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| same(a, b)))
 }
 
-/// A number with a number, a text with a text; anything else has no order.
+/// Numbers with numbers and strings with strings; anything else has no order.
 fn order(a: &Value, b: &Value) -> Option<Ordering> {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => order_numbers(a, b),
@@ -259,7 +256,7 @@ fn order(a: &Value, b: &Value) -> Option<Ordering> {
     }
 }
 
-/// Exact for integers of 64 bits; as floats otherwise.
+/// Exact for 64-bit integers; as floats otherwise.
 fn order_numbers(a: &Number, b: &Number) -> Option<Ordering> {
     let whole = |n: &Number| n.as_i64().map(i128::from).or(n.as_u64().map(i128::from));
     match (whole(a), whole(b)) {

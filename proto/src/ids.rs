@@ -1,4 +1,4 @@
-//! Ids as types, and the form in which the outside sees them.
+//! Ids as types, and their public form.
 
 use std::{fmt, str::FromStr};
 
@@ -21,7 +21,7 @@ macro_rules! number_id {
 }
 
 number_id!(
-    /// A tenant's number in this database. The caller's own name for it is its slug.
+    /// A tenant's number in this database. Its public id is the slug.
     TenantId(i32)
 );
 number_id!(
@@ -33,11 +33,11 @@ number_id!(
     EndpointId(i32)
 );
 number_id!(
-    /// One of the parts the endpoints are divided into; the unit of ownership.
+    /// A partition of the endpoints; the unit of ownership.
     Shard(i16)
 );
 number_id!(
-    /// Counts the owners a shard has had. A result is recorded only under the epoch that sent it.
+    /// Counts the owners of a shard. A result is recorded only under the epoch that sent it.
     Epoch(i64)
 );
 number_id!(
@@ -45,7 +45,7 @@ number_id!(
     ReplayId(i64)
 );
 number_id!(
-    /// An event's key: a uuid of version 7, so that ids sort by time.
+    /// An event's key: a UUIDv7, so that ids sort by time.
     EventId(Uuid)
 );
 
@@ -63,17 +63,17 @@ impl EventId {
         Self(Uuid::from_u128((unix_ms.max(0) as u128) << 80))
     }
 
-    /// Milliseconds since 1970, as the id itself says.
+    /// Milliseconds since 1970, encoded in the id.
     pub fn unix_ms(self) -> i64 {
         (self.0.as_u128() >> 80) as i64
     }
 
-    /// The id that the outside sees, for an event whose producer chose none.
+    /// The public id of an event whose producer chose none.
     pub fn generated(self) -> String {
         format!("evt_{}", HEXLOWER.encode(self.0.as_bytes()))
     }
 
-    /// Reads what [`generated`](Self::generated) wrote.
+    /// Parses what [`generated`](Self::generated) produced.
     pub fn from_generated(text: &str) -> Option<Self> {
         let hex = text.strip_prefix("evt_")?;
         let bytes = HEXLOWER.decode(hex.as_bytes()).ok()?;
@@ -82,7 +82,7 @@ impl EventId {
 }
 
 /// One event on its way to one endpoint, from the emit through every replay.
-/// Its public form holds both numbers, so that it needs no table of its own.
+/// Its public form contains both numbers, so that it needs no table of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeliveryId {
     pub event: EventId,
@@ -98,7 +98,7 @@ impl fmt::Display for DeliveryId {
     }
 }
 
-/// The text is not a delivery's id.
+/// The text is not a delivery id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a delivery id")]
 pub struct NotADeliveryId;

@@ -1,6 +1,6 @@
-//! JSON as it was written. A parsed value forgets how long a number was, the order of members and that one came twice;
-//! here the text itself is asked. Invariant: bounded in depth, and what can't be read is the same as nothing and has no
-//! members, so that whoever needs valid JSON checks that first.
+//! JSON as text. A parsed value loses the length of a number, the order of members and duplicates; these functions
+//! work on the text itself. Invariant: bounded in depth. Invalid JSON reads as nothing without members, so callers
+//! that need valid JSON must check it first.
 
 use std::collections::BTreeSet;
 
@@ -18,14 +18,14 @@ enum Json<'a> {
     Object(Vec<(String, Self)>),
 }
 
-/// The pointer of a member whose name an object has more than once. Parsers differ in which of them they take.
+/// The pointer of a duplicate member name. Parsers differ in which member they use.
 pub fn find_duplicate(text: &str) -> Option<String> {
     let mut pointer = String::new();
     read(text)?.find_duplicate(&mut pointer).then_some(pointer)
 }
 
-/// Whether two texts are the same JSON value: whatever the spacing, the order of members and the way a number is
-/// written, and however long the number is.
+/// Whether two texts are the same JSON value, regardless of spacing, the order of members and number notation, and
+/// however long a number is.
 pub fn is_same(a: &str, b: &str) -> bool {
     match (read(a), read(b)) {
         (Some(a), Some(b)) => a.is_same(&b),
@@ -33,20 +33,20 @@ pub fn is_same(a: &str, b: &str) -> bool {
     }
 }
 
-/// The same text with a line for each member and item, for people. Only spaces between its parts are changed; what is no
-/// JSON comes out nearly as it went in.
+/// Pretty-prints the text for people. Only whitespace between its parts is changed; invalid JSON is returned nearly
+/// unchanged.
 pub fn lay_out(text: &str) -> String {
     lay_out_within(text, usize::MAX).text
 }
 
-/// What `lay_out_within` made of a text.
+/// The result of `lay_out_within`.
 pub struct LaidOut {
     pub text: String,
-    /// Whether it is only the beginning.
+    /// Whether it was truncated.
     pub is_cut: bool,
 }
 
-/// The same, and no more of it than about so many bytes: indented lines can be a hundred times as long as the text.
+/// The same, limited to about this many bytes: indentation can make a text a hundred times longer.
 pub fn lay_out_within(text: &str, bytes_max: usize) -> LaidOut {
     let mut laid_out = String::with_capacity(text.len().saturating_mul(2).min(bytes_max));
     let mut level = 0_usize;
@@ -106,7 +106,7 @@ impl Json<'_> {
             pointer.truncate(length);
             pointer.push('/');
             pointer.push_str(&name.replace('~', "~0").replace('/', "~1"));
-            // Without a value the name itself is what was looked for.
+            // Without a value, the name itself is the target.
             value.is_none_or(|value| value.find_duplicate(pointer))
         };
         let found = match self {
@@ -150,7 +150,7 @@ fn by_name<'a, 'b>(members: &'b [(String, Json<'a>)]) -> Vec<&'b (String, Json<'
     members
 }
 
-/// Its sign, its digits without zeros at either end, and the power of ten that they are multiplied with.
+/// The sign, the digits without leading and trailing zeros, and the exponent.
 fn number(text: &str) -> Option<(bool, String, i64)> {
     let (negative, text) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -173,7 +173,7 @@ fn number(text: &str) -> Option<(bool, String, i64)> {
 }
 
 fn read(text: &str) -> Option<Json<'_>> {
-    // What follows relies on it that this is JSON.
+    // The code below relies on valid JSON.
     let raw: &RawValue = serde_json::from_str(text).ok()?;
     let mut rest = raw.get();
     value(&mut rest, 0)
@@ -220,7 +220,7 @@ fn value<'a>(rest: &mut &'a str, depth: usize) -> Option<Json<'a>> {
     }
 }
 
-/// Goes over a bracket, a comma or a colon.
+/// Skips a bracket, a comma or a colon.
 fn skip(rest: &mut &str) {
     *rest = rest.get(1..).unwrap_or_default().trim_ascii_start();
 }
@@ -231,7 +231,7 @@ fn string(rest: &mut &str) -> Option<String> {
     serde_json::from_str(token).ok()
 }
 
-/// With its quotes.
+/// Including its quotes.
 fn string_length(text: &str) -> usize {
     let mut escaped = false;
     let end = text.bytes().skip(1).position(|byte| {

@@ -1,5 +1,5 @@
-//! The words every part of Postrider shares: ids, states, outcomes, limits, signatures.
-//! Invariant: no I/O and no clock. What this crate says depends on its arguments alone.
+//! The shared vocabulary of Postrider: ids, states, outcomes, limits, signatures.
+//! Invariant: no I/O and no clock. Results depend on arguments alone.
 //!
 //! Receivers need only [`signature`]: [`signature::verify`] and its two siblings.
 

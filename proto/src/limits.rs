@@ -1,4 +1,4 @@
-//! The bounds that the outside meets. Each has one name, used by the code, the messages and the API document.
+//! Public limits. Each has one name, used by the code, the messages and the API document.
 
 pub const EVENT_DATA_BYTES_MAX: usize = 256 * 1024;
 pub const EVENT_ID_CHARS_MAX: usize = 128;
@@ -11,7 +11,7 @@ pub const ENDPOINTS_PER_TENANT_MAX: i64 = 500;
 pub const TYPES_PER_ENDPOINT_MAX: usize = 100;
 pub const CUSTOM_HEADERS_MAX: usize = 20;
 pub const CUSTOM_HEADER_BYTES_MAX: usize = 1024;
-/// Of an endpoint's CA certificates, its client certificate with the chain behind it, and the key: each.
+/// Each of an endpoint's CA certificates, its client certificate with its chain, and its key.
 pub const TLS_PEM_BYTES_MAX: usize = 16 * 1024;
 pub const TLS_CERTIFICATES_MAX: usize = 10;
 pub const URL_BYTES_MAX: usize = 2048;
@@ -22,14 +22,15 @@ pub const ANSWER_READ_BYTES_MAX: usize = 64 * 1024;
 pub const ANSWER_KEPT_BYTES_MAX: usize = 4 * 1024;
 pub const RETRY_AFTER_SECONDS_MAX: u64 = 24 * 60 * 60;
 pub const SCHEDULE_STEPS_MAX: usize = 50;
-/// Those of its schedule and of its replays together. The columns that count them hold 32,767.
+/// Scheduled attempts and replays together. The columns that count them hold 32,767.
 pub const ATTEMPTS_PER_DELIVERY_MAX: u16 = 1_000;
-/// Bulk replays that are not over.
+/// Bulk replays that have not finished.
 pub const REPLAYS_RUNNING_PER_TENANT_MAX: i64 = 100;
-/// Of a policy that rotates secrets by itself. The old one signs for three days and is announced three days before.
+/// Of an automatic rotation policy. The old secret signs for three days, and a rotation is announced three days
+/// ahead.
 pub const ROTATE_DAYS_MIN: i64 = 7;
 pub const ROTATE_DAYS_MAX: i64 = 730;
-/// A threshold of dead letters that somebody wants to hear of.
+/// The threshold of a dead letter alert.
 pub const ALERT_DEAD_LETTERS_MAX: i64 = 1_000_000_000;
 pub const ENDPOINT_CONCURRENCY_MAX: i64 = 1024;
 pub const RATE_PER_SECOND_MAX: i64 = 100_000;

@@ -1,8 +1,8 @@
-//! What came of one attempt. A receiver that refuses is data, never an error.
+//! The outcome of one attempt. A receiver that rejects a request is data, never an error.
 
 use std::time::Duration;
 
-/// What an endpoint answered, cut to what is kept.
+/// An endpoint's response, truncated to what is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Answer {
     pub head: String,
@@ -13,21 +13,21 @@ pub struct Answer {
 pub enum Outcome {
     /// 2xx.
     Accepted { status: u16, answer: Answer },
-    /// Any other status. Redirects are among them: they are never followed.
+    /// Any other status. This includes redirects, which are never followed.
     Refused {
         status: u16,
         retry_after: Option<Duration>,
         answer: Answer,
     },
-    /// No answer: the name, the connection, TLS or the protocol failed. The words are for people.
+    /// No response: DNS, the connection, TLS or the protocol failed. The text is for people.
     Unreachable { kind: OutcomeKind, error: String },
-    /// The address is not one we may call. Nothing was sent.
+    /// The address is not allowed. Nothing was sent.
     Forbidden { error: String },
-    /// Something on our side: the event is gone, the endpoint was disabled. Nothing was sent.
+    /// A cause on our side: the event is gone, the endpoint was disabled. Nothing was sent.
     NotSent { error: String },
 }
 
-/// The class of an outcome, as the database keeps it. The numbers never change their meaning.
+/// The class of an outcome, as stored in the database. The numbers never change their meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i16)]
 pub enum OutcomeKind {
@@ -40,7 +40,7 @@ pub enum OutcomeKind {
     BrokenAnswer = 7,
     Forbidden = 8,
     NotSent = 9,
-    /// The operator's egress proxy: says nothing about the endpoint.
+    /// The operator's egress proxy failed: this says nothing about the endpoint.
     ProxyFailed = 10,
 }
 
@@ -62,11 +62,11 @@ impl OutcomeKind {
         match self {
             Self::Accepted => "accepted",
             Self::Refused => "refused",
-            Self::NameNotFound => "name_not_found",
+            Self::NameNotFound => "dns_failed",
             Self::ConnectionFailed => "connection_failed",
             Self::TlsFailed => "tls_failed",
             Self::TimedOut => "timed_out",
-            Self::BrokenAnswer => "broken_answer",
+            Self::BrokenAnswer => "invalid_response",
             Self::Forbidden => "forbidden_address",
             Self::NotSent => "not_sent",
             Self::ProxyFailed => "proxy_failed",

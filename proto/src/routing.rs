@@ -2,7 +2,7 @@
 
 use crate::limits::EVENT_TYPE_BYTES_MAX;
 
-/// Types that Postrider itself emits. `*` does not match them: an endpoint asks for them by name.
+/// Types that Postrider itself emits. `*` does not match them: an endpoint must name them.
 pub const RESERVED_PREFIX: &str = "postrider.";
 
 /// `[a-z0-9_]+(\.[a-z0-9_]+)*`, at most 128 bytes.
@@ -20,8 +20,8 @@ pub fn is_version(text: &str) -> bool {
     is_label(text)
 }
 
-/// Sorts as versions do, like `postrider.version_rank`: digits that stand together are a number, everything else is
-/// compared character by character. The highest of a type's versions is its newest.
+/// A key that sorts as versions do, like `postrider.version_rank`: consecutive digits are a number, everything else
+/// is compared character by character. The highest version of a type is its newest.
 pub fn version_rank(version: &str) -> String {
     let mut rank = String::with_capacity(2 * version.len() + 8);
     let mut rest = version;
@@ -30,7 +30,7 @@ pub fn version_rank(version: &str) -> String {
         let end = rest.find(|c: char| c.is_ascii_digit() != is_number);
         let (part, behind) = rest.split_at(end.unwrap_or(rest.len()));
         if is_number {
-            // Of two numbers the one with more digits is the larger.
+            // Of two numbers, the one with more digits is larger.
             let digits = part.trim_start_matches('0');
             rank.push_str(&format!("{:02}{digits}", digits.len()));
         } else {
@@ -38,7 +38,7 @@ pub fn version_rank(version: &str) -> String {
         }
         rest = behind;
     }
-    // 1 and 01 are the same number and two versions.
+    // 1 and 01 are the same number but two versions.
     rank.push(' ');
     rank.push_str(version);
     rank
@@ -49,7 +49,7 @@ pub fn is_tenant_slug(text: &str) -> bool {
     is_label(text)
 }
 
-/// Every pattern that matches this type, stored with the type so that the emit compares two arrays.
+/// Every pattern that matches this type, stored with the type so that an emit compares two arrays.
 pub fn matching_patterns(type_name: &str) -> Vec<String> {
     let mut patterns = Vec::new();
     if !type_name.starts_with(RESERVED_PREFIX) {
@@ -145,7 +145,7 @@ mod tests {
         let mut again = sorted;
         again.reverse();
         again.sort_by_key(|version| version_rank(version));
-        // The number is the same, so that the text decides.
+        // The numbers are equal, so the text decides.
         let mut expected = sorted;
         expected.swap(1, 2);
         assert_eq!(again, expected);

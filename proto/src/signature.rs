@@ -1,13 +1,13 @@
 //! Signing and verifying, over the raw bytes of the body.
 //!
-//! | format | `Webhook-Signature` | made over | key |
+//! | format | `Webhook-Signature` | signed content | key |
 //! |---|---|---|---|
-//! | `t-v1` | `t=<unix>,v1=<hex>[,v1=<hex>]` | `<t>.<body>` | HMAC-SHA256, the secret as it is given, `whsec_` included, so that Stripe's libraries verify it |
-//! | `standard` | `v1,<base64>[ v1,<base64>]` | `<id>.<t>.<body>` | HMAC-SHA256, the bytes whose base64 stands behind `whsec_` (Standard Webhooks 1.0) |
+//! | `t-v1` | `t=<unix>,v1=<hex>[,v1=<hex>]` | `<t>.<body>` | HMAC-SHA256, the secret as given, `whsec_` included, so that Stripe's libraries verify it |
+//! | `standard` | `v1,<base64>[ v1,<base64>]` | `<id>.<t>.<body>` | HMAC-SHA256, the decoded base64 after `whsec_` (Standard Webhooks 1.0) |
 //! | `standard-ed25519` | `v1a,<base64>[ v1a,<base64>]` | `<id>.<t>.<body>` | ed25519; the receiver has only the public key, `whpk_…` |
 //!
-//! Receivers need [`verify`], [`verify_standard`] or [`verify_ed25519`]. While a secret is being rotated a header carries
-//! one signature for each secret in force; one that matches is enough.
+//! Receivers need [`verify`], [`verify_standard`] or [`verify_ed25519`]. While a secret is being rotated, a header
+//! carries one signature for each active secret; one match is enough.
 
 mod verify;
 
@@ -24,10 +24,10 @@ pub use verify::{PublicKey, TOLERANCE_SECONDS, VerifyError, verify, verify_ed255
 const SECRET_PREFIX: &str = "whsec_";
 const PRIVATE_KEY_PREFIX: &str = "whsk_";
 const PUBLIC_KEY_PREFIX: &str = "whpk_";
-/// A shorter secret can be guessed.
+/// A shorter secret could be guessed.
 const SECRET_BYTES_MIN: usize = 24;
 
-/// What signatures are made with. It does not show itself in logs.
+/// A signing secret. It is not shown in logs.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -52,17 +52,17 @@ impl Secret {
         }
     }
 
-    /// The secret itself, for the one who may see it.
+    /// The secret itself, for callers who may see it.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// What a receiver verifies with, when this is a private key.
+    /// What a receiver verifies with, if this is a private key.
     pub fn public_key(&self) -> Option<PublicKey> {
         Some(PublicKey::from(self.ed25519_key()?.verifying_key()))
     }
 
-    /// The key of the `standard` format: the bytes behind `whsec_`, 24 to 64 of them.
+    /// The key of the `standard` format: the decoded bytes after `whsec_`, 24 to 64 of them.
     fn standard_key(&self) -> Option<Vec<u8>> {
         let bytes = BASE64
             .decode(self.0.strip_prefix(SECRET_PREFIX)?.as_bytes())
@@ -70,7 +70,7 @@ impl Secret {
         (SECRET_BYTES_MIN..=64).contains(&bytes.len()).then_some(bytes)
     }
 
-    /// The private key behind `whsk_`: its 32 bytes, or those and the 32 of the public key that belongs to it.
+    /// The private key after `whsk_`: its 32 bytes, optionally followed by the 32 of its public key.
     fn ed25519_key(&self) -> Option<SigningKey> {
         let bytes = BASE64
             .decode(self.0.strip_prefix(PRIVATE_KEY_PREFIX)?.as_bytes())
@@ -82,12 +82,12 @@ impl Secret {
         }
     }
 
-    /// Whether signatures of this format can be made with it.
+    /// Whether it can be used for signatures of this format.
     pub fn fits(&self, format: SignatureFormat) -> bool {
         match format {
             // A private key is never an HMAC key: the receiver would have to know it.
             SignatureFormat::TV1 => {
-                // The prefix is the same of all: it makes no secret harder to guess.
+                // The prefix is public and makes no secret harder to guess.
                 let own = self.0.strip_prefix(SECRET_PREFIX).unwrap_or(&self.0);
                 own.len() >= SECRET_BYTES_MIN && !self.0.starts_with(PRIVATE_KEY_PREFIX)
             }
@@ -103,7 +103,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The value of `Webhook-Signature`. `secrets` are those in force, the newest first.
+/// The value of `Webhook-Signature`. `secrets` are the active ones, newest first.
 pub fn sign(
     format: SignatureFormat,
     event_id: &str,

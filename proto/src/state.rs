@@ -1,4 +1,4 @@
-//! The states the outside sees, in the words it sees them in. The same words are Postgres enums.
+//! Public states and their names. The same names are Postgres enums.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +24,8 @@ macro_rules! words {
             }
         }
 
-        // An enum's bytes on the wire are its word. It goes out as text, which the statement casts
-        // (`$1::postrider.final_state`), so that no type has to be looked up by name on each connection.
+        // The binary form of an enum is its name. It is sent as text, which the statement casts
+        // (`$1::postrider.final_state`), so that no type has to be looked up on each connection.
         #[cfg(feature = "sqlx")]
         impl sqlx::Type<sqlx::Postgres> for $name {
             fn type_info() -> sqlx::postgres::PgTypeInfo {
@@ -34,7 +34,7 @@ macro_rules! words {
 
             fn compatible(ty: &sqlx::postgres::PgTypeInfo) -> bool {
                 use sqlx::TypeInfo;
-                // Postgres names the schema only where the search path of the role does not have it.
+                // Postgres includes the schema only if it is not in the role's search path.
                 let name = ty.name().strip_prefix("postrider.").unwrap_or(ty.name());
                 name == $pg || <str as sqlx::Type<sqlx::Postgres>>::compatible(ty)
             }
@@ -95,7 +95,7 @@ words!(
     }
 );
 words!(
-    /// The header form that an endpoint's signatures take.
+    /// The format of an endpoint's signatures.
     SignatureFormat("signature_format") {
         TV1 = "t-v1",
         Standard = "standard",
@@ -103,15 +103,15 @@ words!(
     }
 );
 words!(
-    /// What a bulk replay sends: deliveries again, or events that an endpoint never got.
+    /// What a bulk replay sends: deliveries again, or events that an endpoint missed.
     ReplayKind("replay_kind") { Deliveries = "deliveries", Missing = "missing" }
 );
 words!(
-    /// How far a bulk replay is.
+    /// The progress of a bulk replay.
     ReplayState("replay_state") { Running = "running", Done = "done", Cancelled = "cancelled" }
 );
 words!(
-    /// Where a part of a bulk replay takes its deliveries from. `Waiting` ones have failed and wait for their next attempt.
+    /// Where a part of a bulk replay takes its deliveries from. `Waiting` ones have failed and wait for a retry.
     ReplaySource("replay_source") {
         Dead = "dead",
         Delivered = "delivered",
@@ -124,11 +124,11 @@ words!(
     KeyRole("key_role") { Admin = "admin", Producer = "producer", Tenant = "tenant" }
 );
 words!(
-    /// What a person of the team may do.
+    /// What a team member may do.
     PersonRole("person_role") { Admin = "admin", Operator = "operator", ReadOnly = "read-only" }
 );
 
-/// Where a delivery is, as the outside sees it.
+/// The public state of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeliveryState {

@@ -1,5 +1,5 @@
-//! Trace contexts, as the header `traceparent` of the W3C carries them.
-//! What is random about an id is passed in.
+//! Trace contexts, as carried by the W3C header `traceparent`.
+//! Random parts of an id are passed in.
 
 use std::fmt;
 
@@ -8,29 +8,29 @@ use sha2::{Digest, Sha256};
 
 use crate::{DeliveryId, EventId};
 
-/// All of one trace have it.
+/// Shared by all spans of one trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TraceId([u8; 16]);
 
-/// One piece of work.
+/// One span.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SpanId([u8; 8]);
 
-/// Where somebody is in a trace: what they pass on to those they call.
+/// The position in a trace that a caller passes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceContext {
     pub trace: TraceId,
-    /// Theirs: the parent of what is done for them.
+    /// The caller's span: the parent of the work done for it.
     pub span: SpanId,
-    /// Whether it is written down anywhere.
+    /// Whether the trace is recorded.
     pub sampled: bool,
 }
 
-/// What those who take part in a trace add to it for each other: the header `tracestate`.
+/// Vendor-specific trace data: the header `tracestate`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceState(String);
 
-/// Characters that everybody who passes a state on has to take.
+/// Characters that every participant must propagate.
 pub const STATE_CHARS_MAX: usize = 512;
 const STATE_MEMBERS_MAX: usize = 32;
 const STATE_PART_CHARS_MAX: usize = 256;
@@ -41,22 +41,22 @@ const FORM_BYTES: usize = 55;
 const SAMPLED: u8 = 1;
 
 impl TraceId {
-    /// None of zeros alone, which stands for no trace.
+    /// None for all zeros, which means no trace.
     pub fn new(bytes: [u8; 16]) -> Option<Self> {
         (bytes != [0; 16]).then_some(Self(bytes))
     }
 
-    /// Of an event that came without a trace: everybody who handles it finds the same one.
+    /// For an event without a trace: every process derives the same id.
     pub fn of_event(event: EventId) -> Self {
         Self(event.0.into_bytes())
     }
 
-    /// Whether this trace is among a share from 0 to 1 of all. Every process answers the same.
+    /// Whether this trace is sampled at a rate from 0 to 1. Every process decides the same.
     pub fn is_among(self, share: f64) -> bool {
         const RANDOM_BITS: u32 = 62;
         let mut low = [0; 8];
         low.copy_from_slice(&self.0[8..]);
-        // An event's id has two fixed bits here.
+        // An event id has two fixed bits here.
         let random = u64::from_be_bytes(low) & ((1 << RANDOM_BITS) - 1);
         (random as f64) < share * (1_u64 << RANDOM_BITS) as f64
     }
@@ -67,7 +67,7 @@ impl SpanId {
         (bytes != [0; 8]).then_some(Self(bytes))
     }
 
-    /// Of the time that a delivery waits. Attempts name it as their parent, whichever process makes them and whenever.
+    /// The span of a delivery's waiting time. Attempts name it as their parent, whichever process makes them.
     pub fn of_delivery(delivery: DeliveryId) -> Self {
         let mut hash = Sha256::new();
         hash.update(delivery.event.0.as_bytes());
@@ -79,7 +79,7 @@ impl SpanId {
 }
 
 impl TraceContext {
-    /// Reads a `traceparent`. None when it is not of that form: then it is as if there were none.
+    /// Parses a `traceparent`. A malformed one counts as none.
     pub fn parse(header: &str) -> Option<Self> {
         let header = header.trim();
         let form = header.get(..FORM_BYTES)?;
@@ -87,7 +87,7 @@ impl TraceContext {
         if (version.len(), trace.len(), span.len()) != (2, 32, 16) {
             return None;
         }
-        // Later versions may say more behind it; the first has just this.
+        // Later versions may append more; version 00 has exactly this.
         let more = &header[FORM_BYTES..];
         let fits = match version {
             "ff" => false,
@@ -102,7 +102,7 @@ impl TraceContext {
         })
     }
 
-    /// As a database keeps it: 25 bytes, and the state behind them.
+    /// The stored form: 25 bytes, followed by the state.
     pub fn to_bytes(self, state: Option<&TraceState>) -> Vec<u8> {
         let state = state.map(TraceState::as_str).unwrap_or_default();
         let mut bytes = Vec::with_capacity(CONTEXT_BYTES + state.len());
@@ -128,8 +128,8 @@ impl TraceContext {
 }
 
 impl TraceState {
-    /// Reads a `tracestate`: members `key=value` with commas between them. None when there is nothing in it, when it is
-    /// longer than everybody has to pass on, or when one part is not of the form: then all of it is dropped.
+    /// Parses a `tracestate`: comma-separated `key=value` members. None if it is empty, longer than participants must
+    /// propagate, or malformed in any part: then all of it is dropped.
     pub fn parse(header: &str) -> Option<Self> {
         let members: Vec<(&str, &str)> = header
             .split(',')
@@ -174,7 +174,7 @@ fn byte(text: &str) -> Option<u8> {
     bytes::<1>(text).map(|[byte]| byte)
 }
 
-/// Capitals are not of the form.
+/// Upper case is not allowed.
 fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
     HEXLOWER.decode(text.as_bytes()).ok()?.try_into().ok()
 }

@@ -1,5 +1,5 @@
-//! Whether a text is data that every receiver can read: a JSON object, not too deep, with nothing in it that common
-//! parsers refuse. Invariant: the text is looked at and never written again, and its depth costs no stack.
+//! Whether text is data that every receiver can parse: a JSON object, not too deep, without anything that common
+//! parsers reject. Invariant: the text is only inspected and never rewritten, and its depth uses no stack.
 
 use std::borrow::Cow;
 
@@ -16,17 +16,17 @@ pub enum BadData {
     NotJson(String),
     #[error("data must be a JSON object")]
     NotAnObject,
-    #[error("data is nested too deep: at most {JSON_DEPTH_MAX} levels")]
+    #[error("data is nested too deeply: the limit is {JSON_DEPTH_MAX} levels")]
     TooDeep,
-    #[error("data has half of a surrogate pair (a lone \\ud800 to \\udfff): it is no character")]
+    #[error("data contains a lone surrogate escape (\\ud800 to \\udfff), which is not a character")]
     LoneSurrogate,
-    #[error("data has a number outside the range of a 64-bit float: write it as a string")]
+    #[error("data contains a number outside the range of a 64-bit float: send it as a string")]
     NumberOutOfRange,
 }
 
-/// Integers of any length pass, as do `\u0000` escapes, any spacing and any order of keys.
+/// Integers of any length are accepted, as are `\u0000` escapes, any spacing and any order of keys.
 pub fn check_data(text: &str) -> Result<(), BadData> {
-    // RawValue walks over a value with a loop, so that 100,000 brackets are as harmless as one.
+    // RawValue skips a value with a loop, so that 100,000 brackets are as harmless as one.
     let raw: &RawValue = serde_json::from_str(text).map_err(|e| BadData::NotJson(e.to_string()))?;
     let bytes = raw.get().as_bytes();
     if bytes.first() != Some(&b'{') {
@@ -35,7 +35,7 @@ pub fn check_data(text: &str) -> Result<(), BadData> {
     walk(bytes)
 }
 
-/// The data as a value, to be looked at and thrown away. It has passed `check_data`, so that its depth is bounded.
+/// Parses data for inspection. It has passed `check_data`, so its depth is bounded.
 pub(crate) fn readable(text: &str) -> Result<Value, serde_json::Error> {
     let text = with_short_integers(text);
     let mut deserializer = serde_json::Deserializer::from_str(&text);
@@ -43,7 +43,7 @@ pub(crate) fn readable(text: &str) -> Result<Value, serde_json::Error> {
     Value::deserialize(&mut deserializer)
 }
 
-/// Data that was stored, as a value to be looked at. None: it holds what a value can't, as SQL lets in.
+/// Parses stored data for inspection. None: it contains what a value can't represent, as SQL allows.
 pub fn read_data(text: &str) -> Option<Value> {
     readable(text).ok()
 }
@@ -59,7 +59,7 @@ pub fn read_data_of_body(body: &[u8]) -> Option<Value> {
     read_data(composed.data.get())
 }
 
-/// An integer that no float can hold is read as a large one with its sign.
+/// Replaces an integer that no float can represent with a large one of the same sign.
 fn with_short_integers(text: &str) -> Cow<'_, str> {
     if !has_long_run_of_digits(text) {
         return text.into();
@@ -97,7 +97,7 @@ fn has_long_run_of_digits(text: &str) -> bool {
     })
 }
 
-/// Looks at each token once. The bytes are known to be valid JSON.
+/// Checks each token once. The bytes are known to be valid JSON.
 fn walk(bytes: &[u8]) -> Result<(), BadData> {
     let mut depth = 0_usize;
     let mut at = 0;
@@ -133,7 +133,7 @@ fn string_length(bytes: &[u8]) -> Result<usize, BadData> {
     }
 }
 
-/// The length of the escape at the start; of both halves of a surrogate pair.
+/// The length of the escape at the start; of both halves for a surrogate pair.
 fn escape_length(bytes: &[u8]) -> Result<usize, BadData> {
     match unit(bytes) {
         None => Ok(2),
@@ -146,7 +146,7 @@ fn escape_length(bytes: &[u8]) -> Result<usize, BadData> {
     }
 }
 
-/// The number of a `\uXXXX` that stands at the start.
+/// The code unit of a `\uXXXX` at the start.
 fn unit(bytes: &[u8]) -> Option<u16> {
     let digits = bytes.strip_prefix(b"\\u")?.get(..4)?;
     u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()

@@ -1,5 +1,5 @@
-//! One call of `postrider.emit_all`: each event is checked against its schema and emitted against that very schema.
-//! Invariant: a refusal leaves nothing behind and does not break the caller's transaction.
+//! Calls `postrider.emit_all`: each event is validated against its schema and emitted with that exact schema.
+//! Invariant: a rejected event has no effect and does not abort the caller's transaction.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::{
     schema::{Published, Schemas, Violation},
 };
 
-/// How often a type whose newest version changes at this very moment is looked up again.
+/// How often a type is looked up again if its newest version changes concurrently.
 const ROUNDS_MAX: usize = 4;
 /// With `Patience::Short`.
 const LOCK_TIMEOUT_SHORT_MS: i32 = 100;
 
-/// An event to be. The forms of its parts are checked by the database.
+/// An event to emit. The database checks the form of its fields.
 #[derive(Debug, Clone, Copy)]
 pub struct NewEvent<'a> {
     tenant: &'a str,
@@ -36,7 +36,7 @@ pub struct NewEvent<'a> {
 }
 
 impl<'a> NewEvent<'a> {
-    /// `data` is the text of a JSON object and is kept byte for byte.
+    /// `data` is the text of a JSON object and is stored byte for byte.
     pub fn new(tenant: &'a str, type_name: &'a str, data: &'a str) -> Self {
         Self {
             tenant,
@@ -57,13 +57,14 @@ impl<'a> NewEvent<'a> {
         self
     }
 
-    /// The schema's version; the type's newest when none is given.
+    /// The schema version; the type's newest if none is given.
     pub fn version(mut self, version: impl Into<Option<&'a str>>) -> Self {
         self.version = version.into();
         self
     }
 
-    /// Events of one tenant and key are numbered 1, 2, 3 … and an ordered endpoint gets them in that order.
+    /// Events with the same tenant and key are numbered 1, 2, 3 …, and an ordered endpoint receives them in that
+    /// order.
     pub fn ordering_key(mut self, key: impl Into<Option<&'a str>>) -> Self {
         self.ordering_key = key.into();
         self
@@ -75,19 +76,20 @@ impl<'a> NewEvent<'a> {
         self
     }
 
-    /// What goes with the trace: `tracestate`. Without a trace it goes nowhere.
+    /// The `tracestate` of the trace. Ignored without a trace.
     pub fn trace_state(mut self, state: impl Into<Option<&'a TraceState>>) -> Self {
         self.trace_state = state.into();
         self
     }
 
-    /// The schema (`Published::id`) that the data is known to fit. Against that one it is not checked again.
+    /// The schema (`Published::id`) that the data was already validated against. It is not validated against that one
+    /// again.
     pub fn checked(mut self, schema: impl Into<Option<i32>>) -> Self {
         self.checked = schema.into();
         self
     }
 
-    /// Postgres has no text with a NUL in it and would answer with an error that ends the caller's transaction.
+    /// Postgres text can't contain NUL, and the error would abort the caller's transaction.
     fn check_no_nul(&self) -> Result<(), EmitError> {
         if self.tenant.contains('\0') {
             return Err(EmitError::UnknownTenant);
@@ -105,45 +107,46 @@ impl<'a> NewEvent<'a> {
         {
             Some((field, _)) => Err(EmitError::Invalid {
                 field: field.to_owned(),
-                message: "a NUL character is not taken".to_owned(),
+                message: "must not contain a NUL character".to_owned(),
             }),
             None => Ok(()),
         }
     }
 }
 
-/// What came of an emit.
+/// The result of an emit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Emitted {
     pub event: EventId,
-    /// The id the outside sees.
+    /// The public id.
     pub id: String,
     pub created_at: DateTime<Utc>,
-    /// The version that the event has.
+    /// The schema version of the event.
     pub version: String,
-    /// Only of a new event with an ordering key.
+    /// Only for a new event with an ordering key.
     pub sequence: Option<i64>,
-    /// The same id with the same content was there before: this is the first event, and nothing is sent again.
+    /// An event with this id and the same content already existed: this is the first event, and nothing is sent
+    /// again.
     pub duplicate: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum EmitError {
-    #[error("there is no such tenant")]
+    #[error("tenant does not exist")]
     UnknownTenant,
-    #[error("this event id was used before with other content")]
+    #[error("an event with this id but different content already exists")]
     Conflict,
     #[error("{message}")]
     Invalid { field: String, message: String },
-    #[error("the data does not fit the type's schema: {}", told(.0))]
+    #[error("data does not match the event type's schema: {}", told(.0))]
     Schema(Vec<Violation>),
     /// Only with `Patience::Short`: the type's newest version has changed since it was last looked up.
-    #[error("the type's newest version has changed just now: try again")]
+    #[error("the event type's newest version just changed: try again")]
     Stale,
-    #[error("the event is too large: at most {EVENT_DATA_BYTES_MAX} bytes of data")]
+    #[error("the event is too large: the limit is {} KiB of data", EVENT_DATA_BYTES_MAX / 1024)]
     TooLarge,
-    /// On 40P01 (deadlock) and 40001 (serialization failure) the producer retries its transaction.
-    #[error("the database did not answer: {0}")]
+    /// On 40P01 (deadlock) and 40001 (serialization failure) the producer should retry its transaction.
+    #[error("database error: {0}")]
     Database(#[from] sqlx::Error),
 }
 
@@ -155,12 +158,12 @@ fn told(violations: &[Violation]) -> String {
     told.join("; ")
 }
 
-/// How long an emit may wait for another transaction that has the same id or ordering key.
+/// How long an emit may wait for another transaction with the same id or ordering key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
     /// As long as the caller's own transaction allows.
     Own,
-    /// A moment, and one try. For events of several callers in one statement, which is a transaction of its own.
+    /// Briefly, and a single try. For events of several callers in one statement, which is a transaction of its own.
     Short,
 }
 
@@ -178,7 +181,7 @@ struct Answer {
     sequence: Option<i64>,
 }
 
-/// Emits on connections of one database. Clones share what they know of its schemas.
+/// Emits on connections of one database. Clones share cached schemas.
 #[derive(Debug, Clone, Default)]
 pub struct Sender {
     schemas: Arc<Schemas>,
@@ -198,8 +201,8 @@ impl Sender {
             .unwrap_or(Err(EmitError::Database(sqlx::Error::RowNotFound)))
     }
 
-    /// Emits up to 1,000 events and answers for each. Those that are refused leave the others alone: whoever wants all
-    /// or none rolls back.
+    /// Emits up to 1,000 events and returns a result for each. Rejected events do not affect the others: roll back to
+    /// get all or none.
     pub async fn emit_all(
         &self,
         connection: &mut PgConnection,
@@ -249,26 +252,26 @@ impl Sender {
             .collect())
     }
 
-    /// The schema of this type and version, if it is known here. It may have been followed by a newer one since.
+    /// The cached schema of this type and version, if any. A newer version may exist by now.
     pub fn known_schema(&self, type_name: &str, version: Option<&str>) -> Option<Arc<Published>> {
         self.schemas.known(type_name, version)
     }
 
-    /// The same, asked of the database. None: there is no such type or version.
+    /// The same, from the database. None: there is no such type or version.
     pub async fn find_schema(
         &self,
         connection: &mut PgConnection,
         type_name: &str,
         version: Option<&str>,
     ) -> Result<Option<Arc<Published>>, sqlx::Error> {
-        // Postgres has no text with a NUL in it: no type has such a name.
+        // Postgres text can't contain NUL: no type has such a name.
         if type_name.contains('\0') || version.is_some_and(|version| version.contains('\0')) {
             return Ok(None);
         }
         self.schemas.find(connection, type_name, version, false).await
     }
 
-    /// The number of the schema that the data fits; 0 when there is none, which the database will have words for.
+    /// The id of the schema that the data matches; 0 if there is none, which the database will report.
     async fn check(
         &self,
         connection: &mut PgConnection,
@@ -289,7 +292,7 @@ impl Sender {
         if event.checked == Some(schema.id()) {
             return Ok(Ok(schema.id()));
         }
-        // What is no JSON object is refused with its own words.
+        // Data that is not a JSON object is rejected with its own message.
         if let Err(bad) = check_data(event.data) {
             return Ok(Err(EmitError::Invalid {
                 field: "data".to_owned(),

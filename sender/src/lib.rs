@@ -1,5 +1,5 @@
 //! Emit webhooks inside your own Postgres transaction: the event exists if and only if your change does.
-//! Invariant: knows no HTTP and never touches the bytes of `data`; what is stored is what was given.
+//! Invariant: knows no HTTP and never modifies the bytes of `data`; they are stored as given.
 //!
 //! ```no_run
 //! # async fn pay(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
@@ -18,6 +18,7 @@
 
 mod data;
 mod emit;
+mod message;
 mod metered;
 mod reference;
 mod sample;

@@ -1,7 +1,7 @@
-//! The data of an event as the schema's validator sees it, with a budget. A validator asks about each part of the data as
-//! often as its schema makes it: data that does not fit a schema of a tree is asked about twice as often at each level.
-//! Invariant: when the budget is spent, every part reads as null, which has no parts: what is under way ends at once.
-//! What it found from then on is worth nothing, and is recognised by its instance (`is_spent`).
+//! Event data as the schema validator sees it, with a budget. A validator visits each part of the data as often as
+//! its schema requires: data that does not match a recursive schema can be visited twice as often at each level.
+//! Invariant: once the budget is spent, every part reads as null, which has no parts, so a running validation ends
+//! immediately. Errors found from then on are meaningless and are recognized by their instance (`is_spent`).
 
 use std::{borrow::Cow, cell::Cell, slice};
 
@@ -13,7 +13,7 @@ use serde_json::{Map, Number, Value, map};
 
 static SPENT: Value = Value::Null;
 
-/// What one check may cost.
+/// The cost limit of one validation.
 pub(crate) struct Budget {
     steps: Cell<u64>,
     /// Errors are large, and those of every branch are kept until the end.
@@ -56,7 +56,7 @@ pub(crate) struct Metered;
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
     value: &'a Value,
-    /// None for the name of a property, which is a value of its own.
+    /// None for a property name, which is a value of its own.
     budget: Option<&'a Budget>,
 }
 
@@ -68,7 +68,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The value, which costs a step.
+    /// The value. Costs a step.
     fn look(&self) -> &'a Value {
         if let Some(budget) = self.budget {
             budget.spend(1);
@@ -154,7 +154,7 @@ impl<'a> Node<'a, Metered> for Part<'a> {
         cmp::equal(self.look(), expected)
     }
 
-    /// Only an error asks for it.
+    /// Only errors need it.
     fn to_value(&self) -> Cow<'a, Value> {
         if let Some(budget) = self.budget {
             budget.note_error();

@@ -1,9 +1,9 @@
-//! References inside a JSON Schema. Invariant: nothing outside the schema is ever looked for.
+//! References inside a JSON Schema. Invariant: nothing outside the schema is ever resolved.
 
 use serde_json::Value;
 
-/// What a `$ref` of the schema leads to: a pointer, or a name that a `$anchor` gives. None: it leads out of the schema or
-/// nowhere.
+/// Resolves a `$ref` inside the schema: a pointer, or a name declared with `$anchor`. None: it points outside of the
+/// schema or nowhere.
 pub fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     let pointer = reference.strip_prefix('#')?;
     if pointer.is_empty() || pointer.starts_with('/') {

@@ -1,5 +1,5 @@
-//! Sample data made from a JSON Schema: for test events, and for people who try an emit. Pure.
-//! Invariant: bounded in depth and size, the same for the same schema, and what is handed out has passed the schema.
+//! Generates sample data from a JSON Schema, for test events and for trying out an emit. Pure.
+//! Invariant: bounded in depth and size, deterministic, and the result has been validated against the schema.
 
 use regex_syntax::hir::{Class, Hir, HirKind};
 use serde_json::{Map, Number, Value};
@@ -14,7 +14,7 @@ const VALUES_MAX: usize = 2_000;
 const ITEMS_MAX: u64 = 50;
 const TEXT_CHARS_MAX: u64 = 4_096;
 
-/// The text of a JSON object that fits the schema, or why what was made does not.
+/// The text of a JSON object that matches the schema, or why the generated one does not.
 pub fn sample(schema: &Value) -> Result<String, Vec<Violation>> {
     let compiled = Schema::compile(schema)?;
     let mut maker = Maker {
@@ -34,7 +34,7 @@ pub fn sample(schema: &Value) -> Result<String, Vec<Violation>> {
 
 struct Maker<'a> {
     root: &'a Value,
-    /// Values that may still be made.
+    /// Values that may still be generated.
     left: usize,
 }
 
@@ -65,7 +65,7 @@ impl Maker<'_> {
         }
     }
 
-    /// The schema with what it refers to, all of `allOf` and the first of `anyOf` and `oneOf` in it.
+    /// Merges the schema with its references, all of `allOf`, and the first of `anyOf` and `oneOf`.
     fn joined(&self, schema: &Value, depth: usize) -> Map<String, Value> {
         let mut all = schema.as_object().cloned().unwrap_or_default();
         if depth > DEPTH_MAX {
@@ -105,7 +105,7 @@ impl Maker<'_> {
         let required: Vec<&str> = list(schema, "required").filter_map(Value::as_str).collect();
         let properties = schema.get("properties").and_then(Value::as_object);
         for (name, property) in properties.into_iter().flatten() {
-            // Far inside, or when there is no room, only what must be there.
+            // Deeply nested, or near the size limit, only required properties are generated.
             if property == &Value::Bool(false)
                 || (depth >= DEPTH_MAX / 2 && !required.contains(&name.as_str()))
             {
@@ -159,7 +159,7 @@ impl Maker<'_> {
     }
 }
 
-/// The first type that is not null, or what the other keywords speak of.
+/// The first type that is not null, or the type implied by the other keywords.
 fn kind(schema: &Map<String, Value>, depth: usize) -> &'static str {
     const KINDS: [&str; 7] = [
         "object", "array", "string", "integer", "number", "boolean", "null",
@@ -229,7 +229,7 @@ fn text(schema: &Map<String, Value>, name: &str) -> String {
     made
 }
 
-/// The shortest text, more or less, that a pattern matches.
+/// A short text that matches a pattern.
 fn matching(pattern: &str) -> Option<String> {
     let mut made = String::new();
     write(&regex_syntax::parse(pattern).ok()?, &mut made)?;
@@ -285,7 +285,7 @@ fn number(schema: &Map<String, Value>, whole_only: bool) -> Value {
     if let Some(below) = get("exclusiveMaximum") {
         n = n.min(((below / step).ceil() - 1.0) * step);
     }
-    // Between two bounds that no whole step fits into.
+    // Between two bounds that no multiple fits into.
     if !whole_only
         && let (Some(least), Some(most)) = (get("minimum"), get("maximum"))
         && n < least

@@ -1,6 +1,7 @@
-//! JSON Schema (2020-12) of event types: compiled once, kept by the schema's number, asked for everything that is wrong.
-//! Invariants: no schema reaches for the network or a file, the memory for compiled ones is bounded, and a check costs no more
-//! steps than its data's size allows, whatever the schema.
+//! JSON Schema (2020-12) of event types: compiled once, cached by the schema's id, used to report everything that is
+//! wrong.
+//! Invariants: no schema accesses the network or a file, the memory for compiled ones is bounded, and the steps of a
+//! validation are bounded by the size of its data, whatever the schema.
 
 use std::{
     collections::HashMap,
@@ -14,29 +15,30 @@ use sqlx::PgConnection;
 
 use crate::{
     data::readable,
+    message::message,
     metered::{Budget, Metered, Part, is_spent},
 };
 
-/// Told of one event or one schema; what is wrong beyond that is not looked for.
+/// Violations reported for one event or schema; the rest are not searched for.
 pub const VIOLATIONS_MAX: usize = 200;
 const MESSAGE_CHARS_MAX: usize = 300;
-/// Compiled schemas kept, and names of types and versions that are known to mean one.
+/// Cached schemas, and cached names of types and versions.
 const COMPILED_MAX: usize = 1_000;
 const KNOWN_MAX: usize = 4_000;
 /// A pattern that needs more steps than this on one value does not match it.
 const BACKTRACK_MAX: usize = 100_000;
-/// Looks at a part of the data: enough for most events, and a moment's work.
+/// Visits to parts of the data: enough for most events, and fast.
 const QUICK_STEPS_MAX: u64 = 20_000;
-/// The most that a check may cost: so much for any data, and so much for each byte of it.
+/// The maximum cost of a validation: a constant plus an amount per byte of data.
 const STEPS_MAX: u64 = 100_000;
 const STEPS_PER_BYTE_MAX: u64 = 20;
-/// Those of all branches of the schema, which are more than the list has.
+/// Errors of all branches of the schema, which are more than the reported ones.
 const ERRORS_MAX: u64 = 10_000;
-/// A pattern may take its `BACKTRACK_MAX` on each of the data's texts: only short data is quick then.
+/// A pattern may take `BACKTRACK_MAX` steps on each string: with patterns only short data is quick.
 const QUICK_BYTES_MAX_WITH_PATTERNS: usize = 2 * 1024;
 const META_2020_12: &str = "https://json-schema.org/draft/2020-12/schema";
 
-/// One thing that is wrong, by its JSON pointer.
+/// One violation, by its JSON pointer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Violation {
     pub pointer: String,
@@ -47,8 +49,7 @@ impl Violation {
     fn of(error: &jsonschema::ValidationError<'_>) -> Self {
         Self {
             pointer: error.instance_path().as_str().to_owned(),
-            // The value itself may be large, and is the producer's own.
-            message: shortened(error.masked().to_string()),
+            message: shortened(message(error)),
         }
     }
 
@@ -67,16 +68,16 @@ fn shortened(text: String) -> String {
     }
 }
 
-/// How much work a check may be.
+/// How much work a validation may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// So little that it may be done anywhere.
+    /// So little that it may run anywhere.
     Quick,
     /// All that the data's size allows: up to a second for the largest.
     Full,
 }
 
-/// What a check found.
+/// The result of a validation.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     Fits,
@@ -86,7 +87,7 @@ pub enum Verdict {
     Undecided,
 }
 
-/// A schema that can be asked.
+/// A compiled schema.
 #[derive(Debug)]
 pub struct Schema {
     validator: Validator<Metered>,
@@ -94,7 +95,7 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Everything that makes it unusable: broken keywords, references that lead out of it or round in circles.
+    /// Reports everything that makes the schema unusable: invalid keywords, external and circular references.
     pub fn compile(schema: &Value) -> Result<Self, Vec<Violation>> {
         match schema.get("$schema") {
             None => {}
@@ -102,7 +103,7 @@ impl Schema {
             Some(_) => {
                 return Err(vec![Violation {
                     pointer: "/$schema".to_owned(),
-                    message: format!("only JSON Schema 2020-12 is taken: {META_2020_12}"),
+                    message: format!("only JSON Schema 2020-12 is supported: {META_2020_12}"),
                 }]);
             }
         }
@@ -117,7 +118,9 @@ impl Schema {
         if let Some(pointer) = circles::find(schema) {
             return Err(vec![Violation {
                 pointer,
-                message: "this reference leads back to itself without going deeper into the data".to_owned(),
+                message:
+                    "this reference is circular: it leads back to itself at the same location of the data"
+                        .to_owned(),
             }]);
         }
         jsonschema::options_for::<Metered>()
@@ -131,7 +134,7 @@ impl Schema {
             .map_err(|error| match circles::leading_out(schema) {
                 Some(pointer) => vec![Violation {
                     pointer,
-                    message: "this reference leads out of the schema: one like #/$defs/name does not"
+                    message: "external references are not supported: use a local one like #/$defs/name"
                         .to_owned(),
                 }],
                 None => vec![Violation::whole(error.to_string())],
@@ -186,11 +189,11 @@ impl Schema {
             .collect();
         if errors.next().is_some() {
             found.push(Violation::whole(format!(
-                "there are more errors than these {VIOLATIONS_MAX}"
+                "more than {VIOLATIONS_MAX} errors; only these are listed"
             )));
         } else if budget.is_spent() {
             found.push(Violation::whole(
-                "does not match the schema, and is too complex for it to list every error",
+                "does not match the schema; too complex to list every error",
             ));
         }
         Verdict::Broken(found)
@@ -198,7 +201,7 @@ impl Schema {
 }
 
 fn too_complex() -> Violation {
-    Violation::whole("is too complex for its schema: checking it takes too many steps")
+    Violation::whole("is too complex for its schema: validation takes too many steps")
 }
 
 fn has_patterns(schema: &Value) -> bool {
@@ -211,11 +214,11 @@ fn has_patterns(schema: &Value) -> bool {
     }
 }
 
-/// A schema of a type, as it was published.
+/// A published schema of an event type.
 #[derive(Debug)]
 pub struct Published {
     id: i32,
-    /// None: it was stored before schemas were checked, and can't be used. It refuses nothing.
+    /// None: it was stored before schemas were checked and can't be used. It accepts everything.
     schema: Option<Schema>,
 }
 
@@ -238,12 +241,12 @@ impl Published {
     }
 }
 
-/// A type's name, and the version that was asked for.
+/// A type's name, and the requested version.
 type Name = (String, Option<String>);
 
 #[derive(Debug, Default)]
 struct Cache {
-    /// What a name meant when it was last looked up. The database says at the emit whether that still holds.
+    /// What a name resolved to at its last lookup. The database checks at the emit whether that is still true.
     known: HashMap<Name, i32>,
     compiled: HashMap<i32, Arc<Published>>,
 }
@@ -252,7 +255,7 @@ struct Cache {
 pub(crate) struct Schemas(Mutex<Cache>);
 
 impl Schemas {
-    /// From memory, or else from the database. None: there is no such type or version.
+    /// From the cache, or else from the database. None: there is no such type or version.
     pub(crate) async fn find(
         &self,
         connection: &mut PgConnection,
@@ -294,7 +297,7 @@ impl Schemas {
             Arc::new(Published { id, schema })
         });
         let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Rarely reached, and then everything is looked up once more.
+        // Rarely reached; then everything is looked up again.
         if cache.known.len() >= KNOWN_MAX {
             cache.known.clear();
         }
@@ -307,17 +310,17 @@ impl Schemas {
     }
 }
 
-/// References that apply to the same place of the data they stand at, in a circle, would be followed for ever.
+/// Circular references that apply to the same location of the data would be followed forever.
 mod circles {
     use super::Value;
     use crate::reference::resolve;
 
     const STEPS_MAX: usize = 10_000;
-    /// Keywords whose schemas look at the same value as the schema they stand in.
+    /// Keywords whose subschemas apply to the same value as the schema that contains them.
     const IN_PLACE_ONE: [&str; 5] = ["not", "if", "then", "else", "contentSchema"];
     const IN_PLACE_MANY: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 
-    /// The pointer of a reference that begins a circle, or that is too long a way to tell.
+    /// The pointer of a reference that starts a cycle, or whose chain is too long to tell.
     pub(super) fn find(root: &Value) -> Option<String> {
         let mut references = Vec::new();
         collect(root, "", &mut references);
@@ -328,7 +331,7 @@ mod circles {
             .map(|(pointer, _)| pointer)
     }
 
-    /// The pointer of the first reference that is not to a place of this very schema.
+    /// The pointer of the first reference that points outside of this schema.
     pub(super) fn leading_out(root: &Value) -> Option<String> {
         let mut references = Vec::new();
         collect(root, "", &mut references);
@@ -338,7 +341,7 @@ mod circles {
             .map(|(pointer, _)| pointer)
     }
 
-    /// Each with the pointer that it stands at.
+    /// Each reference with its own pointer.
     fn collect<'a>(schema: &'a Value, at: &str, found: &mut Vec<(String, &'a str)>) {
         match schema {
             Value::Object(map) => {
@@ -366,7 +369,7 @@ mod circles {
             return false;
         }
         let Some(target) = resolve(root, reference) else {
-            // Whether it can be resolved at all is the compiler's question.
+            // Whether it resolves at all is for the compiler to report.
             return true;
         };
         path.push(reference);
@@ -527,7 +530,7 @@ mod tests {
         assert_eq!(schema.violations(&json!({"root": fits}).to_string()), []);
     }
 
-    /// Without a circle, the same by a chain: each definition is asked twice by the one before it.
+    /// Without a cycle, the same with a chain: each definition is visited twice by the one before it.
     #[test]
     fn a_chain_that_doubles_costs_a_bounded_number_of_steps() {
         let mut definitions = serde_json::Map::new();

@@ -504,7 +504,7 @@ async fn what_the_description_does_not_have_is_refused() {
         let (status, problem) = api.call(method, path, body).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{path}: {problem}");
         let detail = problem["detail"].as_str().expect("a sentence");
-        assert!(detail.contains("this call has none"), "{problem}");
+        assert!(detail.contains("This operation has none"), "{problem}");
     }
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");
     let emit = || {

@@ -137,7 +137,7 @@ async fn an_alert_goes_off_once_and_again_only_after_the_dead_letters_were_fewer
     assert_eq!(api.call(Method::GET, &path, None).await.0, StatusCode::NOT_FOUND);
     let (status, alert) = put(3).await;
     assert_eq!(
-        (status, &alert["passed_at"]),
+        (status, &alert["triggered_at"]),
         (StatusCode::OK, &Value::Null),
         "{alert}"
     );
@@ -167,14 +167,14 @@ async fn an_alert_goes_off_once_and_again_only_after_the_dead_letters_were_fewer
             .is_some_and(|link| link.contains(&endpoint.id)),
         "{event}"
     );
-    assert!(api.get(&path).await["passed_at"].is_string());
+    assert!(api.get(&path).await["triggered_at"].is_string());
 
     broken.answer(Answer::Status(204));
     let replay = json!({ "endpoint": endpoint.id });
     api.call(Method::POST, "/tenants/acme/replays", Some(replay))
         .await;
     until("it is armed again", || async {
-        api.get(&path).await["passed_at"].is_null().then_some(())
+        api.get(&path).await["triggered_at"].is_null().then_some(())
     })
     .await;
     assert_eq!(

@@ -106,9 +106,9 @@ async fn a_secret_is_announced_by_the_hourly_duty_then_replaced_once_and_refusal
     assert_eq!(request.verify(&endpoint.secret), Ok(()));
     api.wait_for_state("acme", "dead", 1).await;
     let shown = rotations(&api).await.remove(0);
-    assert_eq!(shown["refusals_since"], 1, "{shown}");
+    assert_eq!(shown["rejections_since_rotation"], 1, "{shown}");
     assert!(
-        time(&shown["last_refusal_at"]) >= time(&shown["rotated_at"]),
+        time(&shown["last_rejection_at"]) >= time(&shown["rotated_at"]),
         "{shown}"
     );
     assert_eq!(shown["announced_at"], Value::Null, "the next one is far away");

@@ -296,7 +296,10 @@ async fn a_fourth_secret_in_force_is_refused_with_the_reason_and_changes_nothing
     let (status, problem) = rotate(&api, &endpoint, json!({})).await;
     assert_eq!(status, StatusCode::CONFLICT);
     let told = problem["detail"].as_str().expect("a reason");
-    assert!(told.starts_with("At most 3 secrets sign at a time"), "{told}");
+    assert!(
+        told.starts_with("At most 3 secrets can be active at a time"),
+        "{told}"
+    );
     assert_eq!(secrets(&api, &endpoint).await, before);
     // The way out after a leak is always open.
     let (status, answer) = rotate(&api, &endpoint, json!({ "overlap_seconds": 0 })).await;

@@ -87,10 +87,10 @@ async fn a_new_version_is_what_the_next_emit_is_checked_against_and_what_it_brea
     assert_eq!(status, StatusCode::OK, "{made}");
     let report = &made["compatibility"][0];
     assert_eq!(
-        (&report["version"], &report["before"]),
+        (&report["version"], &report["previous_version"]),
         (&json!("v2"), &json!("v1"))
     );
-    let mut breaks: Vec<(String, String)> = report["breaks"]
+    let mut breaks: Vec<(String, String)> = report["breaking_changes"]
         .as_array()
         .expect("a list")
         .iter()

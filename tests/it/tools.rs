@@ -266,7 +266,7 @@ async fn a_probe_ends_with_the_status_that_a_build_needs() {
     let trusting = tool(&program, &["probe", &url]).await;
     assert_eq!(trusting.status, 1, "{trusting:?}");
     assert!(
-        trusting.out.contains("✗ Refuses a request without a signature"),
+        trusting.out.contains("✗ Rejects a request without a signature"),
         "{}",
         trusting.out
     );

@@ -47,7 +47,7 @@ async fn the_newest_version_is_told_by_its_name_however_they_were_published() {
         .iter()
         .map(|one| {
             (
-                one["before"].as_str().unwrap_or(""),
+                one["previous_version"].as_str().unwrap_or(""),
                 one["version"].as_str().unwrap_or(""),
             )
         })
@@ -329,28 +329,28 @@ async fn what_is_wrong_with_a_body_is_told_by_its_pointer_and_in_plain_words() {
             endpoints,
             r#"{"url":"http://127.0.0.1/","filter":{"/a":{"eq":1},"/a":{"eq":2}}}"#,
             "/filter/~1a",
-            "is there twice",
+            "is given twice",
         ),
         (
             Method::POST,
             endpoints,
             r#"{"url":"http://127.0.0.1/","filter":{"or":[{"/a":{"eq":1,"eq":2}}]}}"#,
             "/filter/or/0/~1a/eq",
-            "is there twice",
+            "is given twice",
         ),
         (
             Method::PUT,
             "/event-types/a.b",
             r#"{"schemas":{"v1":{"properties":{"a":{},"a":{"type":"string"}}}}}"#,
             "/schemas/v1/properties/a",
-            "is there twice",
+            "is given twice",
         ),
         (
             Method::PUT,
             "/event-types/a.b",
             r#"{"schemas":{"v1":{},"v1":{"type":"string"}}}"#,
             "/schemas/v1",
-            "is there twice",
+            "is given twice",
         ),
         (
             Method::PUT,
@@ -359,13 +359,19 @@ async fn what_is_wrong_with_a_body_is_told_by_its_pointer_and_in_plain_words() {
             "/schemas",
             "must be an object, not an array",
         ),
-        (Method::PUT, "/event-types/a.b", r#"{}"#, "/schemas", "is missing"),
+        (
+            Method::PUT,
+            "/event-types/a.b",
+            r#"{}"#,
+            "/schemas",
+            "is required",
+        ),
         (
             Method::POST,
             events,
             r#"{"type":"invoice.paid"}"#,
             "/data",
-            "is missing",
+            "is required",
         ),
         (
             Method::POST,

@@ -1,4 +1,4 @@
-//! Alerts that somebody asked for: one operational event when an endpoint's dead letters pass a threshold.
+//! Alerts: one operational event when an endpoint's dead letters reach a threshold.
 
 use axum::{
     Extension, Json,

@@ -1,4 +1,4 @@
-//! API keys: made, listed without themselves, revoked.
+//! API keys: create, list without the secret part, revoke.
 
 use axum::{
     Extension, Json,
@@ -23,7 +23,7 @@ use crate::{
     input::{Body, Query, is_plain_text},
     listing::{Page, PageQuery},
     openapi::shapes,
-    problem::Problem,
+    problem::{Problem, excerpt},
     tables::{self, api_keys, tenants},
 };
 
@@ -48,7 +48,7 @@ pub(crate) struct KeyView {
     pub(crate) name: String,
     created_at: DateTime<Utc>,
     revoked_at: Option<DateTime<Utc>>,
-    /// Only in the answer to its making: it is kept nowhere.
+    /// Returned only on creation: the key itself is not stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) key: Option<String>,
 }
@@ -67,27 +67,38 @@ pub(crate) async fn create(
     work.commit(StatusCode::CREATED, &view).await
 }
 
-/// In the transaction of the caller. The key is in the answer and nowhere else.
+/// Runs in the caller's transaction. The key is returned here and not stored anywhere.
 pub(crate) async fn make(
     connection: &mut PgConnection,
     actor: &Actor,
     form: KeyForm,
 ) -> Result<KeyView, Problem> {
     if form.name.trim().is_empty() || !is_plain_text(&form.name, KEY_NAME_BYTES_MAX) {
-        return Err(Problem::invalid("/name", "must be text of 1 to 128 bytes"));
+        return Err(Problem::invalid(
+            "/name",
+            "must be 1 to 128 bytes of text without control characters",
+        ));
     }
     let tenant = match (form.role, &form.tenant) {
         (KeyRole::Tenant, Some(slug)) => Some(
             tenants::find(&mut *connection, slug)
                 .await?
-                .ok_or_else(|| Problem::invalid("/tenant", "there is no such tenant"))?
+                .ok_or_else(|| {
+                    Problem::invalid("/tenant", format!("tenant `{}` does not exist", excerpt(slug)))
+                })?
                 .id,
         ),
         (KeyRole::Tenant, None) => {
-            return Err(Problem::invalid("/tenant", "a key of role tenant needs one"));
+            return Err(Problem::invalid(
+                "/tenant",
+                "is required for a key with role `tenant`",
+            ));
         }
         (_, Some(_)) => {
-            return Err(Problem::invalid("/tenant", "only a key of role tenant has one"));
+            return Err(Problem::invalid(
+                "/tenant",
+                "is only allowed for a key with role `tenant`",
+            ));
         }
         (_, None) => None,
     };
@@ -96,7 +107,7 @@ pub(crate) async fn make(
     if let Some(tenant) = tenant
         && !tenants::lock(&mut *connection, tenant).await?
     {
-        return Err(Problem::invalid("/tenant", "there is no such tenant"));
+        return Err(Problem::invalid("/tenant", "tenant does not exist"));
     }
     let hash = fingerprint(&key);
     let created_at =
@@ -143,11 +154,11 @@ pub(crate) async fn revoke(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// From here on the key opens nothing.
+/// Takes effect immediately.
 pub(crate) async fn end(app: &Shared, actor: &Actor, id: &str) -> Result<(), Problem> {
     let mut transaction = tables::begin(&app.pool).await?;
     if !api_keys::revoke(&mut *transaction, id).await? {
-        return Err(Problem::not_found("key in force"));
+        return Err(Problem::not_found("active API key"));
     }
     let entry = Entry {
         actor,

@@ -1,4 +1,4 @@
-//! Who did what, the newest first.
+//! The audit log, newest first.
 
 use axum::{Json, extract::State};
 use chrono::{DateTime, Utc};

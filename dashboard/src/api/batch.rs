@@ -1,4 +1,4 @@
-//! Many events in one request, all or none. A refusal names each bad one by its place in the list.
+//! Emits many events in one request, all or none. Errors name each invalid event by its index in the list.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -30,7 +30,7 @@ use crate::{
     traced::{Carried, Traced},
 };
 
-/// Told of one event, so that a thousand bad ones are told in an answer of some size.
+/// Errors reported per event, so that a response about a thousand invalid events stays small.
 const FAULTS_PER_EVENT_MAX: usize = 5;
 
 #[derive(Deserialize, ToSchema)]
@@ -42,7 +42,7 @@ pub(crate) struct BatchForm<'a> {
     events: Vec<&'a RawValue>,
 }
 
-/// Without the data, which the caller has.
+/// Without `data`, which the caller already has.
 #[derive(Serialize, ToSchema)]
 #[schema(as = EmittedEvent)]
 pub(crate) struct EmittedView {
@@ -53,7 +53,7 @@ pub(crate) struct EmittedView {
     created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     sequence: Option<i64>,
-    /// It was there before: nothing is sent again.
+    /// The event already existed with the same content; nothing is sent again.
     duplicate: bool,
 }
 
@@ -76,7 +76,7 @@ pub(crate) async fn emit(
     taken.map(|(response, _)| response)
 }
 
-/// The answer, and the events' ids.
+/// Returns the response and the events' ids.
 async fn take(
     app: &App,
     tenant: &str,
@@ -96,19 +96,19 @@ async fn take(
     Ok((response, events.into_iter().map(|one| one.id).collect()))
 }
 
-/// One of them that would come twice if the batch was sent twice.
+/// An event that would be duplicated if the batch were sent again.
 pub(crate) fn unrepeatable(emitted: &[(Emitted, OwnedEvent)]) -> Option<String> {
     let found = emitted.iter().find(|(_, event)| event.id.is_none());
     found.map(|(emitted, _)| emitted.id.clone())
 }
 
-/// Events of a batch that can be tried, by their places in it, and what is wrong with the others.
+/// The events that can be emitted, by index, and the errors of the others.
 pub(crate) struct Prepared {
     events: Vec<(usize, OwnedEvent)>,
     refused: Refused,
 }
 
-/// All that can be told before a connection is held.
+/// Every check that needs no database connection.
 pub(crate) async fn prepare(
     app: &App,
     read: Vec<Result<OwnedEvent, Problem>>,
@@ -121,7 +121,7 @@ pub(crate) async fn prepare(
         let event = event.and_then(|event| match &event.id {
             Some(id) => match ids.insert(id.clone(), index) {
                 Some(first) => {
-                    let detail = format!("event {first} of this batch has the same id");
+                    let detail = format!("has the same id as event {first} of this batch");
                     Err(Problem::invalid("/id", detail))
                 }
                 None => Ok(event),
@@ -145,15 +145,15 @@ pub(crate) async fn prepare(
             Err(problem) if problem.status().is_client_error() && problem.kind != Kind::TooMany => {
                 refused.add(problem, index);
             }
-            // It passes: the whole batch is put off.
+            // A temporary condition: the whole batch is to be retried.
             Err(problem) => return Err(problem),
         }
     }
     Ok(Prepared { events, refused })
 }
 
-/// In the transaction of the caller, who gives it up when one is refused. Those that can be read are tried although others
-/// can't, so that the refusal names all that are bad.
+/// Runs in the caller's transaction, which is rolled back when an event is rejected. Valid events are tried even if
+/// others are invalid, so that the response names every rejected one.
 pub(crate) async fn emit_all(
     app: &App,
     connection: &mut PgConnection,
@@ -172,7 +172,7 @@ pub(crate) async fn emit_all(
     for ((index, event), answer) in events.into_iter().zip(answers) {
         match answer {
             Ok(one) => emitted.push((one, event)),
-            // The tenant stands in the path: all of them have it, or none.
+            // The tenant is in the path, so it is missing for all events or for none.
             Err(EmitError::UnknownTenant) => return Err(Problem::not_found("tenant")),
             Err(EmitError::Database(error)) => return Err(error.into()),
             Err(error) => refused.add(refusal(error, ""), index),
@@ -197,7 +197,7 @@ fn read(text: &Text<BATCH_BYTES_MAX>, tenant: &str) -> Result<Vec<Result<OwnedEv
     if form.events.is_empty() || form.events.len() > BATCH_EVENTS_MAX {
         return Err(Problem::invalid(
             "/events",
-            format!("a batch has 1 to {BATCH_EVENTS_MAX} events"),
+            format!("must have 1 to {BATCH_EVENTS_MAX} events"),
         ));
     }
     let read = form
@@ -207,10 +207,10 @@ fn read(text: &Text<BATCH_BYTES_MAX>, tenant: &str) -> Result<Vec<Result<OwnedEv
     Ok(read.collect())
 }
 
-/// What is wrong with each bad one; the kind that most of the answer is about.
+/// The errors of each rejected event, and the problem kinds they had.
 #[derive(Default)]
 struct Refused {
-    /// By the places of their events.
+    /// By event index.
     faults: BTreeMap<usize, Vec<Fault>>,
     kinds: BTreeMap<u16, Kind>,
 }
@@ -234,7 +234,7 @@ impl Refused {
         }));
     }
 
-    /// One kind of refusal keeps its status; a mixture is 422, which every kind is a case of.
+    /// If all errors share one status, the response keeps it; a mixture is reported as 422.
     fn done(self) -> Result<(), Problem> {
         if self.faults.is_empty() {
             return Ok(());

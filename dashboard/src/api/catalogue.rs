@@ -1,4 +1,4 @@
-//! The catalogue of event types as OpenAPI 3.1 `webhooks`: what receivers make their types and stubs from.
+//! The event type catalogue as OpenAPI 3.1 `webhooks`, from which receivers generate types and stubs.
 
 use std::collections::BTreeMap;
 
@@ -9,19 +9,20 @@ use serde_json::{Value, json, value::RawValue};
 use super::Answer;
 use crate::{
     Shared,
-    problem::{Kind, Problem},
+    problem::Problem,
     tables::{event_types, schemas},
 };
 
 const TYPES_MAX: i64 = 1_000;
-/// Together. What does not fit is refused and not cut off: half a catalogue would be taken for the whole.
+/// Total size of all schemas. A larger catalogue is rejected, not truncated: half of it could be mistaken for the
+/// whole.
 const SCHEMA_BYTES_MAX: i64 = 16 * 1024 * 1024;
 
 pub(crate) async fn show(State(app): State<Shared>) -> Answer<Document> {
     let types = event_types::list(&app.pool, "", TYPES_MAX + 1).await?;
     if types.len() as i64 > TYPES_MAX || schemas::bytes(&app.pool).await? > SCHEMA_BYTES_MAX {
-        return Err(Problem::conflict(
-            "The catalogue is too large for one document: read the types one by one.",
+        return Err(Problem::limit_reached(
+            "The catalogue is too large for one document. Fetch the event types one by one instead.",
         ));
     }
     let mut webhooks = BTreeMap::new();
@@ -63,11 +64,11 @@ pub(crate) struct Document {
 
 #[derive(Serialize)]
 struct Components {
-    /// As they were written: a value would shorten long numbers.
+    /// As raw text: parsing would shorten long numbers.
     schemas: BTreeMap<String, Box<RawValue>>,
 }
 
-/// What the body of a thin type carries, whatever its data is.
+/// The data of a thin event, regardless of the type's schema.
 fn thin() -> Value {
     let word = json!({"type": ["string", "number"]});
     json!({
@@ -77,12 +78,12 @@ fn thin() -> Value {
     })
 }
 
-/// With an id of its own, so that its references are looked for inside it and not in the whole document.
+/// Has an `$id` of its own, so that references resolve inside the schema and not in the whole document.
 fn component(type_name: &str, version: &str, schema: String) -> Result<Box<RawValue>, Problem> {
     let members: Option<BTreeMap<String, IgnoredAny>> = serde_json::from_str(&schema).ok();
     let text = match (members, schema.trim_start().strip_prefix('{')) {
         (Some(members), Some(rest)) if !members.contains_key("$id") => {
-            // Neither name needs to be escaped.
+            // Neither name needs escaping.
             let id = format!("{{\"$id\":\"urn:postrider:schema:{type_name}:{version}\"");
             let comma = if members.is_empty() { "" } else { "," };
             format!("{id}{comma}{rest}")
@@ -90,8 +91,8 @@ fn component(type_name: &str, version: &str, schema: String) -> Result<Box<RawVa
         _ => schema,
     };
     RawValue::from_string(text).map_err(|error| {
-        tracing::error!(%error, type_name, version, "a stored schema can't be read");
-        Problem::new(Kind::Internal, "It has been logged.")
+        let message = format!("stored schema of {type_name} {version} is not valid JSON");
+        Problem::internal(&message, error)
     })
 }
 
@@ -116,7 +117,7 @@ fn webhook(description: Option<&str>, type_name: &str, versions: &[(String, Stri
     json!({"post": {
         "summary": description.unwrap_or(type_name),
         "requestBody": {"required": true, "content": {"application/json": {"schema": {"oneOf": body}}}},
-        "responses": {"2XX": {"description": "Taken. Everything else is tried again."}},
+        "responses": {"2XX": {"description": "Accepted. Any other response is retried."}},
     }})
 }
 

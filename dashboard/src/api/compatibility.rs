@@ -1,6 +1,6 @@
-//! What a new version of a schema takes away from those who read the one before. Only told, never forbidden. Pure.
-//! It knows the plain parts of a schema: `properties`, `required`, `type`, `enum`, `const` and `items`, also where they
-//! stand behind `$ref` or `allOf`, and which types and values `anyOf` and `oneOf` allow. It says nothing of others.
+//! Finds what a new schema version breaks for consumers of the previous one. It only reports and never rejects. Pure.
+//! Understands `properties`, `required`, `type`, `enum`, `const` and `items`, also behind `$ref` or `allOf`, and the
+//! types and values that `anyOf` and `oneOf` allow. Other keywords are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 const BREAKS_MAX: usize = 50;
 const DEPTH_MAX: usize = 32;
-/// Looked at in each of the two.
+/// Schemas visited on each side.
 const SCHEMAS_MAX: usize = 10_000;
 const TYPES: [&str; 7] = [
     "null", "boolean", "object", "array", "integer", "number", "string",
@@ -27,7 +27,7 @@ pub(crate) enum Change {
     NarrowedEnum,
 }
 
-/// One thing that was so before, at this place of the data.
+/// A breaking change at one location of the data.
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = CompatibilityBreak)]
 pub(crate) struct Break {
@@ -41,8 +41,8 @@ pub(crate) struct Break {
 pub(crate) struct Report {
     pub(super) version: String,
     /// The version it is compared with.
-    pub(super) before: String,
-    pub(super) breaks: Vec<Break>,
+    pub(super) previous_version: String,
+    pub(super) breaking_changes: Vec<Break>,
 }
 
 pub(crate) fn compare(before: &Value, after: &Value) -> Vec<Break> {
@@ -57,13 +57,13 @@ pub(crate) fn compare(before: &Value, after: &Value) -> Vec<Break> {
     comparison.found
 }
 
-/// The schemas that apply to one place of the data.
+/// The schemas that apply to one location of the data.
 type Here<'a> = Vec<&'a Value>;
 
 struct Comparison<'a> {
     before: Side<'a>,
     after: Side<'a>,
-    /// The places on the way here. A schema that refers to itself leads to the same place again.
+    /// The locations on the path to this one. A recursive schema leads back to one of them.
     above: Vec<(Here<'a>, Here<'a>)>,
     found: Vec<Break>,
 }
@@ -78,7 +78,7 @@ impl<'a> Comparison<'a> {
         }
         let (old, new) = (self.before.join(before, 0), self.after.join(after, 0));
         if self.before.left == 0 || self.after.left == 0 {
-            // What was not looked at is not known to be gone.
+            // The traversal was cut short: nothing may be reported as removed.
             return;
         }
         let lost: Vec<&str> = old.taken().difference(&new.types).copied().collect();
@@ -91,11 +91,11 @@ impl<'a> Comparison<'a> {
                 .values
                 .is_some_and(|old| old.iter().all(|value| values.contains(value)))
         {
-            let detail = "has fewer values to be one of".to_owned();
+            let detail = "allows fewer values".to_owned();
             self.add(pointer.to_owned(), Change::NarrowedEnum, detail);
         }
         for name in new.required.difference(&old.required) {
-            let detail = "is required now".to_owned();
+            let detail = "is now required".to_owned();
             self.add(below(pointer, name), Change::NewlyRequired, detail);
         }
         for name in old
@@ -103,7 +103,7 @@ impl<'a> Comparison<'a> {
             .keys()
             .filter(|name| !new.properties.contains_key(*name))
         {
-            let detail = "is no longer described".to_owned();
+            let detail = "was removed from the schema".to_owned();
             self.add(below(pointer, name), Change::RemovedProperty, detail);
         }
         self.above.push((before.to_vec(), after.to_vec()));
@@ -127,15 +127,15 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// By where they stand and not by what they say.
+/// By identity, not by content.
 fn is_same_place(a: &[&Value], b: &[&Value]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| std::ptr::eq(*a, *b))
 }
 
-/// What all schemas of one place say together.
+/// All schemas of one location combined.
 struct Joined<'a> {
     types: BTreeSet<&'static str>,
-    /// None: any value.
+    /// None means any value.
     values: Option<Vec<&'a Value>>,
     properties: BTreeMap<&'a str, Here<'a>>,
     required: BTreeSet<&'a str>,
@@ -143,7 +143,7 @@ struct Joined<'a> {
 }
 
 impl Joined<'_> {
-    /// The types that a value can have here, where the values are listed too.
+    /// The types a value can have here, derived from the listed values as well.
     fn taken(&self) -> BTreeSet<&'static str> {
         match &self.values {
             None => self.types.clone(),
@@ -155,10 +155,10 @@ impl Joined<'_> {
     }
 }
 
-/// One of the two schemas, which references are looked up in.
+/// One of the two schemas; references are resolved in it.
 struct Side<'a> {
     root: &'a Value,
-    /// Schemas that may still be looked at: one that refers to others in many ways has no end otherwise.
+    /// Remaining visits: a schema with many recursive references would otherwise never end.
     left: usize,
 }
 
@@ -207,7 +207,7 @@ impl<'a> Side<'a> {
 }
 
 impl<'a> Joined<'a> {
-    /// What the schema itself says.
+    /// Adds what this schema itself declares.
     fn add(&mut self, schema: &'a Value) {
         if let Some(types) = types(schema) {
             self.types.retain(|name| types.contains(name));
@@ -227,7 +227,7 @@ impl<'a> Joined<'a> {
         self.items.extend(schema.get("items"));
     }
 
-    /// Any of these may hold: only what they say of types and values is put together, not their fields.
+    /// Any of these may apply: only their types and values are combined, not their properties.
     fn add_forms(&mut self, forms: Vec<Self>) {
         let taken: BTreeSet<&str> = forms.iter().flat_map(Self::taken).collect();
         self.types.retain(|name| taken.contains(name));
@@ -256,7 +256,7 @@ fn list<'a>(schema: &'a Value, keyword: &str) -> &'a [Value] {
         .map_or(&[], Vec::as_slice)
 }
 
-/// The types it names, if it names any. An integer is a number that is narrower.
+/// The declared types, if any. An integer is a narrower number.
 fn types(schema: &Value) -> Option<BTreeSet<&str>> {
     let mut types: BTreeSet<&str> = match schema.get("type")? {
         Value::String(one) => BTreeSet::from([one.as_str()]),
@@ -343,7 +343,7 @@ mod tests {
             "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"total": {"$ref": "#money"}}}],
             "properties": {"tax": {"$ref": "#/$defs/money"}, "lines": {"items": {"$ref": "#/$defs/money"}}},
         });
-        // The same, written out.
+        // The same schema without references.
         let money = json!({"properties": {"amount": {"type": "number"}, "currency": {}}});
         let plain = json!({"required": ["id"], "properties": {
             "id": {"type": "string"}, "total": money, "tax": money, "lines": {"items": money},
@@ -379,7 +379,7 @@ mod tests {
             "{told:?}"
         );
         assert!(told.len() <= BREAKS_MAX);
-        // Each refers to the next twice: 2^40 ways lead through it.
+        // Each schema refers to the next one twice: 2^40 paths.
         let many: serde_json::Map<String, Value> = (0..40)
             .map(|n| {
                 let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});

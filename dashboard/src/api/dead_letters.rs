@@ -1,5 +1,5 @@
-//! Dead letters in numbers: by endpoint, type and reason, from counts that are kept beside them. As a stream the dead
-//! letters themselves; their list in pages is `GET …/deliveries?state=dead`.
+//! Dead letter counts by endpoint, type and reason, read from maintained counters. Also streams the dead letters
+//! themselves; the paged list is `GET …/deliveries?state=dead`.
 
 use axum::{
     Extension, Json,
@@ -40,7 +40,7 @@ pub(crate) struct DeadLetterQuery {
     format: Option<String>,
 }
 
-/// Their counts, or all of them as a stream.
+/// Returns the counts, or all dead letters as a stream.
 pub(crate) async fn list(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
@@ -53,13 +53,15 @@ pub(crate) async fn list(
     let (since, until) = (time("since", &query.since)?, time("until", &query.until)?);
     let reason = query.reason.as_deref().map(parse_reason).transpose()?;
     if query.r#type.as_deref().is_some_and(|name| !is_type_name(name)) {
-        return Err(Problem::bad_request("type is not the name of an event type."));
+        return Err(Problem::bad_request(
+            "Query parameter `type` must be an event type name, like `invoice.paid`.",
+        ));
     }
     let endpoint = match &query.endpoint {
         None => None,
         Some(id) => Some(endpoints::find_number(&app.pool, Some(tenant.id), id).await?),
     };
-    // One that is not there has none.
+    // An unknown endpoint has no dead letters.
     let is_missing = endpoint == Some(None);
     if let Some(format) = format {
         let filter = Filter {
@@ -108,14 +110,14 @@ async fn count_within(
 ) -> Result<Vec<Group>, Problem> {
     let lowest = since.map_or(EventId::LOWEST, first_id_of);
     let below = until.map_or(EventId(uuid::Uuid::max()), first_id_of);
-    // For its time limit: there may be millions.
+    // A transaction for its statement timeout: there may be millions of rows.
     let mut transaction = tables::begin(&app.pool).await?;
     let counted = dead_letters::groups_within(&mut *transaction, filter, lowest, below, limit).await;
     match counted {
         Err(error) if error.as_database_error().and_then(|e| e.code()).as_deref() == Some("57014") => {
             Err(Problem::new(
-                Kind::Busy,
-                "There are too many to be counted in time: narrow it down by time.",
+                Kind::CountTimeout,
+                "Counting took too long. Narrow the range with `since` and `until`.",
             ))
         }
         counted => Ok(counted?),
@@ -125,6 +127,9 @@ async fn count_within(
 fn parse_reason(text: &str) -> Result<DeadReason, Problem> {
     read_reason(text).ok_or_else(|| {
         let words: Vec<&str> = DeadReason::ALL.iter().map(|reason| reason.as_str()).collect();
-        Problem::bad_request(format!("reason is one of {}.", words.join(", ")))
+        Problem::bad_request(format!(
+            "Query parameter `reason` must be one of {}.",
+            words.join(", ")
+        ))
     })
 }

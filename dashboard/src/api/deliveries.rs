@@ -1,4 +1,4 @@
-//! Deliveries and their attempts, and the replay of one.
+//! Deliveries and their attempts, and the replay of a single delivery.
 
 use axum::{
     Extension, Json,
@@ -52,17 +52,17 @@ pub(crate) struct DeliveryView {
     endpoint: String,
     #[schema(schema_with = shapes::delivery_state)]
     state: DeliveryState,
-    /// Why it is dead.
+    /// Why the delivery is dead.
     #[schema(schema_with = shapes::dead_reason_or_null)]
     reason: Option<DeadReason>,
     attempt_count: i16,
-    /// Of the latest attempt.
+    /// HTTP status of the last response.
     #[schema(schema_with = shapes::status_or_null)]
     status_code: Option<i16>,
     error: Option<String>,
     created_at: Option<DateTime<Utc>>,
     last_attempt_at: Option<DateTime<Utc>>,
-    /// Null while pending means: as soon as the endpoint has room.
+    /// Null while pending means as soon as the endpoint has capacity.
     next_attempt_at: Option<DateTime<Utc>>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct DeliveryWithAttempts {
     #[serde(flatten)]
     delivery: DeliveryView,
     url: String,
-    /// The newest first.
+    /// Newest first.
     attempts: Vec<Attempt>,
 }
 
@@ -129,7 +129,7 @@ impl DeliveryView {
     }
 }
 
-/// A page, or all of them as a stream.
+/// Returns a page, or all matching deliveries as a stream.
 pub(crate) async fn list(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
@@ -161,7 +161,7 @@ pub(crate) async fn list(
     Ok(Json(page).into_response())
 }
 
-/// None when the filter names an endpoint or event that is not there: nothing can match.
+/// None if the filter names an endpoint or event that does not exist: nothing can match.
 async fn filter(app: &Shared, tenant: &Tenant, query: &DeliveryQuery) -> Result<Option<Filter>, Problem> {
     let mut filter = Filter {
         tenant: Some(tenant.id),
@@ -181,7 +181,9 @@ async fn filter(app: &Shared, tenant: &Tenant, query: &DeliveryQuery) -> Result<
     };
     if let Some(name) = &query.r#type {
         if !is_type_name(name) {
-            return Err(Problem::bad_request("type is not the name of an event type."));
+            return Err(Problem::bad_request(
+                "Query parameter `type` must be an event type name, like `invoice.paid`.",
+            ));
         }
         filter.event_type = Some(name.clone());
     }
@@ -208,24 +210,28 @@ pub(crate) fn parse_state(text: &str) -> Result<DeliveryState, Problem> {
     ]
     .into_iter()
     .find(|state| state.as_str() == text)
-    .ok_or_else(|| Problem::bad_request("state is pending, delivered or dead."))
+    .ok_or_else(|| Problem::bad_request("Query parameter `state` must be pending, delivered or dead."))
 }
 
 pub(crate) fn parse_status(text: &str) -> Result<i16, Problem> {
     text.parse()
         .ok()
         .filter(|code| (100..1000).contains(code))
-        .ok_or_else(|| Problem::bad_request("status_code is a number from 100 to 999."))
+        .ok_or_else(|| {
+            Problem::bad_request("Query parameter `status_code` must be a number from 100 to 999.")
+        })
 }
 
-/// Years that an event's id can hold and Postgres can read.
+/// Limited to the years that an event id can hold and Postgres can read.
 pub(crate) fn parse_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
     DateTime::parse_from_rfc3339(text)
         .ok()
         .map(|time| time.to_utc())
         .filter(|time| (1970..=9999).contains(&time.year()))
         .ok_or_else(|| {
-            Problem::bad_request(format!("{name} is a time like 2026-05-28T10:00:00Z (RFC 3339)."))
+            Problem::bad_request(format!(
+                "`{name}` must be an RFC 3339 time, like 2026-05-28T10:00:00Z."
+            ))
         })
 }
 

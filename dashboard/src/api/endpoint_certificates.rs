@@ -1,5 +1,5 @@
-//! An endpoint's own certificates: whom it is verified with, and what it is shown of us.
-//! Invariant: they are stored sealed, and of what is stored only fingerprints are shown again.
+//! An endpoint's TLS settings: the CAs its certificate is verified against, and our client certificate.
+//! Invariant: stored encrypted; only fingerprints of stored certificates are returned.
 
 use postrider_dispatcher::{
     tls::{TlsFingerprints, TlsSettings},
@@ -19,7 +19,7 @@ pub(super) fn check_tls(tls: &TlsSettings, faults: &mut Faults) {
     }
 }
 
-/// What was given replaces what was there, as a whole; null and `{}` take it away.
+/// Replaces the stored settings as a whole; null and `{}` remove them.
 pub(super) async fn keep_tls(
     vault: &Vault,
     db: impl PgExecutor<'_>,
@@ -31,7 +31,7 @@ pub(super) async fn keep_tls(
         None => None,
         Some(tls) => {
             let clear = serde_json::to_vec(&tls).map_err(|error| {
-                Problem::bad_request(format!("The certificates can't be written: {error}."))
+                Problem::bad_request(format!("The certificates could not be stored: {error}."))
             })?;
             Some(vault.seal(row.owner(), Purpose::Tls, &clear))
         }
@@ -43,12 +43,12 @@ pub(super) async fn keep_tls(
     Ok(())
 }
 
-/// What does not open is as good as none here.
+/// Settings that can't be decrypted count as none here.
 pub(super) fn shown(vault: &Vault, row: &EndpointRow) -> Option<TlsFingerprints> {
     Some(open_tls(vault, row)?.fingerprints())
 }
 
-/// For requests of our own to the endpoint.
+/// For requests that this process sends to the endpoint.
 pub(crate) fn open_tls(vault: &Vault, row: &EndpointRow) -> Option<TlsSettings> {
     let clear = vault.open(row.owner(), Purpose::Tls, row.tls.as_deref()?).ok()?;
     serde_json::from_slice(&clear).ok()

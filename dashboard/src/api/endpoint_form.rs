@@ -1,5 +1,5 @@
-//! What an endpoint may be told, and why it is refused. Pure: the same form serves create and patch, where a field
-//! that is null goes back to its default and one that is not there stays.
+//! The settings of an endpoint and their validation. Pure. Create and patch share one form: a null field is reset to
+//! its default, a missing one is left unchanged.
 
 use std::collections::BTreeMap;
 
@@ -79,17 +79,17 @@ pub(crate) struct EndpointForm {
     #[serde(deserialize_with = "given_object")]
     #[schema(schema_with = shapes::tls_or_null)]
     pub(super) tls: Option<Option<TlsSettings>>,
-    /// Only when it is made; afterwards it is rotated.
+    /// Only on creation; afterwards it is rotated.
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::secret_or_null)]
     pub(super) secret: Option<Option<String>>,
-    /// Only afterwards: a new endpoint is enabled.
+    /// Only on update: a new endpoint is enabled.
     #[serde(deserialize_with = "given")]
     #[schema(value_type = bool)]
     enabled: Option<Option<bool>>,
 }
 
-/// What an endpoint is before anything is said about it.
+/// The settings of an endpoint when none are given.
 pub(crate) fn blank() -> EndpointSettings {
     EndpointSettings {
         url: String::new(),
@@ -115,10 +115,13 @@ impl EndpointForm {
         let mut settings = blank();
         let mut faults = Faults::default();
         if self.enabled.is_some() {
-            faults.add("enabled", "a new endpoint is enabled: pause it afterwards");
+            faults.add(
+                "enabled",
+                "can't be set on creation: a new endpoint is enabled. Pause it with PATCH",
+            );
         }
         if self.url.is_none() {
-            faults.add("url", "an endpoint needs a url");
+            faults.add("url", "is required");
         }
         self.apply(&mut settings, guard, &mut faults);
         if let Some(Some(secret)) = &self.secret
@@ -130,7 +133,7 @@ impl EndpointForm {
         Ok(settings)
     }
 
-    /// The settings as they are after the change.
+    /// The settings after the change.
     pub(super) fn patch(
         &self,
         mut settings: EndpointSettings,
@@ -138,7 +141,7 @@ impl EndpointForm {
     ) -> Result<EndpointSettings, Problem> {
         let mut faults = Faults::default();
         if self.secret.is_some() {
-            faults.add("secret", "a secret is changed by POST …/secret/rotate");
+            faults.add("secret", "can't be changed by PATCH: use POST …/secret/rotate");
         }
         match self.enabled {
             None => {}
@@ -160,13 +163,13 @@ impl EndpointForm {
     fn apply(&self, settings: &mut EndpointSettings, guard: &Guard, faults: &mut Faults) {
         match &self.url {
             None => {}
-            Some(None) => faults.add("url", "an endpoint needs a url"),
+            Some(None) => faults.add("url", "is required"),
             Some(Some(url)) => match guard.check_url(url) {
-                // Writing it out in ASCII can make it longer than what was given.
+                // The ASCII form can be longer than the given URL.
                 Ok(url) if url.as_str().len() > URL_BYTES_MAX => {
                     faults.add("url", Refusal::TooLong.to_string());
                 }
-                // The parsed form is what is called later: the same parser has judged it.
+                // Store the parsed form: it is what the validation applied to.
                 Ok(url) => settings.url = url.into(),
                 Err(refusal) => faults.add("url", refusal.to_string()),
             },
@@ -176,7 +179,9 @@ impl EndpointForm {
             if !description.as_ref().is_none_or(fits) {
                 faults.add(
                     "description",
-                    format!("must be text of at most {DESCRIPTION_BYTES_MAX} bytes"),
+                    format!(
+                        "must be at most {DESCRIPTION_BYTES_MAX} bytes of text without control characters"
+                    ),
                 );
             }
             settings.description.clone_from(description);

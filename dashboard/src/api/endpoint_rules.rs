@@ -1,4 +1,4 @@
-//! The rules for single fields of an endpoint, each with the reason it gives. Pure.
+//! Validation of single endpoint fields, each with its error message. Pure.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,11 @@ use postrider_proto::{
 use serde_json::Value;
 
 use crate::{
-    problem::{Fault, Problem},
+    problem::{Fault, Problem, excerpt},
     transcript::HIDDEN,
 };
 
-/// Everything that is wrong, not only the first thing.
+/// Collects all errors, not only the first one.
 #[derive(Default)]
 pub(super) struct Faults(Vec<Fault>);
 
@@ -44,8 +44,13 @@ impl Faults {
         let number = value
             .filter(|n| (low..=high).contains(n))
             .and_then(|n| T::try_from(n).ok());
-        if value.is_some() && number.is_none() {
-            self.add(field, format!("must be a whole number from {low} to {high}"));
+        if let Some(given) = value
+            && number.is_none()
+        {
+            self.add(
+                field,
+                format!("must be a whole number from {low} to {high}, not {given}"),
+            );
         }
         number
     }
@@ -63,7 +68,10 @@ pub(super) fn check_types(types: &[String], faults: &mut Faults) {
     if types.is_empty() || types.len() > TYPES_PER_ENDPOINT_MAX {
         faults.add(
             "types",
-            format!("must have 1 to {TYPES_PER_ENDPOINT_MAX} entries"),
+            format!(
+                "must have 1 to {TYPES_PER_ENDPOINT_MAX} entries, not {}",
+                types.len()
+            ),
         );
         return;
     }
@@ -71,7 +79,10 @@ pub(super) fn check_types(types: &[String], faults: &mut Faults) {
         if !is_pattern(pattern) {
             faults.add(
                 &format!("types/{index}"),
-                "must be an event type, a prefix with .* behind it, or *",
+                format!(
+                    "`{}` is not an event type, a prefix followed by `.*`, or `*`",
+                    excerpt(pattern)
+                ),
             );
         }
     }
@@ -82,16 +93,19 @@ pub(super) fn check_versions(versions: Option<&BTreeMap<String, String>>, faults
     if versions.len() > TYPES_PER_ENDPOINT_MAX {
         faults.add(
             "versions",
-            format!("must have at most {TYPES_PER_ENDPOINT_MAX} entries"),
+            format!(
+                "must have at most {TYPES_PER_ENDPOINT_MAX} entries, not {}",
+                versions.len()
+            ),
         );
         return;
     }
     for (name, version) in versions {
         let field = format!("versions/{}", name.replace('~', "~0").replace('/', "~1"));
         if !is_type_name(name) {
-            faults.add(&field, "is not an event type");
+            faults.add(&field, format!("`{}` is not an event type name", excerpt(name)));
         } else if !is_version(version) {
-            faults.add(&field, "must be a version of this event type");
+            faults.add(&field, format!("`{}` is not a valid version", excerpt(version)));
         }
     }
 }
@@ -99,8 +113,10 @@ pub(super) fn check_versions(versions: Option<&BTreeMap<String, String>>, faults
 pub(super) fn check_filter(filter: Option<&Value>, faults: &mut Faults) {
     let Some(filter) = filter else { return };
     match Filter::read(filter) {
-        // Postgres has no text with a NUL in it.
-        Ok(_) if filter.to_string().contains("\\u0000") => faults.add("filter", "can't hold a NUL character"),
+        // Postgres text can't contain NUL.
+        Ok(_) if filter.to_string().contains("\\u0000") => {
+            faults.add("filter", "must not contain a NUL character")
+        }
         Ok(_) => {}
         Err(error) => faults.add(&format!("filter{}", error.pointer), error.message),
     }
@@ -110,7 +126,7 @@ pub(super) fn read_schedule(waits: &[String], faults: &mut Faults) -> Vec<i32> {
     if waits.is_empty() || waits.len() > SCHEDULE_STEPS_MAX {
         faults.add(
             "retry_schedule",
-            format!("must have 1 to {SCHEDULE_STEPS_MAX} waits"),
+            format!("must have 1 to {SCHEDULE_STEPS_MAX} delays, not {}", waits.len()),
         );
         return Vec::new();
     }
@@ -119,15 +135,21 @@ pub(super) fn read_schedule(waits: &[String], faults: &mut Faults) -> Vec<i32> {
         let field = format!("retry_schedule/{index}");
         match parse_wait(text).map(|wait| i32::try_from(wait.as_millis())) {
             Ok(Ok(ms)) => stored.push(ms),
-            // Waits are stored in milliseconds, in 32 bits.
-            Ok(Err(_)) => faults.add(&field, "must be at most 24d for an endpoint"),
+            // Delays are stored as 32-bit milliseconds.
+            Ok(Err(_)) => faults.add(
+                &field,
+                format!(
+                    "`{}` is too long: the maximum for an endpoint is 24d",
+                    excerpt(text)
+                ),
+            ),
             Err(error) => faults.add(&field, error.to_string()),
         }
     }
     stored
 }
 
-/// A wait as it is written: in the largest unit that loses nothing.
+/// Formats a delay in the largest unit that is exact.
 pub(crate) fn write_wait(ms: i32) -> String {
     let ms = ms.max(0);
     let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
@@ -146,55 +168,63 @@ pub(super) fn check_secret(secret: &str, format: SignatureFormat) -> Result<(), 
         return Ok(());
     }
     Err(match format {
-        SignatureFormat::TV1 => "must be at least 24 characters, whsec_ not counted",
-        SignatureFormat::Standard => "must be whsec_ and the base64 of 24 to 64 bytes",
-        SignatureFormat::StandardEd25519 => "must be whsk_ and the base64 of an ed25519 private key",
+        SignatureFormat::TV1 => "must be at least 24 characters, not counting `whsec_`",
+        SignatureFormat::Standard => "must be `whsec_` followed by the base64 encoding of 24 to 64 bytes",
+        SignatureFormat::StandardEd25519 => {
+            "must be `whsk_` followed by the base64 encoding of an Ed25519 private key"
+        }
     })
 }
 
 pub(super) fn check_headers(headers: &BTreeMap<String, String>, faults: &mut Faults) {
     if headers.len() > CUSTOM_HEADERS_MAX {
-        faults.add("headers", format!("must be at most {CUSTOM_HEADERS_MAX}"));
+        faults.add(
+            "headers",
+            format!(
+                "must have at most {CUSTOM_HEADERS_MAX} headers, not {}",
+                headers.len()
+            ),
+        );
         return;
     }
     let mut seen = Vec::new();
     for (name, value) in headers {
         let field = format!("headers/{}", name.replace('~', "~0").replace('/', "~1"));
         let Ok(parsed) = HeaderName::from_bytes(name.as_bytes()) else {
-            faults.add(&field, "is not a header name");
+            faults.add(&field, "is not a valid HTTP header name");
             continue;
         };
         if is_ours(parsed.as_str()) {
-            faults.add(&field, "can't be set: Postrider or the connection sets it");
+            faults.add(&field, "is reserved: Postrider sets this header itself");
         }
-        // Other bytes would pass as a value and be read differently by each receiver.
+        // Receivers interpret other bytes differently.
         let is_plain = value.bytes().all(|b| b == b' ' || b.is_ascii_graphic());
         if value.trim() != value || !is_plain {
             faults.add(
                 &field,
-                "its value must be visible ASCII characters, with no line end",
+                "value must be visible ASCII without line breaks, leading or trailing spaces",
             );
         }
         if value.contains(HIDDEN) {
             faults.add(
                 &field,
-                format!("{HIDDEN} stands for a value that is not shown: send the value itself"),
+                format!("{HIDDEN} is a placeholder for a masked value: send the actual value"),
             );
         }
         if name.len() + value.len() > CUSTOM_HEADER_BYTES_MAX {
-            faults.add(&field, format!("is longer than {CUSTOM_HEADER_BYTES_MAX} bytes"));
-        }
-        if seen.contains(&parsed) {
             faults.add(
                 &field,
-                "is there twice: names are the same in upper and lower case",
+                format!("must be at most {CUSTOM_HEADER_BYTES_MAX} bytes, name and value together"),
             );
+        }
+        if seen.contains(&parsed) {
+            faults.add(&field, "is given twice: header names are case-insensitive");
         }
         seen.push(parsed);
     }
 }
 
-/// Headers that frame the request, lead the connection, or carry the signature. `name` is in lower case.
+/// Headers that frame the request, control the connection or carry the signature. `name` is lower case.
 fn is_ours(name: &str) -> bool {
     const FIXED: [&str; 11] = [
         "connection",
@@ -245,7 +275,7 @@ mod tests {
             ),
             ("whsk_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", [false; 3]),
             ("short", [false; 3]),
-            ("spaces are not taken in here", [false; 3]),
+            ("spaces are not allowed here", [false; 3]),
             (long.as_str(), [false; 3]),
             ("", [false; 3]),
         ] {

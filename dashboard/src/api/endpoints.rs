@@ -1,4 +1,4 @@
-//! Endpoints: where a tenant wants events, and how.
+//! Endpoints: where a tenant's events are sent, and how.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +51,7 @@ use crate::{
     transcript::{HIDDEN, custom_header_names},
 };
 
-/// Null where the platform's own setting applies.
+/// Null where the platform default applies.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Endpoint)]
 pub(crate) struct EndpointView {
@@ -69,9 +69,9 @@ pub(crate) struct EndpointView {
     timeout_ms: Option<i32>,
     #[schema(schema_with = shapes::signature)]
     signature: SignatureFormat,
-    /// Null is the tenant's policy, 0 is never.
+    /// Null: the tenant's policy. 0: never.
     rotate_every_days: Option<i16>,
-    /// The names; their values are not shown again.
+    /// Header names; the values are masked.
     headers: BTreeMap<String, &'static str>,
     #[schema(schema_with = shapes::tls_fingerprints_or_null)]
     tls: Option<TlsFingerprints>,
@@ -81,10 +81,10 @@ pub(crate) struct EndpointView {
     state_reason: Option<String>,
     created_at: DateTime<Utc>,
     updated_at: DateTime<Utc>,
-    /// What its receiver verifies with, when it signs with a key pair.
+    /// The public key that the receiver verifies with, for key pair signatures.
     #[serde(skip_serializing_if = "Option::is_none")]
     public_key: Option<String>,
-    /// Only in the answer to its making, and never a private key.
+    /// Returned only on creation, and never a private key.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret: Option<String>,
 }
@@ -121,7 +121,7 @@ fn view(vault: &Vault, row: EndpointRow) -> EndpointView {
     }
 }
 
-/// Bound to the endpoint's number, which it has only once its row is there.
+/// Bound to the endpoint's number, so the row must exist first.
 fn seal_headers(
     vault: &Vault,
     owner: Owner,
@@ -131,7 +131,7 @@ fn seal_headers(
         return Ok(None);
     }
     let clear = serde_json::to_vec(headers)
-        .map_err(|error| Problem::bad_request(format!("The headers can't be written: {error}.")))?;
+        .map_err(|error| Problem::bad_request(format!("The headers could not be stored: {error}.")))?;
     Ok(Some(vault.seal(owner, Purpose::Headers, &clear)))
 }
 
@@ -155,8 +155,8 @@ pub(crate) async fn create(
         return Err(Problem::not_found("tenant"));
     }
     if table::count(&mut *transaction, tenant.id).await? >= ENDPOINTS_PER_TENANT_MAX {
-        return Err(Problem::conflict(format!(
-            "A tenant has at most {ENDPOINTS_PER_TENANT_MAX} endpoints."
+        return Err(Problem::limit_reached(format!(
+            "A tenant can have at most {ENDPOINTS_PER_TENANT_MAX} endpoints. Delete one first."
         )));
     }
     let public_id = tables::random_public_id("ep");
@@ -205,7 +205,7 @@ pub(crate) async fn list(
     ))
 }
 
-/// Answers when the change is in effect.
+/// Responds once the change is in effect.
 pub(crate) async fn patch(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
@@ -224,14 +224,14 @@ pub(crate) async fn patch(
             check_secret(opened.secret.reveal(), settings.signature).map_err(|why| {
                 Problem::invalid(
                     "/signature",
-                    format!("the endpoint's secret does not fit: it {why}"),
+                    format!("the endpoint's current secret can't be used with this format: it {why}"),
                 )
             })?;
         }
     }
     let sealed = match form.headers {
         Some(headers) => seal_headers(&app.vault, before.owner(), &headers.unwrap_or_default())?,
-        // Who can change the address must not be able to have the old one's token sent to it.
+        // A caller who can change the URL must not receive the old host's credentials.
         None if is_elsewhere(&before.settings, &settings) => None,
         None => before.headers,
     };
@@ -256,8 +256,8 @@ pub(crate) async fn patch(
     Ok(Json(view(&app.vault, row)))
 }
 
-/// A version that nobody publishes would be waited for in vain. Those that the endpoint had before stay: their type may be
-/// deleted, which is no reason to refuse another change.
+/// A pin to an unpublished version would never match. Existing pins are kept even if their type was deleted: that is
+/// no reason to reject an unrelated change.
 async fn check_pins(
     connection: &mut PgConnection,
     settings: &EndpointSettings,
@@ -283,11 +283,11 @@ async fn check_pins(
         match there.get(name) {
             None => faults.add(
                 &format!("versions/{name}"),
-                format!("there is no event type {name}"),
+                format!("event type `{name}` does not exist"),
             ),
             Some(None) => faults.add(
                 &format!("versions/{name}"),
-                format!("{name} has no version {version}"),
+                format!("event type `{name}` has no version `{version}`"),
             ),
             Some(Some(_)) => {}
         }
@@ -295,7 +295,7 @@ async fn check_pins(
     faults.done()
 }
 
-/// Another host, another port of it, or the same without TLS.
+/// A different host or port, or the same host without TLS.
 fn is_elsewhere(before: &EndpointSettings, after: &EndpointSettings) -> bool {
     let place = |settings: &EndpointSettings| {
         let url = Url::parse(&settings.url).ok()?;
@@ -308,7 +308,7 @@ fn is_elsewhere(before: &EndpointSettings, after: &EndpointSettings) -> bool {
     place(before) != place(after)
 }
 
-/// Answers when no more requests to it are begun.
+/// Responds once no more requests to it are started.
 pub(crate) async fn delete(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,

@@ -1,4 +1,4 @@
-//! What became of deleted tenants' data: a job each, with its progress.
+//! Erasures: the jobs that delete a deleted tenant's data, with their progress.
 
 use axum::{
     Json,
@@ -26,10 +26,10 @@ pub(crate) struct ErasureView {
     tenant: String,
     #[schema(schema_with = shapes::erasure_state)]
     state: &'static str,
-    /// Events, with all that belongs to them.
+    /// Number of events; related rows are deleted with them.
     total: i64,
     done: i64,
-    asked_by: String,
+    created_by: String,
     created_at: DateTime<Utc>,
     ended_at: Option<DateTime<Utc>>,
 }
@@ -42,7 +42,7 @@ impl From<Erasure> for ErasureView {
             state: if row.ended_at.is_some() { "done" } else { "running" },
             total: row.total.max(row.done),
             done: row.done,
-            asked_by: row.asked_by,
+            created_by: row.asked_by,
             created_at: row.created_at,
             ended_at: row.ended_at,
         }

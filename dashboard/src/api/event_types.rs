@@ -1,4 +1,4 @@
-//! Event types and their versioned schemas. A published version's schema never changes; versions are added.
+//! Event types and their versioned schemas. A published version never changes; new versions are added.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ use crate::{
     input::{Query, Text, is_plain_text},
     listing::{Page, PageQuery},
     openapi::shapes,
-    problem::{Fault, Problem},
+    problem::{Fault, Kind, Problem, excerpt},
     tables::{self, event_types::EventTypeRow, schemas},
 };
 
@@ -55,14 +55,13 @@ pub(crate) struct TypeView {
     r#type: String,
     description: Option<String>,
     thin: bool,
-    /// Sorted by the numbers in their names, whenever they were published; the last is what an emit without a version
-    /// means.
+    /// In version order, regardless of when they were published. The last one is used by an emit without a version.
     versions: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = shapes::object)]
     schemas: Option<BTreeMap<String, Box<RawValue>>>,
     created_at: DateTime<Utc>,
-    /// In the answer to a PUT that added versions: what each breaks for readers of the one before it.
+    /// On a PUT that added versions: what each breaks for consumers of the previous one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     compatibility: Vec<Report>,
 }
@@ -76,13 +75,16 @@ pub(crate) async fn put(
     if !is_type_name(&name) {
         return Err(Problem::invalid(
             "",
-            "an event type is words of a-z 0-9 _ with dots between, at most 128 characters",
+            format!(
+                "`{}` is not an event type name: use segments of a-z, 0-9 and _ separated by dots, at most 128 characters",
+                excerpt(&name)
+            ),
         ));
     }
     if name.starts_with(RESERVED_PREFIX) {
         return Err(Problem::invalid(
             "",
-            "types that begin with postrider. are reserved",
+            "names starting with `postrider.` are reserved",
         ));
     }
     let form: TypeForm = text.read_once()?;
@@ -112,7 +114,7 @@ pub(crate) async fn put(
     Ok((status, Json(view)).into_response())
 }
 
-/// The schemas as values, or everything that is wrong with the form.
+/// Returns the parsed schemas, or all errors of the form.
 fn check(form: &TypeForm) -> Result<BTreeMap<&str, Value>, Problem> {
     let mut faults = Vec::new();
     let mut fault = |pointer: String, detail: &str| {
@@ -126,11 +128,11 @@ fn check(form: &TypeForm) -> Result<BTreeMap<&str, Value>, Problem> {
     {
         fault(
             "/description".to_owned(),
-            "a description is text of at most 1024 bytes",
+            "must be at most 1024 bytes of text without control characters",
         );
     }
     if form.schemas.is_empty() || form.schemas.len() > VERSIONS_PER_TYPE_MAX {
-        fault("/schemas".to_owned(), "a type has 1 to 100 versions");
+        fault("/schemas".to_owned(), "must have 1 to 100 versions");
     }
     let mut values = BTreeMap::new();
     for (version, schema) in &form.schemas {
@@ -138,7 +140,7 @@ fn check(form: &TypeForm) -> Result<BTreeMap<&str, Value>, Problem> {
         if !is_version(version) {
             fault(
                 pointer.clone(),
-                "a version begins with a letter or digit and has at most 64 of A-Z a-z 0-9 _ . -",
+                "version must start with a letter or digit and have at most 64 characters of A-Z a-z 0-9 _ . -",
             );
         }
         match serde_json::from_str(schema.get()) {
@@ -150,8 +152,8 @@ fn check(form: &TypeForm) -> Result<BTreeMap<&str, Value>, Problem> {
                 }
                 values.insert(version.as_str(), value);
             }
-            Ok(_) => fault(pointer, "a schema is a JSON object, true or false"),
-            Err(error) => fault(pointer, &format!("the schema can't be read: {error}")),
+            Ok(_) => fault(pointer, "schema must be a JSON object, true or false"),
+            Err(error) => fault(pointer, &format!("schema is not valid JSON: {error}")),
         }
     }
     if faults.is_empty() {
@@ -161,7 +163,7 @@ fn check(form: &TypeForm) -> Result<BTreeMap<&str, Value>, Problem> {
     }
 }
 
-/// Adds the versions that are new. One that is there must be the same JSON value, to the last digit.
+/// Adds the new versions. A version that exists must be the same JSON value, to the last digit.
 async fn publish(
     connection: &mut PgConnection,
     id: TypeId,
@@ -174,18 +176,24 @@ async fn publish(
         .iter()
         .filter(|(version, _)| !published.iter().any(|row| row.version == **version));
     if added.clone().count() + published.len() > VERSIONS_PER_TYPE_MAX {
-        return Err(Problem::invalid("/schemas", "a type has at most 100 versions"));
+        return Err(Problem::invalid(
+            "/schemas",
+            "an event type can have at most 100 versions, published ones included",
+        ));
     }
     for row in &published {
         let Some(given) = form.schemas.get(&row.version) else {
             continue;
         };
         if !is_same(row.schema.get(), given.get()) {
-            return Err(Problem::conflict(format!(
-                "Version {} is published and its schema can't change, also when its type was deleted in between: add a \
-                 new version.",
-                row.version
-            )));
+            return Err(Problem::new(
+                Kind::SchemaPublished,
+                format!(
+                    "Version {} is already published with a different schema. Published schemas are immutable, even if the type \
+                 was deleted in between: add a new version.",
+                    row.version
+                ),
+            ));
         }
     }
     let mut all: BTreeMap<String, (&str, Value)> = published
@@ -207,7 +215,7 @@ async fn publish(
     Ok(compared(&all, ranks))
 }
 
-/// Each of these versions with the one that comes before it.
+/// Compares each of these versions with the one before it.
 fn compared(all: &BTreeMap<String, (&str, Value)>, mut ranks: Vec<String>) -> Vec<Report> {
     ranks.sort();
     let report = |rank: &String| {
@@ -215,8 +223,8 @@ fn compared(all: &BTreeMap<String, (&str, Value)>, mut ranks: Vec<String>) -> Ve
         let (before, old) = all.range(..rank.clone()).next_back()?.1;
         Some(Report {
             version: (*version).to_owned(),
-            before: (*before).to_owned(),
-            breaks: compare(old, schema),
+            previous_version: (*before).to_owned(),
+            breaking_changes: compare(old, schema),
         })
     };
     ranks.iter().filter_map(report).collect()
@@ -245,8 +253,8 @@ pub(crate) async fn get(State(app): State<Shared>, Path(name): Path<String>) -> 
     Ok(Json(view(&mut connection, row).await?))
 }
 
-/// Events that have the type are kept and delivered; new ones are refused. Its versions stay published: they are there
-/// again when the type is.
+/// Existing events keep their type and are delivered; new ones are rejected. Published versions remain and reappear
+/// when the type is created again.
 pub(crate) async fn delete(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
@@ -272,7 +280,7 @@ pub(crate) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Without the schemas themselves: a page of them could be very large.
+/// Without the schemas: a page of them could be very large.
 pub(crate) async fn list(
     State(app): State<Shared>,
     Query(query): Query<PageQuery>,
@@ -299,7 +307,6 @@ pub(crate) async fn list(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::Kind;
 
     fn faults(text: &str) -> Vec<String> {
         let form: TypeForm = serde_json::from_str(text).expect("a form");

@@ -1,5 +1,5 @@
-//! Events: emitted, listed, read with their deliveries.
-//! Invariant: `data` goes in and comes out as the bytes it has; it is never parsed into a value and written again.
+//! Events: emit, list, read with their deliveries.
+//! Invariant: `data` is stored and returned byte for byte; it is never re-serialized.
 
 use axum::{
     Extension, Json,
@@ -30,14 +30,14 @@ use crate::{
     listing::{Page, PageQuery, encode},
     meters::{Key, METERS, Repeated, Source},
     openapi::shapes,
-    problem::{Fault, Kind, Problem},
+    problem::{Fault, Kind, Problem, sentence},
     tables::events::{self, EventRow},
     traced::Traced,
 };
 
-/// The data and what stands around it.
+/// The data plus the fields around it.
 const EMIT_BODY_BYTES_MAX: usize = EVENT_DATA_BYTES_MAX + 4 * 1024;
-/// A page ends early when its bodies come to this much.
+/// A page ends early once its bodies reach this size.
 const PAGE_BYTES_MAX: i64 = 8 * 1024 * 1024;
 
 #[derive(Deserialize, ToSchema)]
@@ -95,7 +95,7 @@ impl From<EventRow> for EventView {
     }
 }
 
-/// Cut out of the stored body as it stands there.
+/// Sliced from the stored body without re-serializing.
 fn data_of(body: &[u8]) -> Option<Box<RawValue>> {
     #[derive(Deserialize)]
     struct Stored {
@@ -104,7 +104,7 @@ fn data_of(body: &[u8]) -> Option<Box<RawValue>> {
     match serde_json::from_slice::<Stored>(body) {
         Ok(stored) => Some(stored.data),
         Err(error) => {
-            tracing::error!(%error, "a stored body can't be read");
+            tracing::error!(%error, "stored event body is not valid JSON");
             None
         }
     }
@@ -123,7 +123,7 @@ pub(crate) async fn emit(
     taken.map(|(response, _)| response)
 }
 
-/// The answer, and the event's id.
+/// Returns the response and the event's id.
 async fn take(
     app: &Shared,
     tenant: &str,
@@ -159,7 +159,7 @@ async fn take(
     Ok(((status, Json(view)).into_response(), id))
 }
 
-/// What is done with a body before the database is asked: the data as it will be kept, or the status of the refusal.
+/// The validation that happens before the database: the data as it will be stored, or the HTTP status of the error.
 pub fn read_emit_body(body: &[u8]) -> Result<String, u16> {
     let text = Text::<EMIT_BODY_BYTES_MAX>::of(body.to_vec().into()).ok_or(413_u16)?;
     let status = |problem: Problem| problem.status().as_u16();
@@ -168,7 +168,7 @@ pub fn read_emit_body(body: &[u8]) -> Result<String, u16> {
 }
 
 impl EmitForm<'_> {
-    /// The event as it goes to the database; what is wrong with its data's form is 400, or 422 when it is no object.
+    /// Validates the event. Malformed data is 400; data that is not an object is 422.
     pub(super) fn check(self, tenant: &str) -> Result<OwnedEvent, Problem> {
         checked(OwnedEvent {
             tenant: tenant.to_owned(),
@@ -183,7 +183,7 @@ impl EmitForm<'_> {
     }
 }
 
-/// What can be told of an event without the database.
+/// Every check that needs no database.
 pub(crate) fn checked(event: OwnedEvent) -> Result<OwnedEvent, Problem> {
     if event.data.len() > EVENT_DATA_BYTES_MAX {
         return Err(refusal(EmitError::TooLarge, ""));
@@ -191,11 +191,11 @@ pub(crate) fn checked(event: OwnedEvent) -> Result<OwnedEvent, Problem> {
     match check_data(&event.data) {
         Ok(()) => Ok(event),
         Err(bad @ postrider_sender::BadData::NotAnObject) => Err(Problem::invalid("/data", bad.to_string())),
-        Err(bad) => Err(Problem::bad_request(format!("{bad}."))),
+        Err(bad) => Err(Problem::bad_request(sentence(&bad))),
     }
 }
 
-/// Of a new event nothing has to be read again.
+/// A new event needs no read from the database.
 fn fresh(emitted: Emitted, event: OwnedEvent) -> EventView {
     EventView {
         id: emitted.id,
@@ -224,13 +224,13 @@ async fn answer(
     Ok((StatusCode::OK, first.into()))
 }
 
-/// `below` is the pointer of the event in the body.
+/// `below` is the JSON pointer of the event in the body.
 pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
     match error {
         EmitError::UnknownTenant => Problem::not_found("tenant"),
         EmitError::Conflict => {
             METERS.repeated(Key::EventId, Repeated::Conflict);
-            Problem::new(Kind::EventIdConflict, format!("{error}."))
+            Problem::new(Kind::EventIdConflict, sentence(&error))
         }
         EmitError::Invalid { field, message } => Problem::invalid(format!("{below}/{field}"), message),
         EmitError::Schema(violations) => Problem::faults(
@@ -243,7 +243,7 @@ pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
                 .collect(),
         ),
         EmitError::Stale => Problem::busy(),
-        EmitError::TooLarge => Problem::new(Kind::TooLarge, format!("{error}.")),
+        EmitError::TooLarge => Problem::new(Kind::TooLarge, sentence(&error)),
         EmitError::Database(error) => match error.as_database_error().and_then(|e| e.code()) {
             Some(code) if code == "PR422" => {
                 let told = error.as_database_error().map(|e| e.message().to_owned());
@@ -254,7 +254,7 @@ pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
     }
 }
 
-/// The newest first.
+/// Newest first.
 pub(crate) async fn list(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
@@ -274,7 +274,7 @@ pub(crate) async fn list(
     }))
 }
 
-/// As many of the first as the page has room for; always one.
+/// The leading events that fit on the page; at least one.
 fn fitting(found: &[(EventId, i32)], limit: usize) -> Vec<EventId> {
     let mut bytes = 0;
     found
@@ -308,7 +308,7 @@ pub(crate) async fn get(
     Ok(Json(view))
 }
 
-/// An id of another form is not even looked for.
+/// A malformed id is not looked up.
 pub(super) async fn find_number(app: &Shared, tenant: &Tenant, id: &str) -> Result<Option<EventId>, Problem> {
     let fits = !id.is_empty()
         && id.len() <= postrider_proto::limits::EVENT_ID_CHARS_MAX

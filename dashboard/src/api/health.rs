@@ -1,4 +1,4 @@
-//! Liveness and readiness, without a key; figures, with one; and what the API is.
+//! Liveness and readiness without a key, metrics with one, and the API description.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::{Shared, openapi, problem::Problem};
 
 const DATABASE_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// The process runs.
+/// The process is running.
 pub(crate) async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Requests can be served: the database answers.
+/// The database responds, so requests can be served.
 pub(crate) async fn readyz(State(app): State<Shared>) -> Answer<Value> {
     let asked = sqlx::query("select 1").execute(&app.lookups);
     match tokio::time::timeout(DATABASE_TIME_MAX, asked).await {

@@ -1,5 +1,5 @@
 //! Listeners: temporary endpoints for people who develop a receiver. The server can't reach their machine, so their
-//! machine holds a connection, on which it gets the requests that would have been sent.
+//! machine opens a connection and receives the requests that would have been sent.
 
 use axum::{
     Extension,
@@ -44,7 +44,7 @@ use crate::{
 use postrider_dispatcher::vault::Owner;
 
 const LISTENERS_PER_TENANT_MAX: i64 = 10;
-/// Nothing is ever sent there: the name can't exist (RFC 6761).
+/// Nothing is ever sent there: `.invalid` never resolves (RFC 6761).
 const NOWHERE: &str = "https://listener.invalid/";
 
 #[derive(Default, Deserialize, ToSchema)]
@@ -68,7 +68,7 @@ pub(crate) struct ListenerView {
     signature: SignatureFormat,
     /// What the receiver verifies with: the secret, or the public key.
     secret: String,
-    /// It lives on while somebody reads its requests.
+    /// Extended while a client reads its requests.
     expires_at: DateTime<Utc>,
 }
 
@@ -85,17 +85,17 @@ pub(crate) async fn create(
     if !tables::tenants::lock(&mut *work, tenant.id).await? {
         return Err(Problem::not_found("tenant"));
     }
-    // Those that are over count no longer.
+    // Expired listeners must not count.
     listeners::sweep(&mut *work).await?;
     let full = endpoints::count(&mut *work, tenant.id).await? >= ENDPOINTS_PER_TENANT_MAX;
     if full || listeners::count(&mut *work, tenant.id).await? >= LISTENERS_PER_TENANT_MAX {
-        return Err(Problem::conflict(format!(
-            "A tenant has at most {LISTENERS_PER_TENANT_MAX} listeners and {ENDPOINTS_PER_TENANT_MAX} endpoints."
+        return Err(Problem::limit_reached(format!(
+            "A tenant can have at most {LISTENERS_PER_TENANT_MAX} listeners and {ENDPOINTS_PER_TENANT_MAX} endpoints."
         )));
     }
     let public_id = tables::random_public_id(listeners::PREFIX);
     let row = endpoints::insert(&mut *work, tenant.id, &public_id, shard, &settings).await?;
-    // In the same transaction: nobody ever sees it active.
+    // In the same transaction, so that it is never seen active.
     let row = endpoints::update(&mut *work, row.id, &settings, None).await?;
     let shown = keep(&app.vault, &mut work, row.owner(), &secret).await?;
     let view = ListenerView {
@@ -142,21 +142,24 @@ fn check(form: ListenerForm) -> Result<(EndpointSettings, Secret), Problem> {
     Ok((settings, secret))
 }
 
-/// Who comes last has it: a connection that is dead need not be waited for.
+/// The latest reader takes over, without waiting for a dead connection to time out.
 pub(crate) async fn requests(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
     Path((_, id)): Path<(String, String)>,
     method: Method,
 ) -> Result<Response, Problem> {
-    // A HEAD, which is served like a GET, would take requests and throw them away.
+    // HEAD is routed like GET and would consume and discard requests.
     if method != Method::GET {
-        return Err(Problem::new(Kind::MethodNotAllowed, "It can only be read."));
+        return Err(Problem::new(
+            Kind::MethodNotAllowed,
+            "Use GET to read a listener's requests.",
+        ));
     }
     let place = app.streams.take(Some(tenant.id)).ok_or_else(|| {
         Problem::too_many(
             format!(
-                "At most {STREAMS_PER_TENANT_MAX} listeners of a tenant, and {STREAMS_MAX} of all, are connected to one process."
+                "One process serves at most {STREAMS_PER_TENANT_MAX} listener connections of a tenant and {STREAMS_MAX} in total."
             ),
             Duration::from_secs(5),
         )
@@ -183,7 +186,7 @@ pub(crate) async fn requests(
     };
     let headers = [
         (header::CONTENT_TYPE, "application/x-ndjson"),
-        // Proxies that gather an answer before they pass it on would hold everything back.
+        // Buffering proxies would hold everything back.
         (HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     Ok((headers, session.body()).into_response())

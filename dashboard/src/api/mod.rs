@@ -1,4 +1,4 @@
-//! The HTTP API, a file for each noun. Handlers read, check, call `tables` in one transaction, and answer.
+//! The HTTP API, one file per noun. Handlers parse, validate, call `tables` in one transaction, and respond.
 
 pub(crate) mod alerts;
 pub(crate) mod api_keys;

@@ -1,4 +1,4 @@
-//! Links for customers to the pages of their own tenant.
+//! Portal links: let customers into the pages of their own tenant.
 
 use axum::{Extension, extract::State, http::StatusCode, response::Response};
 use chrono::{DateTime, Utc};
@@ -14,7 +14,7 @@ use crate::{
     tables::tenants,
 };
 
-/// There is nothing to say yet; what is unknown is refused.
+/// No options yet; unknown fields are rejected.
 #[derive(Default, Deserialize, ToSchema)]
 #[schema(as = NewPortalLink)]
 #[serde(deny_unknown_fields)]

@@ -1,4 +1,4 @@
-//! Bulk replays: asked for, looked at, cancelled. The work itself is a job of the dispatcher.
+//! Bulk replays: start, read, cancel. The dispatcher runs them as jobs.
 
 use std::time::{Duration, Instant};
 
@@ -28,14 +28,14 @@ use crate::{
     input::{OptionalBody, Query},
     listing::{Page, PageQuery},
     openapi::shapes,
-    problem::{Kind, Problem},
+    problem::{Kind, Problem, excerpt},
     settled::{self, all_settled},
     tables::{self, endpoints, event_types, is_public_id, random_public_id},
 };
 
-/// Of a dry run.
+/// Deliveries shown by a dry run.
 const SAMPLE: i64 = 10;
-/// How long a cancellation waits for what was in line to be back where it was.
+/// How long a cancellation waits for queued deliveries to be restored.
 const TAKE_BACK_WAIT: Duration = Duration::from_secs(1);
 const TAKE_BACK_POLL: Duration = Duration::from_millis(20);
 
@@ -45,22 +45,22 @@ const TAKE_BACK_POLL: Duration = Duration::from_millis(20);
 pub(crate) struct ReplayForm {
     #[schema(schema_with = shapes::replay_kind_or_null)]
     pub(crate) kind: Option<String>,
-    /// Null is all of the tenant's. What was never got is asked for by one.
+    /// Null: all endpoints of the tenant. Required for `kind: missing`.
     pub(crate) endpoint: Option<String>,
-    /// Null is whatever has not arrived: dead letters, and those that wait for their next attempt.
+    /// Null: everything not delivered, that is dead letters and deliveries waiting for a retry.
     #[schema(schema_with = shapes::delivery_state_or_null)]
     pub(crate) state: Option<String>,
     #[schema(schema_with = shapes::type_or_null_plain)]
     pub(crate) r#type: Option<String>,
     #[schema(schema_with = shapes::dead_reason_or_null)]
     pub(crate) reason: Option<String>,
-    /// Of events from then on.
+    /// Only events created at or after this time.
     pub(crate) since: Option<String>,
-    /// Of events before then.
+    /// Only events created before this time.
     pub(crate) until: Option<String>,
     #[schema(schema_with = shapes::replay_rate_or_null)]
     pub(crate) rate_per_second: Option<i64>,
-    /// Only counts, and shows a few.
+    /// Only counts the deliveries and returns a sample.
     pub(crate) dry_run: bool,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct ReplayView {
     kind: ReplayKind,
     #[schema(schema_with = shapes::replay_state)]
     state: ReplayState,
-    /// The filter, as it was asked for.
+    /// The filter as requested.
     endpoint: Option<String>,
     delivery_state: Option<String>,
     r#type: Option<String>,
@@ -81,19 +81,19 @@ pub(crate) struct ReplayView {
     since: Option<DateTime<Utc>>,
     until: Option<DateTime<Utc>>,
     total: i64,
-    /// Tried, or passed over because they were no longer there.
+    /// Attempted, or skipped because they no longer existed.
     done: i64,
-    /// Not sent because it was cancelled: they are what they were before. A last few may still be on the wire.
+    /// Not sent because the replay was cancelled; restored to their previous state. A few may still be in flight.
     cancelled: i64,
     skipped: i64,
-    /// Of those that were tried.
+    /// Of the attempted ones.
     retrying: i64,
     dead: i64,
-    /// Asked for, and measured lately.
+    /// The requested limit; `done_per_second` is the measured rate.
     rate_per_second: i32,
     done_per_second: Option<f32>,
     seconds_left: Option<i64>,
-    asked_by: String,
+    created_by: String,
     created_at: DateTime<Utc>,
     ended_at: Option<DateTime<Utc>>,
 }
@@ -119,7 +119,7 @@ impl From<Replay> for ReplayView {
             retrying: replay.retrying,
             dead: replay.dead,
             rate_per_second: replay.rate_per_second,
-            asked_by: replay.asked_by,
+            created_by: replay.asked_by,
             created_at: replay.created_at,
             ended_at: replay.ended_at,
         }
@@ -129,7 +129,7 @@ impl From<Replay> for ReplayView {
 #[derive(Serialize, ToSchema)]
 #[schema(as = ReplaySample)]
 pub(crate) struct SampleView {
-    /// The delivery that would be sent; of an event that the endpoint never got, the one that would come to be.
+    /// The delivery that would be sent. For a missed event, the one that would be created.
     delivery: String,
     pub(crate) event: String,
     pub(crate) r#type: String,
@@ -161,14 +161,14 @@ pub(crate) struct DryRun {
     pub(crate) sample: Vec<SampleView>,
 }
 
-/// What a form asks for, checked.
+/// A validated request.
 pub(crate) struct Wanted {
     pub(crate) ask: Ask,
     pub(crate) rate: i32,
 }
 
 impl Wanted {
-    /// What is counted goes through all of the tenant's events: by whom it is counted within its share.
+    /// Counting scans all events of the tenant; this is the name it is limited by.
     pub(crate) fn counts_as(&self) -> String {
         self.ask.tenant.0.to_string()
     }
@@ -182,7 +182,7 @@ pub(crate) async fn create(
     OptionalBody(form): OptionalBody<ReplayForm>,
 ) -> Result<Response, Problem> {
     let wanted = read(&app, tenant.id, &form).await?;
-    // Before a connection is held.
+    // Before a connection is acquired.
     let _count = app.limits.counts.take(&wanted.counts_as()).await?;
     let mut work = Work::begin(&app, claim).await?;
     if form.dry_run {
@@ -197,7 +197,7 @@ pub(crate) async fn create(
     Ok(response)
 }
 
-/// Everything that is wrong with it, not only the first thing.
+/// Reports all errors, not only the first one.
 pub(crate) async fn read(app: &App, tenant: TenantId, form: &ReplayForm) -> Result<Wanted, Problem> {
     let mut faults = Faults::default();
     let mut word = |field: &str, value: &Option<String>, words: &[&'static str]| {
@@ -205,7 +205,8 @@ pub(crate) async fn read(app: &App, tenant: TenantId, form: &ReplayForm) -> Resu
             .as_deref()
             .map(|text| words.iter().position(|word| *word == text));
         if found == Some(None) {
-            faults.add(field, format!("must be one of {}", words.join(", ")));
+            let given = excerpt(value.as_deref().unwrap_or_default());
+            faults.add(field, format!("`{given}` is not one of {}", words.join(", ")));
         }
         found.flatten()
     };
@@ -231,18 +232,18 @@ pub(crate) async fn read(app: &App, tenant: TenantId, form: &ReplayForm) -> Resu
     };
     let (since, until) = (time("since", &form.since), time("until", &form.until));
     if since.zip(until).is_some_and(|(since, until)| since >= until) {
-        faults.add("until", "must be later than since");
+        faults.add("until", "must be later than `since`");
     }
     let rate = faults.number("rate_per_second", form.rate_per_second, 1, i64::from(RATE_MAX));
     if kind == ReplayKind::Missing {
         if form.endpoint.is_none() {
-            faults.add("endpoint", "what was never got is asked for by one endpoint");
+            faults.add("endpoint", "is required for `kind: missing`");
         }
         if state.is_some() || reason.is_some() {
-            faults.add("kind", "what was never got has no state and no reason");
+            faults.add("kind", "`missing` can't be combined with `state` or `reason`");
         }
     } else if reason.is_some() && state.is_some_and(|state| state != DeliveryState::Dead) {
-        faults.add("reason", "only dead letters have a reason");
+        faults.add("reason", "is only allowed for dead letters");
     }
     let mut type_id = None;
     if let Some(name) = &form.r#type {
@@ -251,7 +252,7 @@ pub(crate) async fn read(app: &App, tenant: TenantId, form: &ReplayForm) -> Resu
             false => None,
         };
         if found.is_none() {
-            faults.add("type", "there is no such event type");
+            faults.add("type", format!("event type `{}` does not exist", excerpt(name)));
         }
         type_id = found.map(|row| row.id);
     }
@@ -260,12 +261,15 @@ pub(crate) async fn read(app: &App, tenant: TenantId, form: &ReplayForm) -> Resu
         match endpoints::find(&app.pool, tenant, public_id).await? {
             Some(row) if row.settings.state == EndpointState::Disabled => {
                 let reason = row.settings.state_reason.unwrap_or_default();
-                return Err(Problem::conflict(format!(
-                    "The endpoint is disabled ({reason}): enable it first."
+                return Err(Problem::endpoint_disabled(format!(
+                    "The endpoint is disabled ({reason}). Enable it first."
                 )));
             }
             Some(row) => endpoint = Some(row.id),
-            None => faults.add("endpoint", "there is no such endpoint"),
+            None => faults.add(
+                "endpoint",
+                format!("endpoint `{}` does not exist", excerpt(public_id)),
+            ),
         }
     }
     faults.done()?;
@@ -284,7 +288,7 @@ pub(crate) async fn read(app: &App, tenant: TenantId, form: &ReplayForm) -> Resu
     })
 }
 
-/// How many, and a few of them. Nothing is changed.
+/// Counts the deliveries and returns a sample. Changes nothing.
 pub(crate) async fn dry_run(
     app: &App,
     connection: &mut PgConnection,
@@ -299,7 +303,7 @@ pub(crate) async fn dry_run(
     })
 }
 
-/// The replay with its parts and its audit line, in the caller's transaction.
+/// Stores the replay, its parts and its audit entry in the caller's transaction.
 pub(crate) async fn begin(
     app: &App,
     connection: &mut PgConnection,
@@ -307,7 +311,7 @@ pub(crate) async fn begin(
     wanted: &Wanted,
 ) -> Result<Replay, Problem> {
     let Wanted { ask, rate } = wanted;
-    // Before the count, which may take long, and once more when others can't add to them.
+    // Checked before the count, which may take long, and again under the lock.
     check_running(connection, ask.tenant).await?;
     let (parts, _) = count(app, connection, wanted).await?;
     if !tables::tenants::lock(&mut *connection, ask.tenant).await? {
@@ -338,9 +342,9 @@ async fn check_running(connection: &mut PgConnection, tenant: TenantId) -> Resul
     if replays::count_running(connection, tenant).await? < REPLAYS_RUNNING_PER_TENANT_MAX {
         return Ok(());
     }
-    Err(Problem::conflict(format!(
-        "The tenant has {REPLAYS_RUNNING_PER_TENANT_MAX} replays running, the most it can have. \
-         Wait until one is done, or cancel one."
+    Err(Problem::limit_reached(format!(
+        "The tenant already has {REPLAYS_RUNNING_PER_TENANT_MAX} replays running, which is the maximum. \
+         Wait for one to finish, or cancel one."
     )))
 }
 
@@ -357,8 +361,8 @@ async fn count(
         Ok(parts) => Ok((parts, now)),
         Err(error) if error.as_database_error().and_then(|e| e.code()).as_deref() == Some("57014") => {
             Err(Problem::new(
-                Kind::Busy,
-                "There are too many to be counted in time: narrow it down by endpoint or by time.",
+                Kind::CountTimeout,
+                "Counting took too long. Narrow the replay by endpoint or time.",
             ))
         }
         Err(error) => Err(error.into()),
@@ -398,8 +402,8 @@ pub(crate) async fn list(
     ))
 }
 
-/// Answers with the replay as it is then: nothing of it goes out any more but what is on the wire. One that is over stays
-/// as it is.
+/// Responds with the current state of the replay: nothing more is sent except what is in flight. A finished replay is
+/// left unchanged.
 pub(crate) async fn cancel(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
@@ -437,7 +441,7 @@ pub(crate) async fn stop(
     taken_back(app, tenant, id).await
 }
 
-/// The replay once nothing of it is in line, or after a moment: what is on the wire may take its time.
+/// Waits until nothing of the replay is queued, or briefly: attempts in flight may take their time.
 async fn taken_back(app: &App, tenant: Option<TenantId>, id: &str) -> Result<Replay, Problem> {
     let began = Instant::now();
     loop {

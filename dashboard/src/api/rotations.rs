@@ -1,6 +1,6 @@
-//! How far the rotation of a tenant's secrets is: when each was rotated, until when the old one signs, when the next is
-//! due, and whether the receiver has refused requests since. That a receiver still needs the old secret can't be known to
-//! a sender; an answer of 401 or 403 since the rotation is the nearest sign of it.
+//! The rotation status of a tenant's secrets: when each was rotated, until when the old one signs, when the next
+//! rotation is due, and whether the receiver has rejected requests since. A sender can't know whether a receiver
+//! still needs the old secret; a 401 or 403 since the rotation is the closest indication.
 
 use axum::{Extension, Json, extract::State};
 

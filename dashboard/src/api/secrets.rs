@@ -1,4 +1,4 @@
-//! Signing secrets: shown to whom they belong, and rotated with an overlap in which both sign.
+//! Signing secrets: revealed to their owner, and rotated with an overlap in which both sign.
 
 use axum::{
     Extension, Json,
@@ -32,8 +32,9 @@ use crate::{
 
 const OVERLAP_SECONDS_DEFAULT: i32 = 24 * 60 * 60;
 
-/// What of a secret is shown: an HMAC secret itself, of a key pair only the public key.
+/// The part of a secret that is shown: an HMAC secret itself, but only the public key of a key pair.
 #[derive(Serialize, ToSchema)]
+#[schema(as = SecretValue)]
 pub(crate) struct Shown {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) secret: Option<String>,
@@ -68,7 +69,7 @@ pub(crate) struct SecretView {
     retires_at: Option<DateTime<Utc>>,
 }
 
-/// A secret in force, as it is kept.
+/// An active secret, decrypted.
 pub(crate) struct Opened {
     pub(crate) secret: Secret,
     created_at: DateTime<Utc>,
@@ -91,7 +92,7 @@ impl From<Opened> for SecretView {
 
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Secrets {
-    /// The newest first.
+    /// Newest first.
     data: Vec<SecretView>,
 }
 
@@ -105,7 +106,7 @@ impl From<Vec<Opened>> for Secrets {
 
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = Rotation)]
+#[schema(as = SecretRotationRequest)]
 pub(crate) struct RotateForm {
     #[schema(schema_with = shapes::overlap_or_null)]
     overlap_seconds: Option<i64>,
@@ -113,7 +114,7 @@ pub(crate) struct RotateForm {
     secret: Option<String>,
 }
 
-/// The newest first.
+/// Newest first.
 pub(crate) async fn open_in_force(
     vault: &Vault,
     connection: &mut PgConnection,
@@ -125,10 +126,10 @@ pub(crate) async fn open_in_force(
             let clear = vault.open(owner, Purpose::Secret, &row.ciphertext);
             let text = clear.ok().and_then(|bytes| String::from_utf8(bytes).ok());
             let text = text.ok_or_else(|| {
-                tracing::error!(endpoint = %owner.endpoint, "a stored secret does not open with the master key");
+                tracing::error!(endpoint = %owner.endpoint, "stored secret can't be decrypted with the master key");
                 Problem::new(
                     Kind::Internal,
-                    "A stored secret can't be opened with the master key.",
+                    "A stored secret can't be decrypted with the master key.",
                 )
             })?;
             Ok(Opened {
@@ -140,7 +141,7 @@ pub(crate) async fn open_in_force(
         .collect()
 }
 
-/// Stores a new current secret, sealed, and answers what of it is shown.
+/// Stores a new current secret, encrypted, and returns the part of it that is shown.
 pub(super) async fn keep(
     vault: &Vault,
     connection: &mut PgConnection,
@@ -176,7 +177,7 @@ pub(crate) async fn reveal(
     Ok(Json(Secrets::from(opened)))
 }
 
-/// The new secret signs from now on; the one before signs too until its time.
+/// The new secret signs from now on; the previous one also signs until it retires.
 pub(crate) async fn rotate(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
@@ -200,15 +201,15 @@ pub(crate) async fn rotate(
     };
     let before = open_in_force(&app.vault, &mut transaction, endpoint.owner()).await?;
     if before.iter().any(|old| old.secret == secret) {
-        return Err(Problem::invalid("/secret", "is in force already"));
+        return Err(Problem::invalid("/secret", "is already active for this endpoint"));
     }
     secrets::retire(&mut *transaction, endpoint.id, overlap).await?;
     keep(&app.vault, &mut transaction, endpoint.owner(), &secret).await?;
     let opened = open_in_force(&app.vault, &mut transaction, endpoint.owner()).await?;
     if opened.len() as i64 > SECRETS_IN_FORCE_MAX {
-        return Err(Problem::conflict(format!(
-            "At most {SECRETS_IN_FORCE_MAX} secrets sign at a time: wait until one retires, or rotate with an overlap \
-             of 0, which revokes all older ones at once."
+        return Err(Problem::limit_reached(format!(
+            "At most {SECRETS_IN_FORCE_MAX} secrets can be active at a time. Wait until one retires, or rotate with an overlap \
+             of 0, which revokes all older secrets immediately."
         )));
     }
     let entry = Entry {
@@ -229,7 +230,7 @@ pub(crate) async fn rotate(
         overlap_seconds: overlap,
     };
     if let Some(refusal) = rotating.tell(&mut transaction).await? {
-        tracing::warn!(endpoint = id, refusal, "a rotation could not be told of");
+        tracing::warn!(endpoint = id, refusal, "could not emit the rotation event");
     }
     let xid = transaction.settles(endpoint.shard).await?;
     let response = transaction.commit(StatusCode::OK, &Secrets::from(opened)).await?;

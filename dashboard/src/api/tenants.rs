@@ -24,7 +24,7 @@ use crate::{
     input::{OptionalBody, Query, is_plain_text},
     listing::{Page, PageQuery},
     openapi::shapes,
-    problem::Problem,
+    problem::{Problem, excerpt},
     settled::{self, settled},
     tables::{self, api_keys, endpoints, random_public_id, tenants::TenantRow},
 };
@@ -37,10 +37,10 @@ const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
 pub(crate) struct TenantForm {
     #[schema(schema_with = shapes::name_or_null)]
     pub(crate) name: Option<String>,
-    /// Null is never. Endpoints may have their own.
+    /// Null: never. An endpoint can override it.
     #[schema(schema_with = shapes::tenant_rotation_or_null)]
     pub(crate) rotate_every_days: Option<i64>,
-    /// Null is the platform's own; no more than that.
+    /// Null: the platform's retention, which is also the maximum.
     pub(crate) retention_days: Option<i64>,
     /// Its endpoints may subscribe to the operational events of every tenant.
     pub(crate) all_operational_events: Option<bool>,
@@ -85,7 +85,7 @@ pub(crate) async fn put(
     Ok((status, Json(TenantView::from(row))).into_response())
 }
 
-/// Makes the tenant or changes it; tells whether it is new.
+/// Creates or updates the tenant; returns whether it is new.
 pub(crate) async fn store(
     app: &Shared,
     actor: &Actor,
@@ -95,14 +95,17 @@ pub(crate) async fn store(
     if !is_tenant_slug(slug) {
         return Err(Problem::invalid(
             "",
-            "a tenant's id begins with a letter or digit and has at most 64 of A-Z a-z 0-9 _ . -",
+            format!(
+                "`{}` is not a valid tenant id: start with a letter or digit and use at most 64 characters of A-Z a-z 0-9 _ . -",
+                excerpt(slug)
+            ),
         ));
     }
     let fits = |name: &String| is_plain_text(name, DESCRIPTION_BYTES_MAX);
     if !form.name.as_ref().is_none_or(fits) {
         return Err(Problem::invalid(
             "/name",
-            format!("a name is text of at most {DESCRIPTION_BYTES_MAX} bytes"),
+            format!("must be at most {DESCRIPTION_BYTES_MAX} bytes of text without control characters"),
         ));
     }
     let mut faults = Faults::default();
@@ -138,7 +141,7 @@ pub(crate) async fn store(
     Ok((row, is_new))
 }
 
-/// The settings that are not what they were, with their new values. A new tenant had none.
+/// The changed settings with their new values. A new tenant had none.
 fn changes(before: Option<&TenantRow>, now: &TenantRow) -> Value {
     let settings = |row: &TenantRow| {
         [
@@ -175,8 +178,8 @@ pub(crate) async fn get(
     Ok(Json(row.into()))
 }
 
-/// Its endpoints go with it, and its keys no longer work. Answers when nothing more is sent for it, and says where one can
-/// see how far the job is that removes what is stored of it.
+/// Deletes the tenant with its endpoints and revokes its keys. Responds once nothing more is sent for it; `Location`
+/// points to the job that erases its stored data.
 pub(crate) async fn delete(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
@@ -187,7 +190,7 @@ pub(crate) async fn delete(
     Ok((StatusCode::NO_CONTENT, [(header::LOCATION, location)]).into_response())
 }
 
-/// Answers the id of the erasure that goes on in the background.
+/// Returns the id of the erasure, which continues in the background.
 pub(crate) async fn remove(app: &Shared, actor: &Actor, slug: &str) -> Result<String, Problem> {
     let tenant = tables::tenants::find(&app.pool, slug)
         .await?

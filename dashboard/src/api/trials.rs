@@ -1,4 +1,4 @@
-//! Trying an endpoint: one test event, or a probe. What is sent is in `trials`; nothing of it becomes a delivery.
+//! Test events and probes for an endpoint. `trials` sends them; none of them becomes a delivery.
 
 use axum::{
     Extension,
@@ -30,7 +30,7 @@ use crate::{
 };
 
 #[derive(Default, Deserialize, ToSchema)]
-#[schema(as = Trial)]
+#[schema(as = TestRequest)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TrialForm {
     #[schema(schema_with = shapes::type_or_null)]
@@ -51,9 +51,9 @@ pub(crate) struct ProbeReport {
     endpoint: String,
     url: String,
     r#type: String,
-    /// Of 100: what a right receiver does.
+    /// Score out of 100.
     score: u32,
-    /// Nothing failed, and everything was tried.
+    /// No check failed and none was skipped.
     passed: bool,
     requests: usize,
     duration_ms: u64,
@@ -67,27 +67,27 @@ pub(crate) struct ProbeFinding {
     #[schema(inline)]
     verdict: Verdict,
     title: &'static str,
-    /// What was seen.
+    /// What was observed.
     found: String,
     meaning: &'static str,
-    mend: &'static str,
+    fix: &'static str,
 }
 
 impl From<Finding> for ProbeFinding {
     fn from(finding: Finding) -> Self {
-        let words = finding.check.words();
+        let texts = finding.check.texts();
         Self {
             check: finding.check,
             verdict: finding.verdict,
-            title: words.title,
+            title: texts.title,
             found: finding.found,
-            meaning: words.meaning,
-            mend: words.mend,
+            meaning: texts.meaning,
+            fix: texts.fix,
         }
     }
 }
 
-/// Paused and disabled ones too: their owner mends the receiver first and enables it afterwards.
+/// Paused and disabled endpoints too: owners fix the receiver first and enable the endpoint afterwards.
 async fn prepare(
     app: &Shared,
     tenant: &Tenant,
@@ -103,7 +103,7 @@ async fn prepare(
     Ok((row, target, model))
 }
 
-/// One test event, whatever comes of it.
+/// Sends one test event and returns the attempt, successful or not.
 pub(crate) async fn send_test(
     app: &Shared,
     tenant: &Tenant,
@@ -185,7 +185,7 @@ pub(crate) async fn probe(
     run(&app, claim, &asked, trial).await
 }
 
-/// Who wants which endpoint tried.
+/// The endpoint to test and the caller.
 pub(crate) struct Asked {
     pub(crate) actor: Actor,
     pub(crate) tenant: Tenant,
@@ -207,7 +207,7 @@ impl FromRequestParts<Shared> for Asked {
     }
 }
 
-/// Held by its `Idempotency-Key` while it is under way.
+/// Holds the `Idempotency-Key` while it runs.
 async fn run<T: Serialize>(
     app: &Shared,
     claim: Claim,
@@ -223,7 +223,7 @@ async fn run<T: Serialize>(
     answered
 }
 
-/// After what was sent, so that no transaction is open meanwhile.
+/// After the requests, so that no transaction is open while they are sent.
 async fn answer<T: Serialize>(
     app: &Shared,
     claim: Claim,

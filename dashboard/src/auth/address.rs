@@ -1,5 +1,5 @@
-//! Where a request comes from. Behind a proxy the peer is the proxy: the address that counts is in `X-Forwarded-For`.
-//! Invariant: only what a trusted proxy wrote is believed. Anybody can send the header.
+//! The client's address. Behind a proxy the peer is the proxy, and the client is in `X-Forwarded-For`.
+//! Invariant: only entries written by a trusted proxy count. Anyone can send the header.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -8,11 +8,11 @@ use ipnet::IpNet;
 
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
-/// The client's address, as `check` found it. None where the peer has none.
+/// The client's address as found by `check`. None if the peer has no address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ClientAddress(pub(crate) Option<IpAddr>);
 
-/// Proxies whose `X-Forwarded-For` counts.
+/// Proxies whose `X-Forwarded-For` is trusted.
 #[derive(Debug, Clone, Default)]
 pub struct TrustedProxies(Vec<IpNet>);
 
@@ -26,8 +26,8 @@ impl TrustedProxies {
         self.0.iter().any(|network| network.contains(&address))
     }
 
-    /// The address nearest to us that is not a trusted proxy. Each proxy appends the one that it was called from, so the
-    /// list is read from its end; what comes before an address that is not trusted may be made up.
+    /// The nearest address that is not a trusted proxy. Each proxy appends its peer, so the list is read from the
+    /// end; entries before an untrusted address may be forged.
     pub(crate) fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut client = peer.to_canonical();
         let listed: Vec<&str> = headers
@@ -49,7 +49,7 @@ impl TrustedProxies {
     }
 }
 
-/// Some proxies write the port too.
+/// Some proxies include the port.
 fn parse(entry: &str) -> Option<IpAddr> {
     let with_port = || entry.parse().ok().map(|address: SocketAddr| address.ip());
     let bracketed = || entry.strip_prefix('[')?.strip_suffix(']')?.parse().ok();
@@ -57,7 +57,7 @@ fn parse(entry: &str) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// What one customer of a provider has: a whole IPv4 address, or the first half of an IPv6 one.
+/// The network of one customer of a provider: a whole IPv4 address, or the first half of an IPv6 address.
 pub(crate) fn network(address: IpAddr) -> Ipv6Addr {
     match address.to_canonical() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -88,7 +88,7 @@ mod tests {
             ("10.0.0.1", &[], "10.0.0.1"),
             ("10.0.0.1", &["203.0.113.9"], "203.0.113.9"),
             ("::ffff:10.0.0.1", &["203.0.113.9"], "203.0.113.9"),
-            // Made up by the client: the proxy has appended where it was called from.
+            // Forged by the client; the proxy appended the real peer.
             ("10.0.0.1", &["198.51.100.1, 203.0.113.9"], "203.0.113.9"),
             ("10.0.0.1", &["198.51.100.1", "203.0.113.9"], "203.0.113.9"),
             ("10.0.0.1", &["203.0.113.9, 10.0.0.2, fd00::3"], "203.0.113.9"),

@@ -1,6 +1,6 @@
-//! Failed sign-ins on their way into the audit log.
-//! Invariant: strangers can't flood it. The first failure of a login and address is written at once, later ones of the same
-//! minute are counted and written as one entry, and so are those of all logins and addresses beyond a few.
+//! Writes failed sign-ins to the audit log.
+//! Invariant: strangers can't flood it. The first failure of a login and address is written immediately; later ones
+//! within a minute are counted and written as one entry, and so are those of all logins and addresses beyond a limit.
 
 use std::{
     collections::HashMap,
@@ -20,10 +20,10 @@ use crate::{
 };
 
 const WINDOW: Duration = Duration::from_secs(60);
-/// Logins and addresses that have entries of their own in one window.
+/// Logins and addresses with entries of their own in one window.
 const NAMED_MAX: usize = 20;
 const ACTOR: &str = "anonymous";
-/// What was typed as a login may be a password: only the names of people who exist are kept. No login has a space in it.
+/// A mistyped login may be a password, so only logins that exist are stored. No login contains a space.
 const UNKNOWN_LOGIN: &str = "unknown login";
 const SEVERAL_LOGINS: &str = "several logins";
 
@@ -31,14 +31,14 @@ static WINDOW_NOW: LazyLock<Mutex<Window>> = LazyLock::new(Mutex::default);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Who {
-    /// None when nobody has it.
+    /// None if the login does not exist.
     login: Option<String>,
     address: Option<IpAddr>,
 }
 
 #[derive(Default)]
 struct Window {
-    /// How often each failed after its first entry.
+    /// Failures after the first entry.
     repeated: HashMap<Who, u64>,
     others: u64,
 }
@@ -50,7 +50,7 @@ struct Failed {
 }
 
 impl Window {
-    /// The entry to be written at once, if any.
+    /// Returns the entry to write immediately, if any.
     fn note(&mut self, who: Who) -> Option<Failed> {
         if let Some(count) = self.repeated.get_mut(&who) {
             *count += 1;
@@ -65,7 +65,7 @@ impl Window {
         Some(failed)
     }
 
-    /// What was counted; the next window begins.
+    /// Returns the counted failures and starts the next window.
     fn end(&mut self) -> Vec<Failed> {
         let ended = std::mem::take(self);
         let named = ended.repeated.into_iter().filter(|(_, count)| *count > 0);
@@ -93,7 +93,7 @@ fn window() -> MutexGuard<'static, Window> {
     WINDOW_NOW.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `login` is that of a person who exists.
+/// `login` belongs to an existing person.
 pub(super) async fn note(app: &App, login: Option<&str>, address: Option<IpAddr>) {
     let who = Who {
         login: login.map(str::to_owned),
@@ -103,7 +103,7 @@ pub(super) async fn note(app: &App, login: Option<&str>, address: Option<IpAddr>
     write(app, failed.as_slice()).await;
 }
 
-/// Writes what was counted, at the end of each window and of the process.
+/// Writes the counted failures at the end of each window and on shutdown.
 pub(crate) async fn keep(app: Arc<App>, stop: CancellationToken) {
     let mut every = interval(WINDOW);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -120,11 +120,11 @@ pub(crate) async fn keep(app: Arc<App>, stop: CancellationToken) {
     }
 }
 
-/// A failure of the database must not change the answer of a sign-in.
+/// A database error must not change the result of a sign-in.
 async fn write(app: &App, failed: &[Failed]) {
     for one in failed {
         if let Err(error) = write_one(app, one).await {
-            tracing::warn!(%error, "failed sign-ins could not be written to the audit log");
+            tracing::warn!(%error, "could not write failed sign-ins to the audit log");
             return;
         }
     }

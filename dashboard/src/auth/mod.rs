@@ -1,6 +1,6 @@
-//! Who is asking, and whether they may. The one place where roles are enforced.
-//! Invariant: a handler runs only after `check` admitted its request; what it finds in the request's extensions
-//! (`Actor`, `Tenant`, `Session`, `Arrived`, `ClientAddress`) was put there here. It runs within its tenant's share.
+//! Authentication and authorization: the one place where roles are enforced.
+//! Invariant: a handler runs only after `check` admitted its request; the extensions it reads (`Actor`, `Tenant`,
+//! `Session`, `Arrived`, `ClientAddress`) are set here. It runs within its tenant's share.
 
 pub(crate) mod address;
 pub(crate) mod failures;
@@ -49,40 +49,40 @@ use crate::{
     tables::{api_keys, tenants},
 };
 
-/// Longer than any honest request takes; what runs past it is given up.
+/// Longer than any legitimate request takes; the request is aborted after it.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Who did it, as the audit log names them.
+/// The acting person or key, as the audit log names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Actor(pub(crate) String);
 
-/// When the request came in, before it waited for anything.
+/// When the request arrived, before it waited for anything.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrived(pub(crate) Instant);
 
-/// The tenant of the path, which the caller may see.
+/// The tenant in the path, which the caller may access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tenant {
     pub(crate) id: TenantId,
     pub(crate) slug: String,
 }
 
-/// A key that was found to be good.
+/// An API key that was verified.
 struct Key {
     actor: Actor,
     role: KeyRole,
     tenant: Option<TenantId>,
 }
 
-/// What a route's requests count as.
+/// Which concurrency limit a route counts toward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counts {
-    /// What is open holds nothing.
+    /// Unauthenticated routes hold nothing.
     Nowhere,
-    /// Emits have shares of their own.
+    /// Emits have limits of their own.
     Emit,
     Request,
-    /// It waits for somebody else's server, and holds no connection meanwhile.
+    /// Waits for a third party's server and holds no connection meanwhile.
     Trial,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct Gate {
     pub(crate) app: Shared,
     pub(crate) rule: Rule,
     pub(crate) counts: Counts,
-    /// A call of the API that has no parameters: one that is given is refused as a misspelt one is elsewhere.
+    /// The API operation has no query parameters, so any parameter is rejected as unknown.
     pub(crate) refuses_query: bool,
 }
 
@@ -109,9 +109,9 @@ pub(crate) async fn check(State(gate): State<Gate>, mut request: Request, next: 
     };
     match timeout(REQUEST_TIME_MAX, answer).await {
         Ok(response) => response,
-        // The client has not sent what it announced: nothing here is busy.
+        // The client has not sent the announced body: the server is not busy.
         Err(_) if body.is_waiting() => {
-            let problem = Problem::new(Kind::RequestTimeout, "The body did not arrive in time.");
+            let problem = Problem::new(Kind::RequestTimeout, "The request body did not arrive in time.");
             match gate.rule.is_for_sessions() {
                 true => PageProblem::from(problem).into_response(),
                 false => problem.into_response(),
@@ -134,16 +134,18 @@ fn no_parameters(request: &Request) -> Problem {
     let query = request.uri().query().unwrap_or_default();
     let name = url::form_urlencoded::parse(query.as_bytes()).next();
     let name = name.map(|(name, _)| name.into_owned()).unwrap_or_default();
-    Problem::bad_request(format!("Unknown parameter `{name}`; this call has none."))
+    Problem::bad_request(format!(
+        "Unknown query parameter `{name}`. This operation has none."
+    ))
 }
 
-/// Within the share of who asks. A client that goes away does not end what it began: its statement would go on in the
-/// server, with nobody counting it.
+/// Runs within the caller's share. A client that disconnects does not cancel the handler: its statement would
+/// continue in the database without being counted.
 async fn run(gate: &Gate, name: &str, request: Request, next: Next) -> Response {
     let limits = &gate.app.limits;
     let share = match gate.counts {
         Counts::Nowhere => return next.run(request).await,
-        // A group goes on without its clients anyhow.
+        // A group continues without its clients in any case.
         Counts::Emit if is_in_group(&request) => return next.run(request).await,
         Counts::Emit => Ok(None),
         Counts::Request => limits.requests.take(name).await.map(Some),
@@ -169,14 +171,14 @@ async fn run(gate: &Gate, name: &str, request: Request, next: Next) -> Response 
     }
 }
 
-/// A single emit that shares its transaction with others.
+/// A single emit that shares a transaction with others.
 fn is_in_group(request: &Request) -> bool {
     !request.headers().contains_key(idempotency::HEADER) && !request.uri().path().ends_with("/batch")
 }
 
-/// By whose share the request counts.
+/// Returns the name whose share the request counts toward.
 async fn admit(gate: &Gate, request: &mut Request) -> Result<String, Response> {
-    // Read before any handler does, so that a path that is not UTF-8 is refused in one way.
+    // Read before any handler does, so that a path that is not UTF-8 is always rejected the same way.
     let params = request
         .extract_parts::<RawPathParams>()
         .await
@@ -210,9 +212,9 @@ async fn admit_session(gate: &Gate, request: &mut Request) -> Result<String, Res
         .admits_request(session.role, !request.method().is_safe())
     {
         return Err(page(match session.role {
-            // What the team's pages are is not for customers to know.
+            // Customers must not learn which team pages exist.
             Role::Customer => Problem::not_found("page"),
-            _ => Problem::new(Kind::Forbidden, "Your role does not include this. Ask an admin."),
+            _ => Problem::new(Kind::Forbidden, "Your role does not allow this. Ask an admin."),
         }));
     }
     let actor = session.actor();
@@ -225,7 +227,7 @@ async fn admit_session(gate: &Gate, request: &mut Request) -> Result<String, Res
     Ok(name)
 }
 
-/// Keys, customers and people of the team count together for what they do to a tenant.
+/// Keys, customers and team members count together for requests about one tenant.
 fn counted_as(tenant: &Tenant) -> String {
     format!("tenant:{}", tenant.slug)
 }
@@ -234,12 +236,12 @@ async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> 
     let key = find_key(&gate.app, request.headers()).await?.ok_or_else(|| {
         Problem::new(
             Kind::Unauthorized,
-            "Send `Authorization: Bearer KEY` with a key that is in force.",
+            "Send `Authorization: Bearer KEY` with an active key.",
         )
     })?;
     gate.app.request_rates.take(&key.actor.0, key.role)?;
     if !gate.rule.admits_key(key.role) {
-        let detail = format!("A key of role {} can't do this.", key.role);
+        let detail = format!("A key with role `{}` can't perform this operation.", key.role);
         return Err(Problem::new(Kind::Forbidden, detail));
     }
     let mut name = key.actor.0.clone();
@@ -259,25 +261,27 @@ async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> 
     Ok(name)
 }
 
-/// For callers that have no route: may they emit?
+/// Authorizes an emit for callers without a route.
 pub(crate) async fn admit_producer(app: &Shared, headers: &HeaderMap) -> Result<Actor, Problem> {
     let key = find_key(app, headers).await?.ok_or_else(|| {
         Problem::new(
             Kind::Unauthorized,
-            "Send `authorization: Bearer KEY` with a key that is in force.",
+            "Send `authorization: Bearer KEY` with an active key.",
         )
     })?;
     app.request_rates.take(&key.actor.0, key.role)?;
     if Rule::Emit.admits_key(key.role) {
         return Ok(key.actor);
     }
-    let detail = format!("A key of role {} can't do this.", key.role);
+    let detail = format!("A key with role `{}` can't perform this operation.", key.role);
     Err(Problem::new(Kind::Forbidden, detail))
 }
 
 async fn find_key(app: &Shared, headers: &HeaderMap) -> Result<Option<Key>, Problem> {
     if headers.get_all(header::AUTHORIZATION).iter().nth(1).is_some() {
-        return Err(Problem::bad_request("Send one Authorization header."));
+        return Err(Problem::bad_request(
+            "More than one Authorization header was sent.",
+        ));
     }
     let Some(given) = bearer(headers) else {
         return Ok(None);
@@ -292,7 +296,7 @@ async fn find_key(app: &Shared, headers: &HeaderMap) -> Result<Option<Key>, Prob
             tenant: None,
         }));
     }
-    // The index compares hashes: what its timing could tell is nothing of the key.
+    // The index compares hashes, so timing reveals nothing about the key.
     let found = api_keys::find_by_hash(&app.lookups, &hash).await?;
     Ok(found.map(|key| Key {
         actor: Actor(format!("key:{}", key.public_id)),
@@ -311,7 +315,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !key.is_empty()).then_some(key)
 }
 
-/// What is stored of a key or a session's token. They are random, so that a plain hash is enough.
+/// The stored hash of a key or session token. Both are random, so a plain hash is enough.
 pub(crate) fn fingerprint(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }
@@ -322,7 +326,7 @@ pub(crate) mod tests {
     use crate::App;
     use std::sync::Arc;
 
-    /// An app whose database is never asked.
+    /// An app whose database is never queried.
     pub(crate) async fn app() -> Shared {
         let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none").expect("a form");
         let vault = postrider_dispatcher::vault::Vault::parse("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=");

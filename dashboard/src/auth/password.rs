@@ -1,5 +1,5 @@
-//! Passwords of people: argon2id, hashed away from the async threads and one at a time for each of two kinds of callers.
-//! Invariant: strangers at the door take at most one core, wait their turn by address, and never hold up the team.
+//! Passwords: argon2id, hashed off the async threads, one at a time for each of two kinds of callers.
+//! Invariant: unauthenticated clients use at most one core, take turns by address, and never delay the team.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -17,34 +17,34 @@ use crate::{
     tables::people,
 };
 
-/// Each hash takes 19 MiB and some 20 ms of a core: more at once would let a crowd at the door take the machine.
+/// Each hash takes 19 MiB and about 20 ms of a core: more in parallel would let sign-in attempts exhaust the machine.
 static TEAM: Semaphore = Semaphore::const_new(1);
 static DOOR: LazyLock<Door> = LazyLock::new(Door::new);
 
-/// Sign-ins that wait for their turn.
+/// Sign-ins waiting for their turn.
 const WAITING_MAX: usize = 1_024;
-/// Of one address: they are done within some seconds, well before a request is given up.
+/// Per address: they finish within seconds, well before the request timeout.
 const WAITING_PER_ADDRESS_MAX: usize = 256;
 const LANES: usize = 256;
 
 const PASSWORD_BYTES_MAX: usize = 1024;
 
-/// The person that the settings make: always there, always an admin.
+/// The account managed by the settings: always present, always an admin.
 pub(crate) const ADMIN_LOGIN: &str = "admin";
 
 #[derive(Debug, thiserror::Error)]
 pub enum PasswordError {
-    #[error("a password is 1 to {PASSWORD_BYTES_MAX} bytes")]
+    #[error("a password must be 1 to {PASSWORD_BYTES_MAX} bytes")]
     Length,
-    #[error("the password could not be hashed")]
+    #[error("could not hash the password")]
     Hash,
-    #[error("the database did not answer: {0}")]
+    #[error("database error: {0}")]
     Database(#[from] sqlx::Error),
 }
 
-/// Makes the person `admin`, or gives them this password.
+/// Creates the person `admin`, or sets their password.
 pub async fn set_admin_password(db: &mut PgConnection, password: &str) -> Result<(), PasswordError> {
-    // The same password at every start must not end the sessions and write a row each time.
+    // An unchanged password at a restart must not end sessions or write an audit row.
     if let Some(person) = people::find(&mut *db, ADMIN_LOGIN).await?
         && verify(Some(&person.password_hash), password).await?
     {
@@ -63,7 +63,7 @@ pub(crate) async fn hash(password: &str) -> Result<String, PasswordError> {
     apart(team().await?, move || make(&password)).await
 }
 
-/// For somebody who is signed in, or a start.
+/// For a signed-in person, or at startup.
 pub(crate) async fn verify(hash: Option<&str>, password: &str) -> Result<bool, PasswordError> {
     let (hash, password) = (hash.map(str::to_owned), password.to_owned());
     apart(team().await?, move || compare(hash.as_deref(), &password)).await
@@ -80,7 +80,7 @@ fn make(password: &str) -> Result<String, PasswordError> {
     Ok(hash.to_string())
 }
 
-/// Takes as long when there is no such person, so that the time does not tell who exists.
+/// Takes the same time for an unknown login, so that timing does not reveal who exists.
 fn compare(hash: Option<&str>, password: &str) -> Result<bool, PasswordError> {
     if password.len() > PASSWORD_BYTES_MAX {
         return Ok(false);
@@ -95,7 +95,7 @@ fn compare(hash: Option<&str>, password: &str) -> Result<bool, PasswordError> {
         .is_ok())
 }
 
-/// `turn` is given back when the work is done, even if its caller has gone meanwhile.
+/// `turn` is released when the work is done, even if the caller is gone.
 async fn apart<T: Send + 'static>(
     turn: impl Send + 'static,
     work: impl FnOnce() -> Result<T, PasswordError> + Send + 'static,
@@ -109,8 +109,8 @@ async fn apart<T: Send + 'static>(
         .map_err(|_| PasswordError::Hash)?
 }
 
-/// The queue of those who sign in. An address waits in a lane, and the lanes take turns: with many tries from one address,
-/// those of another are not behind them.
+/// The sign-in queue. Each address waits in a lane and lanes take turns, so that many attempts from one address do
+/// not delay another.
 struct Door {
     waiting: Arc<Slots<Ipv6Addr>>,
     salt: [u8; 32],
@@ -118,13 +118,13 @@ struct Door {
     hash: Semaphore,
 }
 
-/// The right to wait, and to hash once.
+/// A place in the queue, good for one hash.
 pub(super) struct Place {
     address: Ipv6Addr,
     _slot: Slot<Ipv6Addr>,
 }
 
-/// None when too many wait already.
+/// None if too many are waiting.
 pub(super) fn queue(address: Option<IpAddr>) -> Option<Place> {
     let address = address.map_or(Ipv6Addr::UNSPECIFIED, network);
     let slot = DOOR.waiting.take(Some(address))?;

@@ -1,5 +1,5 @@
-//! Links that let a customer into the pages of their own tenant.
-//! Invariant: a link works once and for a quarter of an hour, and only its hash is kept.
+//! Portal links: let a customer into the pages of their own tenant.
+//! Invariant: a link can be used once within 15 minutes, and only its hash is stored.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ use crate::{
 };
 
 const LINK_MINUTES: i32 = 15;
-/// What a token of ours is long; others are not even looked for.
+/// Length of our tokens; others are not looked up.
 const TOKEN_CHARS: usize = 43;
 
 pub(crate) struct Link {
@@ -46,12 +46,13 @@ pub(crate) async fn make(
         detail: None,
     };
     audit::write(connection, entry).await?;
-    // In the query: of an address only the path is logged.
+    // In the query string: only the path of a request is logged.
     let url = format!("{}/portal?token={token}", app.public_url.trim_end_matches('/'));
     Ok(Link { url, expires_at })
 }
 
-/// Uses the link up and opens a session: the token for its cookie, or none when the link no longer works.
+/// Redeems the link and opens a session. Returns the session token for the cookie, or none if the link is no longer
+/// valid.
 pub(crate) async fn redeem(
     app: &App,
     token: &str,
@@ -77,7 +78,7 @@ pub(crate) async fn redeem(
     Ok(Some(session))
 }
 
-/// Signs out everybody who came by a link of this tenant, and voids links that were not used yet.
+/// Ends all sessions opened by links of this tenant, and revokes unused links.
 pub(crate) async fn end_all(
     connection: &mut PgConnection,
     actor: &Actor,

@@ -1,5 +1,5 @@
-//! How many requests a second each API key may make, so that one caller that runs wild does not take the others' share.
-//! Invariant: one entry for each key that was found good; keys that do not exist are not remembered.
+//! Request rate limits per API key, so that one runaway client does not use up the others' capacity.
+//! Invariant: one entry for each valid key; unknown keys are not stored.
 
 use std::num::NonZeroU32;
 
@@ -11,16 +11,16 @@ use postrider_proto::state::KeyRole;
 
 use crate::problem::Problem;
 
-/// Of an admin or producer key. The team's own programs emit with these.
+/// For an admin or producer key. The team's own services emit with these.
 pub const REQUEST_RATE_DEFAULT: NonZeroU32 = NonZeroU32::new(10_000).expect("not zero");
-/// Of a tenant key, which is in a customer's hands.
+/// For a tenant key, which a customer holds.
 pub const TENANT_REQUEST_RATE_DEFAULT: NonZeroU32 = NonZeroU32::new(200).expect("not zero");
 
-/// Of a person, or of the customers of one tenant, in their browsers: more than anybody clicks.
+/// For a person, or all customers of one tenant, in their browsers: more than anyone clicks.
 const SESSION_RATE: NonZeroU32 = NonZeroU32::new(200).expect("not zero");
 const SESSION_BURST: NonZeroU32 = NonZeroU32::new(1_000).expect("not zero");
 
-/// Counted by each process for itself. A key may use a second's worth at once.
+/// Counted per process. A key can use one second's quota in a burst.
 pub struct RequestRates {
     sessions: DefaultKeyedRateLimiter<String>,
     clock: DefaultClock,
@@ -38,20 +38,16 @@ impl RequestRates {
         }
     }
 
-    /// Takes one request of the key, or refuses it with the time to wait.
+    /// Takes one request of the key's quota, or returns how long to wait.
     pub(super) fn take(&self, key: &str, role: KeyRole) -> Result<(), Problem> {
         let rate = match role {
             KeyRole::Admin | KeyRole::Producer => &self.ours,
             KeyRole::Tenant => &self.tenants,
         };
-        self.check(
-            rate,
-            key,
-            "This key has made too many requests in the last second.",
-        )
+        self.check(rate, key, "This key exceeded its rate limit in the last second.")
     }
 
-    /// The same for who is signed in, over all of their sessions.
+    /// The same for a signed-in person, across all of their sessions.
     pub(super) fn take_for_session(&self, actor: &str) -> Result<(), Problem> {
         self.check(
             &self.sessions,

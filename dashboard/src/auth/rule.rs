@@ -1,46 +1,46 @@
-//! Who may use a route: a table of rules and roles. Pure, and the whole of it: nothing else decides.
+//! Access rules: a table of rules and roles. Pure, and complete: nothing else decides access.
 
 use postrider_proto::{PersonRole, state::KeyRole};
 
-/// Who may use a route.
+/// The access rule of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// Anybody.
+    /// Everyone.
     Open,
-    /// Whoever has a session, about that session: signing out.
+    /// Any session, about that session: signing out.
     Session,
-    /// A person of the team about their own account, whatever their role.
+    /// A team member about their own account, regardless of role.
     Account,
-    /// A page that is narrowed to what the session may see: the team, and customers in their own tenant.
+    /// A page limited to what the session may see: the team, and customers in their own tenant.
     See,
-    /// A form that changes nothing and is answered with such a page.
+    /// A form that changes nothing and renders such a page.
     Ask,
     /// Replays, pauses and tests: admins and operators, and customers in their own tenant.
     Operate,
     /// Endpoints and their secrets: admins, and customers in their own tenant.
     Manage,
-    /// A page of the whole system: people of the team, whatever their role.
+    /// A page about the whole system: team members, regardless of role.
     SignedIn,
     /// People, keys, tenants: admins of the team.
     Administer,
     /// Admin keys.
     Admin,
-    /// Admin and producer keys. Whether the tenant is there is the emit's own question.
+    /// Admin and producer keys. The emit itself checks whether the tenant exists.
     Emit,
-    /// Admin and tenant keys: what is the same for all tenants.
+    /// Admin and tenant keys: resources shared by all tenants.
     Catalogue,
-    /// Admin keys, and tenant keys for their own tenant. The tenant must be there.
+    /// Admin keys, and tenant keys for their own tenant. The tenant must exist.
     Own,
 }
 
-/// What whoever has a session may do.
+/// What a session may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     Admin,
     Operator,
-    /// Sees no secret and changes nothing.
+    /// Sees no secrets and changes nothing.
     ReadOnly,
-    /// Came by a portal link: everything, in one tenant.
+    /// Entered through a portal link: full access to one tenant.
     Customer,
 }
 
@@ -71,7 +71,7 @@ impl Rule {
         Self::Own,
     ];
 
-    /// Whether it asks for a session; the others ask for a key, and `Open` for nothing.
+    /// Whether the rule requires a session. The others require a key, and `Open` nothing.
     pub const fn is_for_sessions(self) -> bool {
         matches!(
             self,
@@ -105,7 +105,7 @@ impl Rule {
         }
     }
 
-    /// The same with the request's method: whatever a route's rule says, who may only look changes nothing.
+    /// Also considers the request method: a read-only role never changes anything, whatever the route's rule.
     pub const fn admits_request(self, role: Role, changes: bool) -> bool {
         let is_look = !changes || matches!(self, Self::Open | Self::Session | Self::Account | Self::Ask);
         self.admits(role) && (is_look || !matches!(role, Role::ReadOnly))

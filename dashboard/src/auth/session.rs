@@ -1,4 +1,4 @@
-//! Sessions: a random token in a cookie, its hash in the database, and a CSRF token for every form.
+//! Sessions: a random token in a cookie, its hash in the database, and a CSRF token in every form.
 //! Invariant: a form that changes something is read only through `Confirmed` or `Submitted`.
 
 use axum::{
@@ -24,18 +24,18 @@ use crate::{
 
 const SESSION_COOKIE: &str = "postrider_session";
 const SESSION_HOURS: i32 = 24;
-/// An endpoint's settings with all that may be in them fit in.
+/// Fits all settings of an endpoint.
 const FORM_BYTES_MAX: usize = 64 * 1024;
 
-/// Of the person of the team, or the customer, who looks at a page.
+/// The session of the team member or customer who views a page.
 #[derive(Debug, Clone)]
 pub(crate) struct Session {
-    /// What stands at the top of the page: the person's login, or the tenant's id.
+    /// Shown at the top of the page: the person's login, or the tenant's id.
     pub(crate) login: String,
-    /// Goes into every form as `csrf`.
+    /// Included in every form as `csrf`.
     pub(crate) csrf: String,
     pub(crate) role: Role,
-    /// A customer's own. Pages show nothing of any other.
+    /// The customer's tenant. Pages show nothing of any other.
     pub(crate) tenant: Option<Tenant>,
     holder: Holder,
     token_hash: [u8; 32],
@@ -83,7 +83,7 @@ impl Session {
         }
     }
 
-    /// What the pages are narrowed to: one tenant, or none for the whole system.
+    /// The tenant that pages are limited to, or none for the whole system.
     pub(crate) fn scope(&self) -> Option<TenantId> {
         self.tenant.as_ref().map(|tenant| tenant.id)
     }
@@ -95,7 +95,7 @@ impl Session {
         })
     }
 
-    /// Makes a session and answers the token that the cookie carries.
+    /// Creates a session and returns the token for the cookie.
     pub(crate) async fn begin_for_person(connection: &mut PgConnection, id: i32) -> Result<String, Problem> {
         Self::begin(connection, Holder::Person(id)).await
     }
@@ -120,17 +120,17 @@ impl Session {
         Ok(())
     }
 
-    /// Whether it has not ended meanwhile, nor the person or tenant gone.
+    /// Whether the session is still valid and its person or tenant still exists.
     pub(crate) async fn is_open(&self, pool: &Pool) -> Result<bool, Problem> {
         Ok(sessions::find(pool, &self.token_hash).await?.is_some())
     }
 
-    /// What bounds on sessions are counted by: this session, and whose it is.
+    /// The keys that session limits are counted by: this session and its owner.
     pub(crate) fn holders(&self) -> ([u8; 32], Holder) {
         (self.token_hash, self.holder)
     }
 
-    /// This session, and every other of the same person or of the same tenant's customers.
+    /// Ends this session and all others of the same person or of the same tenant's customers.
     pub(crate) async fn end_everywhere(&self, connection: &mut PgConnection) -> Result<(), Problem> {
         sessions::delete_all(connection, self.holder).await?;
         Ok(())
@@ -169,7 +169,7 @@ pub(crate) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> 
         .find_map(|(found, value)| (found == name).then_some(value))
 }
 
-/// `Set-Cookie` for a session. Lax, so that a link from a mail opens the page; forms have their own token.
+/// `Set-Cookie` for a session. Lax, so that a link from an email opens the page; forms have a token of their own.
 pub(crate) fn session_cookie(token: &str, public_url: &str) -> String {
     let max_age = i64::from(SESSION_HOURS) * 3600;
     format!(
@@ -185,7 +185,7 @@ pub(crate) fn expired_cookie(public_url: &str) -> String {
     )
 }
 
-/// For the form that opens a session. Strict: it is only ever sent from our own page.
+/// For the sign-in form. Strict: it is only ever sent from our own page.
 pub(crate) fn sign_in_cookie(name: &str, token: &str, public_url: &str) -> String {
     format!(
         "{name}={token}; Path=/sign-in; HttpOnly; SameSite=Strict; Max-Age=3600{}",
@@ -205,7 +205,7 @@ pub(crate) fn tokens_match(given: &str, expected: &str) -> bool {
     !expected.is_empty() && bool::from(given.as_bytes().ct_eq(expected.as_bytes()))
 }
 
-/// A form that was sent from one of this session's own pages.
+/// A form submitted from one of this session's own pages.
 pub(crate) struct Submitted<T>(pub(crate) T);
 
 #[derive(Default, Deserialize)]
@@ -231,7 +231,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Submitted<T> {
         if !tokens_match(&given.csrf, expected) {
             return Err(Problem::new(
                 Kind::Forbidden,
-                "The form did not come from a page of this session. Go back, reload it and try again.",
+                "This form was not sent from a page of your session. Go back, reload the page and try again.",
             )
             .into());
         }
@@ -242,9 +242,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Submitted<T> {
     }
 }
 
-/// One that says nothing but that it was sent, or what was on the page then.
+/// A form with no fields except which attempt the page showed.
 pub(crate) struct Confirmed {
-    /// The number of the latest attempt on the page, where the form is about a delivery.
+    /// The number of the latest attempt on the page, if the form is about a delivery.
     pub(crate) seen: Option<i16>,
 }
 

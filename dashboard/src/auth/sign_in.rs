@@ -1,5 +1,5 @@
-//! The way people of the team sign in: a login and a password. Whoever adds single sign-on adds it here: everything
-//! after `identify` asks only for the person that came out of it.
+//! Sign-in of team members with login and password. Single sign-on belongs here too: everything after `identify`
+//! needs only the person it returns.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -9,23 +9,23 @@ use super::{Actor, Session, failures, password, throttle};
 use crate::{
     Shared,
     audit::{self, Action, Entry},
-    problem::{Kind, Problem},
+    problem::Problem,
     tables::{self, people},
 };
 
 const LOGIN_BYTES_MAX: usize = 256;
-/// For those who come while too many others wait.
+/// Retry delay when too many others are waiting.
 const CROWD_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) enum SignIn {
-    /// The token that the session's cookie carries.
+    /// The token for the session's cookie.
     Done(String),
-    /// The login or the password: which of the two is not told.
+    /// Login or password is wrong; which one is not disclosed.
     Wrong,
     TooOften(Duration),
 }
 
-/// Takes the same time and the same tries whether or not there is such a login.
+/// Takes the same time and uses the same quota whether or not the login exists.
 pub(crate) async fn sign_in(
     app: &Shared,
     address: Option<IpAddr>,
@@ -71,13 +71,13 @@ pub(crate) async fn sign_in(
 }
 
 enum Identified {
-    /// By their number.
+    /// The person's number.
     Person(i32),
     WrongPassword,
     Nobody,
 }
 
-/// The person who has this login and this password.
+/// The person with this login and password.
 async fn identify(
     app: &Shared,
     place: password::Place,
@@ -90,10 +90,10 @@ async fn identify(
         false => None,
     };
     let hash = person.as_ref().map(|person| person.password_hash.as_str());
-    let is_right = place.verify(hash, password).await.map_err(|error| {
-        tracing::error!(%error, "a password could not be checked");
-        Problem::new(Kind::Internal, "It has been logged.")
-    })?;
+    let is_right = place
+        .verify(hash, password)
+        .await
+        .map_err(|error| Problem::internal("could not verify a password", error))?;
     Ok(match person {
         Some(person) if is_right => Identified::Person(person.id),
         Some(_) => Identified::WrongPassword,

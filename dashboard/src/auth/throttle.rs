@@ -1,7 +1,6 @@
-//! How often somebody may fail to sign in: for each login together with the address that asks, so that strangers do not
-//! keep its owner out.
-//! Invariants: only failures count; what is remembered is bounded, whatever logins and addresses are tried: they fall into
-//! a fixed number of buckets, by a salted hash that nobody outside can aim at.
+//! Limits failed sign-ins per login and address, so that strangers can't lock out a login's owner.
+//! Invariants: only failures count. Memory is bounded whatever logins and addresses are tried: they fall into a fixed
+//! number of buckets by a salted hash that an attacker can't predict.
 
 use std::{
     collections::HashMap,
@@ -14,26 +13,26 @@ use sha2::{Digest, Sha256};
 
 use super::address::network;
 
-/// A person mistypes a few times. After that one guess each ten seconds is left: 8,640 a day.
+/// People mistype a few times. After that one guess per ten seconds remains: 8,640 a day.
 const FAILURES_MAX: u32 = 10;
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Of this process: sessions are shared by all, failures are counted by each.
+/// Per process: sessions are shared by all processes, failures are counted by each.
 static DOOR: LazyLock<Throttle> = LazyLock::new(Throttle::new);
 
 struct Throttle {
     salt: [u8; 32],
-    /// When the failures of a bucket are forgotten, each `PAUSE` later than the one before it.
+    /// When a bucket's failures expire, each `PAUSE` after the one before.
     forgotten: Mutex<HashMap<u16, Instant>>,
 }
 
-/// A try that counts as a failure unless it is said to be none: tries that run at once can't all slip through.
+/// An attempt counts as a failure until proven otherwise, so that concurrent attempts can't all slip through.
 pub(super) struct Attempt {
     throttle: &'static Throttle,
     bucket: u16,
 }
 
-/// Begins one try, or says how long to wait for the next.
+/// Starts one attempt, or returns how long to wait.
 pub(super) fn begin(login: &str, address: Option<IpAddr>) -> Result<Attempt, Duration> {
     let bucket = DOOR.bucket(login, address);
     DOOR.take(bucket, Instant::now())?;
@@ -44,7 +43,7 @@ pub(super) fn begin(login: &str, address: Option<IpAddr>) -> Result<Attempt, Dur
 }
 
 impl Attempt {
-    /// The password was right: earlier failures are forgotten.
+    /// The password was correct: earlier failures are cleared.
     pub(super) fn succeeded(self) {
         self.throttle.lock().remove(&self.bucket);
     }
@@ -85,7 +84,7 @@ impl Throttle {
         }
     }
 
-    /// As Postgres compares logins: byte by byte.
+    /// Compared byte by byte, as Postgres compares logins.
     fn bucket(&self, login: &str, address: Option<IpAddr>) -> u16 {
         let address = address.map(|address| network(address).octets());
         let hash = Sha256::new()

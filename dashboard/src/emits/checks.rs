@@ -1,6 +1,7 @@
-//! Data is checked against its schema before it waits for anything, so that a check holds no connection and no other event.
-//! Invariant: a check that takes longer than a moment runs off the runtime's workers, one at a time for each tenant; it goes
-//! on to its end, which is bounded, when the client has gone, and counts until then.
+//! Schema validation before an emit waits for anything, so that validation holds no connection and delays no other
+//! event.
+//! Invariant: a validation that takes longer than a moment runs off the async workers, one at a time per tenant. If
+//! the client disconnects, it runs to its end, which is bounded, and counts until then.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +12,7 @@ use super::OwnedEvent;
 use crate::{
     Pool,
     api::events::refusal,
-    problem::{Kind, Problem},
+    problem::Problem,
     shares::{Bounds, Shares},
 };
 
@@ -37,7 +38,7 @@ impl Checks {
         }
     }
 
-    /// The same event, which knows then what it was checked against. Where there is no schema, the emit says so.
+    /// Returns the event with the schema it was validated against. If there is no schema, the emit reports it.
     pub(crate) async fn check(&self, event: OwnedEvent) -> Result<OwnedEvent, Problem> {
         let Some(schema) = self.schema_of(&event).await? else {
             return Ok(event);
@@ -67,10 +68,9 @@ impl Checks {
             drop(share);
             (schema, event, verdict)
         });
-        checking.await.map_err(|error| {
-            tracing::error!(%error, "a check of data against its schema failed");
-            Problem::new(Kind::Internal, "It has been logged.")
-        })
+        checking
+            .await
+            .map_err(|error| Problem::internal("schema validation failed", error))
     }
 
     async fn schema_of(&self, event: &OwnedEvent) -> Result<Option<Arc<Published>>, Problem> {

@@ -1,5 +1,6 @@
-//! Ids and ordering keys that another transaction holds for long: an emit that needs one would hold up its whole group.
-//! Invariant: what is noted is forgotten as soon as an emit of it got through, or after a while; its number is bounded.
+//! Ids and ordering keys that another transaction keeps locked: an emit that needs one would delay its whole group.
+//! Invariant: an entry is dropped as soon as an emit of it succeeds, or after a while; the number of entries is
+//! bounded.
 
 use std::{
     collections::HashMap,
@@ -10,7 +11,7 @@ use std::{
 use super::OwnedEvent;
 
 const KEPT: Duration = Duration::from_secs(10);
-/// Of one tenant. When it has as many, every id and key of it is taken for one.
+/// Per tenant. With more than this, all ids and keys of the tenant count as contended.
 const LOCKS_MAX: usize = 8;
 const TENANTS_MAX: usize = 1_000;
 

@@ -1,4 +1,5 @@
-//! Single emits that wait for a group. Tenants take turns, so that one with a thousand waiting does not hold up one with one.
+//! Single emits waiting for a group. Tenants take turns, so that one with a thousand queued does not delay one with a
+//! single emit.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,7 +18,7 @@ pub(super) struct Waiting {
     pub(super) event: OwnedEvent,
     pub(super) is_second_try: bool,
     answer: Answer,
-    /// Of the queue, until it is answered.
+    /// Of the queue, until the emit is answered.
     _share: Share,
 }
 
@@ -31,13 +32,13 @@ impl Waiting {
         }
     }
 
-    /// The client may have gone.
+    /// The client may be gone.
     pub(super) fn answer(self, answer: Result<Emitted, Problem>) {
         let _ = self.answer.send(answer);
     }
 }
 
-/// Its length is bounded by the shares of those in it.
+/// Its length is bounded by the shares of the queued emits.
 #[derive(Default)]
 pub(super) struct Queue {
     lines: Mutex<Lines<Waiting>>,
@@ -51,7 +52,7 @@ impl Queue {
         self.pushed.notify_one();
     }
 
-    /// One at least, as many as there are at most.
+    /// Waits for one, then takes all that are queued, up to `most`.
     pub(super) async fn take(&self, most: usize) -> Vec<Waiting> {
         loop {
             let (group, is_more) = {
@@ -75,7 +76,7 @@ impl Queue {
 
 struct Lines<T> {
     tenants: HashMap<String, VecDeque<T>>,
-    /// Those with something waiting, each once; the first is next.
+    /// Tenants with queued emits, each once; the first is next.
     turns: VecDeque<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Messages as `prost` reads and writes them, but one that can't be read is the client's fault and is told like every
-//! refusal: a text that is not UTF-8 is what it mostly is.
+//! The `prost` codec, except that a malformed message is reported as a problem like any other client error. The usual
+//! cause is a string that is not UTF-8.
 
 use std::marker::PhantomData;
 
@@ -13,7 +13,7 @@ use tonic_prost::ProstEncoder;
 use super::status;
 use crate::problem::Problem;
 
-/// The generated code names it.
+/// Named by the generated code.
 #[derive(Debug, Clone)]
 pub(crate) struct ProblemCodec<T, U>(PhantomData<(T, U)>);
 
@@ -50,10 +50,8 @@ impl<U: Message + Default> Decoder for ProblemDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        U::decode(bytes).map(Some).map_err(|error| {
-            status(Problem::bad_request(format!(
-                "The message can't be read: {error}."
-            )))
-        })
+        U::decode(bytes)
+            .map(Some)
+            .map_err(|error| status(Problem::bad_request(format!("Malformed message: {error}."))))
     }
 }

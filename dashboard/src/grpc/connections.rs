@@ -1,6 +1,6 @@
-//! Connections of gRPC: how many there may be, how much each may hold, and how long it may say nothing.
-//! Invariants: one address has a bounded part of them; a connection on which HTTP/2 does not begin, or on which there is no
-//! call for a while, is closed; what a client sends faster than it is read waits at the client.
+//! gRPC connections: how many there may be, how much each may buffer, and how long it may be idle.
+//! Invariants: one address holds a bounded share of them; a connection without an HTTP/2 preface, or without a call
+//! for a while, is closed; data sent faster than it is read waits at the client.
 
 use std::{
     convert::Infallible,
@@ -38,30 +38,31 @@ use crate::{
 };
 
 const CONNECTIONS_MAX: usize = 1_024;
-/// Each carries many calls. Of a trusted proxy there may be more.
+/// Each carries many calls. A trusted proxy may hold more.
 const CONNECTIONS_PER_ADDRESS_MAX: usize = 256;
 const CALLS_PER_CONNECTION_MAX: u32 = 128;
-/// Calls of one connection that read without end. The windows below are made for so many.
+/// Streaming calls of one connection. The windows below are sized for this many.
 pub(super) const STREAMS_PER_CONNECTION_MAX: usize = 8;
-/// Bytes of one call that wait to be read. With the smallest events (17 bytes and a frame each) these are 7,710 frames.
+/// Buffered bytes per call. With the smallest events (17 bytes and a frame each) these are 7,710 frames.
 const CALL_WINDOW: u32 = 128 * 1024;
-/// h2 allows a connection small frames that wait by half of this: each frame below 256 bytes counts for what is missing to
-/// them. `STREAMS_PER_CONNECTION_MAX` full windows of the smallest events come to 14 MiB, so that it is always the window that
-/// stops a client, and never a GOAWAY. How many bytes can wait is bounded by the calls and their windows, not by this.
+/// h2 limits buffered small frames to half of this: a frame below 256 bytes counts for the difference.
+/// `STREAMS_PER_CONNECTION_MAX` full windows of the smallest events come to 14 MiB, so a client is always stopped by
+/// the window and never by a GOAWAY. The number of buffered bytes is bounded by the calls and their windows, not by
+/// this.
 const CONNECTION_WINDOW: u32 = 32 * 1024 * 1024;
-/// From the connection to the first bytes of HTTP/2.
+/// From accepting the connection to the first bytes of HTTP/2.
 const PREFACE_TIME_MAX: Duration = Duration::from_secs(10);
 const PREFACE_BYTES: usize = 24;
-/// Without a call. Clients connect again by themselves.
+/// Without a call. Clients reconnect automatically.
 const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
 /// For a client to close a connection without calls after it was asked to.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A peer that does not answer is gone.
+/// A peer that does not respond is gone.
 const PING_EVERY: Duration = Duration::from_secs(60);
 const PING_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Serves until told to stop, and then until every call has ended.
+/// Serves until `stop`, then until every call has ended.
 pub(super) async fn serve(
     mut listener: TcpListener,
     routes: Router,
@@ -76,9 +77,9 @@ pub(super) async fn serve(
             () = stop.cancelled() => break,
         };
         let holder = (!proxies.contains(peer.ip())).then(|| network(peer.ip()));
-        // Nothing can be said yet: HTTP/2 has not begun.
+        // HTTP/2 has not started, so no error can be sent.
         let Some(slot) = slots.take(holder) else {
-            tracing::debug!(%peer, "too many connections");
+            tracing::debug!(%peer, "gRPC connection rejected: too many connections");
             continue;
         };
         let _ = stream.set_nodelay(true);
@@ -93,14 +94,14 @@ pub(super) async fn serve(
 /// In the extensions of each of its requests.
 pub(super) struct Connection {
     peer: SocketAddr,
-    /// Calls that have not ended, and when that last changed.
+    /// Open calls, and when their number last changed.
     calls: watch::Sender<(usize, Instant)>,
     streams: Arc<Slots<()>>,
     bytes_read: AtomicUsize,
     _slot: Slot<Ipv6Addr>,
 }
 
-/// A call, until its answer has been sent.
+/// A call, until its response has been sent.
 struct Call(Arc<Connection>);
 
 impl Call {
@@ -131,7 +132,7 @@ impl Connection {
         self.peer.ip()
     }
 
-    /// None when it has as many as it may.
+    /// None if the limit is reached.
     pub(super) fn take_stream(&self) -> Option<Slot<()>> {
         self.streams.take(None)
     }
@@ -174,7 +175,7 @@ impl Connection {
             tokio::select! {
                 ended = &mut serving => {
                     if let Err(error) = ended {
-                        tracing::debug!(%error, peer = %self.peer, "a connection of gRPC broke");
+                        tracing::debug!(%error, peer = %self.peer, "gRPC connection failed");
                     }
                     return;
                 }
@@ -217,7 +218,7 @@ async fn answer(
     request: Request<Body>,
 ) -> Result<Response<Body>, Infallible> {
     let response = routes.call(request).await?;
-    // The call lasts for as long as its answer is being sent.
+    // The call lasts until its response has been sent.
     Ok(response.map(|body| {
         Body::new(body.map_frame(move |frame| {
             let _call = &call;
@@ -226,7 +227,7 @@ async fn answer(
     }))
 }
 
-/// Knows how much was read.
+/// Counts the bytes read.
 struct Counted {
     stream: TcpStream,
     connection: Arc<Connection>,
@@ -280,7 +281,7 @@ impl AsyncWrite for Counted {
 mod tests {
     use super::*;
 
-    /// What h2 counts for a frame that is smaller than it likes.
+    /// h2 counts extra for frames smaller than 256 bytes.
     #[test]
     fn the_window_stops_small_events_before_h2_does() {
         const FRAME_BYTES_LIKED: u32 = 256;

@@ -1,5 +1,5 @@
-//! What every call of gRPC passes before anything of its message is read: the key, the bounds on calls, the deadline.
-//! Invariant: of a caller without a key no message is decoded but the small ones of reflection.
+//! Checks that every gRPC call passes before any of its message is read: the key, the call limits, the deadline.
+//! Invariant: without a key no message is decoded except the small ones of reflection.
 
 use std::{
     net::Ipv6Addr,
@@ -33,10 +33,10 @@ use crate::{
     slots::{Slot, Slots},
 };
 
-/// Calls that this process has open: each may hold a message.
+/// Open calls of this process: each may hold a message.
 const CALLS_MAX: usize = 1_024;
 const CALLS_PER_KEY_MAX: usize = 512;
-/// The message and the work on it. The work alone has less.
+/// For receiving the message and the work on it. The work alone has less.
 const UNARY_TIME_MAX: Duration = Duration::from_secs(40);
 /// Reflection needs no key.
 const OPEN_CALLS_MAX: usize = 64;
@@ -60,7 +60,7 @@ impl Gate {
     }
 }
 
-/// What a call holds until it has ended.
+/// Permits that a call holds until it has ended.
 struct Admitted {
     _call: Slot<String>,
     _stream: Option<Slot<()>>,
@@ -83,7 +83,7 @@ pub(super) async fn check(State(gate): State<Gate>, request: Request, next: Next
     match limit {
         None => answer.await,
         Some(limit) => timeout(limit, answer).await.unwrap_or_else(|_| {
-            let detail = "The deadline passed before the call was done.";
+            let detail = "The deadline was exceeded.";
             refused(call, Problem::new(Kind::RequestTimeout, detail))
         }),
     }
@@ -110,14 +110,14 @@ async fn admit(
 ) -> Result<Admitted, Problem> {
     let actor = auth::admit_producer(&gate.app, headers).await?;
     let slot = gate.calls.take(Some(actor.0)).ok_or_else(|| {
-        let detail = format!("At most {CALLS_PER_KEY_MAX} calls of one key are served at once.");
+        let detail = format!("A key can have at most {CALLS_PER_KEY_MAX} concurrent calls.");
         Problem::too_many(detail, Duration::from_secs(1))
     })?;
     let stream = match connection.filter(|_| call == Call::EmitStream) {
         None => None,
         Some(connection) => Some(connection.take_stream().ok_or_else(|| {
             let detail = format!(
-                "At most {STREAMS_PER_CONNECTION_MAX} streams are open on one connection: use another one."
+                "A connection can have at most {STREAMS_PER_CONNECTION_MAX} open streams. Use another connection."
             );
             Problem::too_many(detail, Duration::from_secs(1))
         })?),
@@ -137,11 +137,11 @@ fn told(status: Status) -> Response {
     status.into_http::<tonic::body::Body>().map(Body::new)
 }
 
-/// Reflection, and what is not there.
+/// Reflection, and unknown methods.
 async fn open(gate: &Gate, request: Request, next: Next) -> Response {
     let peer = connection_of(&request).map(|connection| network(connection.peer()));
     let Some(slot) = gate.open_calls.take(peer) else {
-        let detail = "Too many calls without a key are open.";
+        let detail = "Too many concurrent calls without a key.";
         return told(status(Problem::too_many(detail, Duration::from_secs(1))));
     };
     let request = request.map(|inner| {
@@ -158,7 +158,7 @@ async fn open(gate: &Gate, request: Request, next: Next) -> Response {
     })
 }
 
-/// A request that must have come in whole by a time.
+/// A request body that must arrive completely before a deadline.
 struct Ending {
     inner: Body,
     end: Pin<Box<Sleep>>,
@@ -184,7 +184,7 @@ impl HttpBody for Ending {
     }
 }
 
-/// `grpc-timeout`: up to eight digits and a unit. What is not of this form is no limit.
+/// Parses `grpc-timeout`: up to eight digits and a unit. A malformed value is ignored.
 fn deadline(headers: &HeaderMap) -> Option<Duration> {
     const DIGITS_MAX: usize = 8;
     let text = headers.get("grpc-timeout")?.to_str().ok()?;

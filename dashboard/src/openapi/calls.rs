@@ -1,5 +1,5 @@
-//! Every call, a few lines each: what it is for, what it takes, what it answers. The statuses that follow from the
-//! rule, the method, the path and the body are added by themselves.
+//! Every API operation: its purpose, request and responses. Error statuses that follow from the rule, the method, the
+//! path and the body are added automatically.
 
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ pub(super) fn all() -> impl Iterator<Item = Operation> {
         ("Endpoints", endpoints()),
         ("Deliveries", deliveries()),
         ("Administration", administration()),
-        ("Operation", operation()),
+        ("System", system()),
     ]
     .into_iter()
     .flat_map(|(tag, operations)| operations.into_iter().map(move |one| one.in_group(tag)))
@@ -58,193 +58,195 @@ pub(super) fn all() -> impl Iterator<Item = Operation> {
 
 fn tenants() -> Vec<Operation> {
     vec![
-        Operation::get(Admin, TENANTS, "listTenants", "List tenants").answers_page::<TenantView>("By id."),
-        Operation::put(Admin, TENANT, "putTenant", "Make or change a tenant")
-            .tells("All its settings at once: one that is left out goes back to its default.")
-            .may_take::<TenantForm>()
-            .answers::<TenantView>(201, "Made.")
-            .answers::<TenantView>(200, "Changed."),
-        Operation::get(Own, TENANT, "getTenant", "Read a tenant").answers::<TenantView>(200, "The tenant."),
+        Operation::get(Admin, TENANTS, "listTenants", "List tenants").returns_page::<TenantView>("A page of tenants, ordered by id."),
+        Operation::put(Admin, TENANT, "putTenant", "Create or update a tenant")
+            .describe("Replaces all settings: a setting that is omitted is reset to its default.")
+            .may_accept::<TenantForm>()
+            .returns::<TenantView>(201, "The tenant was created.")
+            .returns::<TenantView>(200, "The tenant was updated."),
+        Operation::get(Own, TENANT, "getTenant", "Retrieve a tenant").returns::<TenantView>(200, "The tenant."),
         Operation::post(
             Own,
             "/v1/tenants/{tenant}/portal-links",
             "createPortalLink",
-            "Make a link to the tenant's own pages",
+            "Create a portal link",
         )
-        .tells("It works once, for a quarter of an hour.")
-        .answers::<LinkView>(201, "Made. The link is in this answer only."),
+        .describe("Lets a customer into the pages of their own tenant. The link can be used once, within 15 minutes.")
+        .returns::<LinkView>(201, "The link. It is returned only once."),
         Operation::delete(Admin, TENANT, "deleteTenant", "Delete a tenant")
-            .tells(
-                "Its endpoints go with it and its keys no longer work. Answers when nothing more is sent for it. What is \
-                 stored of it is removed by a job: `Location` leads to its progress.",
+            .describe(
+                "Deletes the tenant with its endpoints and revokes its keys. Responds once nothing more is sent for it. A \
+                 background job erases its stored data: `Location` points to its progress.",
             )
-            .answers_nothing("Deleted."),
+            .returns_nothing("The tenant was deleted."),
     ]
 }
 
 fn event_types() -> Vec<Operation> {
     vec![
         Operation::get(Catalogue, TYPES, "listEventTypes", "List event types")
-            .answers_page::<TypeView>("By name, without the schemas themselves."),
-        Operation::put(Admin, TYPE, "putEventType", "Make an event type, or add versions")
-            .tells(
-                "A published version's schema can't change, and versions that are left out stay. So does `thin`; a \
-                 `description` that is left out is taken away. Names that begin with `postrider.` are reserved.",
+            .returns_page::<TypeView>("A page of event types, ordered by name, without their schemas."),
+        Operation::put(Admin, TYPE, "putEventType", "Create an event type or add versions")
+            .describe(
+                "A published version's schema can't be changed: a different one is a 409 `schema-version-published`. \
+                 Versions and `thin` are kept if omitted; an omitted `description` is removed. Names starting with \
+                 `postrider.` are reserved.",
             )
-            .takes::<TypeForm>()
-            .answers::<TypeView>(201, "Made.")
-            .answers::<TypeView>(
+            .accepts::<TypeForm>()
+            .returns::<TypeView>(201, "The event type was created.")
+            .returns::<TypeView>(
                 200,
-                "Changed; `compatibility` says what new versions break for readers.",
+                "The event type was updated. `compatibility` lists what the new versions break for consumers.",
             )
-            .refuses(&[409]),
-        Operation::get(Catalogue, TYPE, "getEventType", "Read an event type")
-            .answers::<TypeView>(200, "The type with its schemas."),
+            .fails_with(&[409]),
+        Operation::get(Catalogue, TYPE, "getEventType", "Retrieve an event type")
+            .returns::<TypeView>(200, "The event type with its schemas."),
         Operation::delete(Admin, TYPE, "deleteEventType", "Delete an event type")
-            .tells("Events that have the type are kept and delivered; new ones are refused.")
-            .answers_nothing("Deleted."),
+            .describe("Existing events of this type are kept and delivered; new ones are rejected.")
+            .returns_nothing("The event type was deleted."),
         Operation::get(
             Catalogue,
             "/v1/catalogue/openapi.json",
             "getCatalogue",
-            "Read the catalogue as OpenAPI webhooks",
+            "Retrieve the catalogue as OpenAPI webhooks",
         )
-        .answers_json(200, shapes::value(shapes::object()), "An OpenAPI 3.1 document.")
-        .refuses(&[409]),
+        .returns_json(200, shapes::value(shapes::object()), "An OpenAPI 3.1 document with one webhook per event type.")
+        .fails_with(&[409]),
     ]
 }
 
 fn events() -> Vec<Operation> {
     vec![
         Operation::post(Emit, EVENTS, "emitEvent", "Emit an event")
-            .takes::<EmitForm<'_>>()
-            .answers::<EventView>(202, "Stored, and on its way.")
-            .answers::<EventView>(
+            .accepts::<EmitForm<'_>>()
+            .returns::<EventView>(202, "The event was stored and is queued for delivery.")
+            .returns::<EventView>(
                 200,
-                "An event with this id and content was there before: nothing is sent again.",
+                "An event with this id and the same content already exists; nothing is sent again.",
             ),
         Operation::post(
             Emit,
             "/v1/tenants/{tenant}/events/batch",
             "emitEvents",
-            "Emit many events, all or none",
+            "Emit a batch of events",
         )
-        .takes::<BatchForm<'_>>()
-        .answers::<BatchView>(202, "All stored, in the order they were given."),
+        .describe("Stores all events or none.")
+        .accepts::<BatchForm<'_>>()
+        .returns::<BatchView>(202, "All events were stored, in the order of the request."),
         Operation::get(Own, EVENTS, "listEvents", "List events")
-            .answers_page::<EventView>("The newest first."),
-        Operation::get(Own, EVENT, "getEvent", "Read an event with its deliveries")
-            .answers::<EventView>(200, "The event."),
+            .returns_page::<EventView>("A page of events, newest first."),
+        Operation::get(Own, EVENT, "getEvent", "Retrieve an event with its deliveries")
+            .returns::<EventView>(200, "The event with its deliveries."),
     ]
 }
 
 fn endpoints() -> Vec<Operation> {
     vec![
         Operation::get(Own, ENDPOINTS, "listEndpoints", "List endpoints")
-            .answers_page::<EndpointView>("In the order they were made in."),
-        Operation::post(Own, ENDPOINTS, "createEndpoint", "Make an endpoint")
-            .takes_some_of::<EndpointForm>("NewEndpoint", |schema| {
+            .returns_page::<EndpointView>("A page of endpoints, in order of creation."),
+        Operation::post(Own, ENDPOINTS, "createEndpoint", "Create an endpoint")
+            .accepts_part_of::<EndpointForm>("NewEndpoint", |schema| {
                 without(schema, "enabled");
                 schema["required"] = json!(["url"]);
             })
-            .answers::<EndpointView>(201, "Made. The signing secret is in this answer."),
-        Operation::get(Own, ENDPOINT, "getEndpoint", "Read an endpoint").answers::<EndpointView>(200, "The endpoint."),
-        Operation::patch(Own, ENDPOINT, "changeEndpoint", "Change an endpoint")
-            .tells(
-                "A field that is not there stays; null goes back to the default. `enabled: false` pauses it, and \
-                 deliveries wait. A new host drops custom headers unless they are sent again. Answers when the change \
-                 is in effect.",
+            .returns::<EndpointView>(201, "The endpoint with its signing secret."),
+        Operation::get(Own, ENDPOINT, "getEndpoint", "Retrieve an endpoint").returns::<EndpointView>(200, "The endpoint."),
+        Operation::patch(Own, ENDPOINT, "updateEndpoint", "Update an endpoint")
+            .describe(
+                "Omitted fields are left unchanged; null resets a field to its default. `enabled: false` pauses the \
+                 endpoint, and its deliveries are queued; `true` resumes or re-enables it. A URL with a new host drops \
+                 custom headers unless they are sent again. Responds once the change is in effect.",
             )
-            .takes_some_of::<EndpointForm>("EndpointChange", |schema| without(schema, "secret"))
-            .answers::<EndpointView>(200, "Changed."),
+            .accepts_part_of::<EndpointForm>("EndpointUpdate", |schema| without(schema, "secret"))
+            .returns::<EndpointView>(200, "The updated endpoint."),
         Operation::delete(Own, ENDPOINT, "deleteEndpoint", "Delete an endpoint")
-            .tells("Answers when no more requests to it are begun.")
-            .answers_nothing("Deleted."),
+            .describe("Responds once no more requests to it are started.")
+            .returns_nothing("The endpoint was deleted."),
         Operation::get(
             Own,
             "/v1/tenants/{tenant}/endpoints/{endpoint}/secret",
             "revealSecrets",
-            "Show an endpoint's secrets",
+            "Reveal an endpoint's secrets",
         )
-        .tells("Those in force, the newest first. It is written to the audit log.")
-        .answers::<Secrets>(200, "The secrets, or the public keys."),
+        .describe("Returns the active secrets, newest first. The access is recorded in the audit log.")
+        .returns::<Secrets>(200, "The active secrets; for key pairs, the public keys."),
         Operation::post(
             Own,
             "/v1/tenants/{tenant}/endpoints/{endpoint}/secret/rotate",
             "rotateSecret",
             "Rotate an endpoint's secret",
         )
-        .tells(
-            "The new secret signs from now on; the older ones sign too until their time. An event \
-             `postrider.secret.rotating` tells endpoints that ask for it.",
+        .describe(
+            "The new secret signs from now on; older secrets also sign until they retire. Endpoints that subscribe to \
+             `postrider.secret.rotating` are notified.",
         )
-        .may_take::<RotateForm>()
-        .answers::<Secrets>(200, "The secrets in force, the newest first."),
+        .may_accept::<RotateForm>()
+        .returns::<Secrets>(200, "The active secrets, newest first."),
         Operation::post(
             Own,
             "/v1/tenants/{tenant}/endpoints/{endpoint}/test",
             "testEndpoint",
-            "Send one test event now",
+            "Send a test event",
         )
-        .tells(
-            "Its data is made from the type's schema, and it has the header `Webhook-Test: true`. It becomes no \
-             delivery and counts for nothing. At most 20 a minute for an endpoint.",
+        .describe(
+            "Sends one synthetic event now, with data generated from the type's schema and the header \
+             `Webhook-Test: true`. It is not recorded as a delivery. Limited to 20 per minute and endpoint.",
         )
-        .may_take::<TrialForm>()
-        .answers::<TestAttempt>(200, "The attempt, whatever came of it. The answer's body is not told.")
-        .refuses(&[429]),
+        .may_accept::<TrialForm>()
+        .returns::<TestAttempt>(200, "The attempt, successful or not, without the response body.")
+        .fails_with(&[429]),
         Operation::post(
             Own,
             "/v1/tenants/{tenant}/endpoints/{endpoint}/probe",
             "probeEndpoint",
-            "Find out whether a receiver is right",
+            "Probe an endpoint",
         )
-        .tells(
-            "Sends at most 35 test events within 16 seconds, good and bad ones, and says what the answers mean. At most \
-             10 in ten minutes for an endpoint.",
+        .describe(
+            "Tests the receiver's implementation with up to 35 valid and invalid test events within 16 seconds, and \
+             reports how to fix failed checks. Limited to 10 per ten minutes and endpoint.",
         )
-        .may_take::<TrialForm>()
-        .answers::<ProbeReport>(200, "What was found, with a score.")
-        .refuses(&[429]),
-        Operation::post(Own, "/v1/tenants/{tenant}/listeners", "createListener", "Listen on your own machine")
-            .tells(
-                "A temporary endpoint for somebody who develops a receiver. It ends half a minute after nobody reads its \
-                 requests. `postrider listen` does all of this.",
+        .may_accept::<TrialForm>()
+        .returns::<ProbeReport>(200, "The result of each check, with a score.")
+        .fails_with(&[429]),
+        Operation::post(Own, "/v1/tenants/{tenant}/listeners", "createListener", "Create a listener")
+            .describe(
+                "Creates a temporary endpoint for developing a receiver on your own machine. It expires 30 seconds after \
+                 its requests are no longer read. `postrider listen` does all of this for you.",
             )
-            .may_take::<ListenerForm>()
-            .answers::<ListenerView>(201, "Made. Read its requests within half a minute."),
+            .may_accept::<ListenerForm>()
+            .returns::<ListenerView>(201, "The listener. Read its requests within 30 seconds."),
         Operation::get(
             Own,
             "/v1/tenants/{tenant}/listeners/{listener}/requests",
-            "readListener",
-            "Read a listener's requests as they come",
+            "streamListenerRequests",
+            "Stream a listener's requests",
         )
-        .tells(
-            "The answer goes on for as long as it is read: one JSON object a line, `{}` when nothing has come for a while. \
-             Forward `headers` and the bytes in `body` (base64) as they are and the signature verifies. Each is handed over \
-             once and not tried again.",
+        .describe(
+            "Streams one JSON object per line for as long as it is read, and `{}` as a keep-alive. Forward `headers` and the \
+             bytes in `body` (base64) unchanged, and the signature verifies. Each request is handed over once and not \
+             retried.",
         )
-        .answers_in(200, "application/x-ndjson", json!({"type": "string"}), "Lines.")
-        .refuses(&[429]),
+        .returns_in(200, "application/x-ndjson", json!({"type": "string"}), "Newline-delimited JSON.")
+        .fails_with(&[429]),
         Operation::delete(
             Own,
             "/v1/tenants/{tenant}/listeners/{listener}",
             "deleteListener",
-            "End a listener",
+            "Delete a listener",
         )
-        .answers_nothing("Ended."),
-        Operation::get(Own, "/v1/tenants/{tenant}/rotations", "listRotations", "List how far rotations are")
-            .answers_page::<RotationRow>("One for each endpoint."),
-        Operation::put(Own, ALERT, "putAlert", "Ask for an alert")
-            .tells(
-                "One event `postrider.alert.dead_letters` when the endpoint's dead letters are as many, and the next only \
-                 after they were fewer.",
+        .returns_nothing("The listener was deleted."),
+        Operation::get(Own, "/v1/tenants/{tenant}/rotations", "listRotations", "List secret rotations")
+            .returns_page::<RotationRow>("A page with the rotation status of each endpoint."),
+        Operation::put(Own, ALERT, "putAlert", "Create or update an alert")
+            .describe(
+                "Emits one event `postrider.alert.dead_letters` when the endpoint's dead letters reach the threshold, and \
+                 the next one only after they have dropped below it.",
             )
-            .takes::<AlertForm>()
-            .answers::<AlertRow>(200, "The alert."),
-        Operation::get(Own, ALERT, "getAlert", "Read an endpoint's alert")
-            .answers::<AlertRow>(200, "The alert."),
-        Operation::delete(Own, ALERT, "deleteAlert", "Take an alert back").answers_nothing("Taken back."),
+            .accepts::<AlertForm>()
+            .returns::<AlertRow>(200, "The alert."),
+        Operation::get(Own, ALERT, "getAlert", "Retrieve an alert")
+            .returns::<AlertRow>(200, "The alert."),
+        Operation::delete(Own, ALERT, "deleteAlert", "Delete an alert").returns_nothing("The alert was deleted."),
     ]
 }
 
@@ -253,144 +255,143 @@ fn deliveries() -> Vec<Operation> {
     let time = || json!({"type": "string", "format": "date-time"});
     vec![
         Operation::get(Own, DELIVERIES, "listDeliveries", "List deliveries")
-            .tells("A page may be short, even empty, and still have a `next_cursor` when few match.")
+            .describe("If few deliveries match, a page may be short or even empty and still have a `next_cursor`.")
             .query(
                 "state",
                 shapes::value(shapes::delivery_state()),
-                "Where they are.",
+                "Only deliveries in this state.",
             )
-            .query("endpoint", text(), "Of this endpoint.")
-            .query("type", shapes::value(shapes::type_name()), "Of this event type.")
-            .query("event", text(), "Of this event.")
+            .query("endpoint", text(), "Only deliveries of this endpoint.")
+            .query("type", shapes::value(shapes::type_name()), "Only deliveries of this event type.")
+            .query("event", text(), "Only deliveries of this event.")
             .query(
                 "status_code",
                 json!({"type": "integer", "minimum": 100, "maximum": 999}),
-                "With this answer to the latest attempt.",
+                "Only deliveries whose last response had this HTTP status.",
             )
-            .query("since", time(), "Of events from then on.")
-            .query("until", time(), "Of events before then.")
+            .query("since", time(), "Only events created at or after this time.")
+            .query("until", time(), "Only events created before this time.")
             .query(
                 "format",
                 json!({"type": "string", "enum": ["json", "ndjson", "csv"]}),
-                "`ndjson` and `csv` are streams of all that match, of any length or of `limit`; `Accept` asks for them too.",
+                "`ndjson` and `csv` stream all matching deliveries, or the first `limit`. The `Accept` header works too.",
             )
-            .answers_page::<DeliveryView>("The newest first.")
+            .returns_page::<DeliveryView>("A page of deliveries, newest first.")
             .or_in("application/x-ndjson", json!({"type": "string"}))
             .or_in("text/csv", json!({"type": "string"})),
-        Operation::get(Own, DELIVERY, "getDelivery", "Read a delivery with its attempts")
-            .answers::<DeliveryWithAttempts>(200, "The delivery."),
+        Operation::get(Own, DELIVERY, "getDelivery", "Retrieve a delivery with its attempts")
+            .returns::<DeliveryWithAttempts>(200, "The delivery with its attempts."),
         Operation::post(
             Own,
             "/v1/tenants/{tenant}/deliveries/{delivery}/replay",
             "replayDelivery",
-            "Send a delivery again",
+            "Replay a delivery",
         )
-        .tells("Refused with 409 when the delivery has had as many attempts as one can have.")
-        .answers::<DeliveryWithAttempts>(202, "It is pending again, due now."),
+        .describe(
+            "Queues the delivery again, due now. Returns 409 `endpoint-disabled` if its endpoint is disabled and 409 \
+             `limit-reached` if it has reached the maximum number of attempts.",
+        )
+        .returns::<DeliveryWithAttempts>(202, "The delivery, pending again."),
         Operation::get(
             Own,
             "/v1/tenants/{tenant}/dead-letters",
             "countDeadLetters",
             "Count dead letters by endpoint, type and reason",
         )
-        .tells(
-            "The counts are kept; with `since` or `until` the dead letters are counted. As a stream the dead letters \
-             themselves; in pages they are deliveries in state `dead`.",
+        .describe(
+            "Reads maintained counters; with `since` or `until` the dead letters are counted one by one. The `ndjson` and \
+             `csv` formats stream the dead letters themselves; for a paged list use deliveries in state `dead`.",
         )
-        .query("endpoint", text(), "Of this endpoint.")
-        .query("type", shapes::value(shapes::type_name()), "Of this event type.")
+        .query("endpoint", text(), "Only dead letters of this endpoint.")
+        .query("type", shapes::value(shapes::type_name()), "Only dead letters of this event type.")
         .query(
             "reason",
             shapes::value(shapes::dead_reason()),
-            "Of those that died of this.",
+            "Only dead letters with this reason.",
         )
-        .query("since", time(), "Of events from then on.")
-        .query("until", time(), "Of events before then.")
+        .query("since", time(), "Only events created at or after this time.")
+        .query("until", time(), "Only events created before this time.")
         .query(
             "format",
             json!({"type": "string", "enum": ["json", "ndjson", "csv"]}),
-            "`ndjson` and `csv` are streams of the dead letters, of any length or of `limit`; `Accept` asks for them too.",
+            "`ndjson` and `csv` stream all matching dead letters, or the first `limit`. The `Accept` header works too.",
         )
-        .answers_page::<Group>("The largest first.")
+        .returns_page::<Group>("A page of groups, largest first.")
         .or_in("application/x-ndjson", json!({"type": "string"}))
         .or_in("text/csv", json!({"type": "string"})),
-        Operation::post(Own, REPLAYS, "startReplay", "Send many deliveries again")
-            .tells(
-                "A job that survives restarts. Live deliveries go first; replays hold at most a quarter of an endpoint's \
-                 places. `kind: missing` sends what an endpoint never got. Refused with 409 when as many replays of the \
-                 tenant are running as it can have.",
+        Operation::post(Own, REPLAYS, "startReplay", "Start a bulk replay")
+            .describe(
+                "Starts a job that survives restarts. Live deliveries go first: replays use at most a quarter of an \
+                 endpoint's concurrency. `kind: missing` sends events that the endpoint missed. Returns 409 \
+                 `limit-reached` if too many replays of the tenant are running.",
             )
-            .may_take::<ReplayForm>()
-            .answers::<ReplayView>(202, "It has begun.")
-            .answers::<DryRun>(200, "What a dry run counted.")
-            .refuses(&[409]),
+            .may_accept::<ReplayForm>()
+            .returns::<ReplayView>(202, "The replay was started.")
+            .returns::<DryRun>(200, "The result of a dry run.")
+            .fails_with(&[409]),
         Operation::get(Own, REPLAYS, "listReplays", "List replays")
-            .answers_page::<ReplayView>("The newest first."),
-        Operation::get(Own, REPLAY, "getReplay", "Read how far a replay is")
-            .answers::<ReplayView>(200, "The replay."),
+            .returns_page::<ReplayView>("A page of replays, newest first."),
+        Operation::get(Own, REPLAY, "getReplay", "Retrieve a replay")
+            .returns::<ReplayView>(200, "The replay with its progress."),
         Operation::delete(Own, REPLAY, "cancelReplay", "Cancel a replay")
-            .tells(
-                "Answers when nothing of it is begun any more. What was in line is what it was before: dead, delivered, \
-                 waiting for its next attempt, or not there. Only what is on the wire comes to its end.",
+            .describe(
+                "Responds once no more of its requests are started. Queued deliveries are restored to their previous \
+                 state: dead, delivered, waiting for a retry, or absent. Requests in flight finish.",
             )
-            .answers::<ReplayView>(200, "The replay as it is now."),
+            .returns::<ReplayView>(200, "The replay in its current state."),
     ]
 }
 
 fn administration() -> Vec<Operation> {
     vec![
-        Operation::post(Admin, KEYS, "createApiKey", "Make an API key")
-            .takes::<KeyForm>()
-            .answers::<KeyView>(201, "Made. The key is in this answer only."),
+        Operation::post(Admin, KEYS, "createApiKey", "Create an API key")
+            .accepts::<KeyForm>()
+            .returns::<KeyView>(201, "The API key. The key itself is returned only once."),
         Operation::get(Admin, KEYS, "listApiKeys", "List API keys")
-            .answers_page::<KeyView>("Without the keys themselves."),
+            .returns_page::<KeyView>("A page of API keys, without the keys themselves."),
         Operation::delete(Admin, "/v1/api-keys/{key}", "revokeApiKey", "Revoke an API key")
-            .answers_nothing("Revoked."),
-        Operation::get(
-            Admin,
-            "/v1/erasures",
-            "listErasures",
-            "List what became of deleted tenants' data",
-        )
-        .answers_page::<ErasureView>("The newest first."),
+            .returns_nothing("The API key was revoked."),
+        Operation::get(Admin, "/v1/erasures", "listErasures", "List erasures")
+            .describe("Jobs that erase the data of deleted tenants.")
+            .returns_page::<ErasureView>("A page of erasures, newest first."),
         Operation::get(
             Admin,
             "/v1/erasures/{erasure}",
             "getErasure",
-            "Read how far an erasure is",
+            "Retrieve an erasure",
         )
-        .answers::<ErasureView>(200, "The erasure."),
-        Operation::get(Admin, "/v1/audit", "listAudit", "List who did what")
-            .answers_page::<AuditView>("The newest first."),
+        .returns::<ErasureView>(200, "The erasure with its progress."),
+        Operation::get(Admin, "/v1/audit", "listAudit", "List audit log entries")
+            .returns_page::<AuditView>("A page of audit log entries, newest first."),
     ]
 }
 
-fn operation() -> Vec<Operation> {
+fn system() -> Vec<Operation> {
     let status =
         || json!({"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}});
     vec![
-        Operation::get(Open, "/healthz", "getHealth", "Whether the process runs").answers_json(
+        Operation::get(Open, "/healthz", "getHealth", "Liveness check").returns_json(
             200,
             status(),
-            "It runs.",
+            "The process is running.",
         ),
-        Operation::get(Open, "/readyz", "getReadiness", "Whether requests can be served").answers_json(
+        Operation::get(Open, "/readyz", "getReadiness", "Readiness check").returns_json(
             200,
             status(),
-            "They can.",
+            "Requests can be served.",
         ),
-        Operation::get(Admin, "/metrics", "getMetrics", "Figures for Prometheus")
-            .tells("Also without a key at POSTRIDER_METRICS_LISTEN.")
-            .answers_in(
+        Operation::get(Admin, "/metrics", "getMetrics", "Prometheus metrics")
+            .describe("Also served without a key at POSTRIDER_METRICS_LISTEN.")
+            .returns_in(
                 200,
                 "text/plain",
                 json!({"type": "string"}),
-                "In Prometheus' text form.",
+                "Metrics in Prometheus text format.",
             ),
-        Operation::get(Open, "/openapi.json", "getOpenapi", "This document").answers_json(
+        Operation::get(Open, "/openapi.json", "getOpenapi", "OpenAPI document").returns_json(
             200,
             shapes::value(shapes::object()),
-            "OpenAPI 3.1.",
+            "This document, OpenAPI 3.1.",
         ),
     ]
 }

@@ -1,6 +1,6 @@
-//! The API's own description: OpenAPI 3.1, put together from the forms and answers that the handlers use (`shapes` has
-//! what limits them) and from the list of calls in `calls`. A call that is not described there fails a test.
-//! Invariant: what follows from a call's rule, method, path and body is said here, once, for all calls.
+//! The OpenAPI 3.1 document, generated from the request and response types of the handlers (`shapes` has their limits)
+//! and the list of operations in `calls`. A test fails if an operation is missing there.
+//! Invariant: what follows from an operation's rule, method, path and body is described here, once for all operations.
 
 mod calls;
 mod operation;
@@ -18,7 +18,7 @@ use crate::{
 };
 use operation::Operation;
 
-/// As it is served and as `docs/openapi.json` has it.
+/// As served, and as stored in `docs/openapi.json`.
 pub fn document() -> &'static str {
     static TEXT: LazyLock<String> =
         LazyLock::new(|| serde_json::to_string_pretty(value()).unwrap_or_default() + "\n");
@@ -30,24 +30,27 @@ pub(crate) fn value() -> &'static Value {
     &VALUE
 }
 
-/// The groups that calls are shown in, in this order.
+/// The groups that operations are shown in, in this order.
 pub(crate) const TAGS: [(&str, &str); 7] = [
     (
         "Events",
-        "What happened, as producers say it and receivers get it.",
+        "Facts that producers emit and receivers get as webhooks.",
     ),
     (
         "Endpoints",
-        "Where a tenant wants events, how they are signed, and whether the receiver is right.",
+        "URLs that receive a tenant's events: settings, signing secrets, tests and probes.",
     ),
     (
         "Deliveries",
-        "One event on its way to one endpoint, its attempts, and replays.",
+        "An event on its way to an endpoint, its attempts, dead letters and replays.",
     ),
-    ("Event types", "The catalogue: names and versioned JSON Schemas."),
+    (
+        "Event types",
+        "The catalogue of event types and their versioned JSON Schemas.",
+    ),
     ("Tenants", "The customers of the team that runs Postrider."),
-    ("Administration", "Keys, and who did what."),
-    ("Operation", "Health, figures, and this description."),
+    ("Administration", "API keys, erasures and the audit log."),
+    ("System", "Health checks, metrics and this document."),
 ];
 
 fn compose() -> Value {
@@ -61,7 +64,7 @@ fn compose() -> Value {
             .insert(operation.method.to_lowercase(), operation.value());
     }
     schemas.insert("Problem".to_owned(), problem());
-    schemas.insert("Fault".to_owned(), shapes::value(Fault::schema()));
+    schemas.insert("FieldError".to_owned(), shapes::value(Fault::schema()));
     let tags: Vec<Value> = TAGS
         .iter()
         .map(|(name, description)| json!({"name": name, "description": description}))
@@ -75,17 +78,17 @@ fn compose() -> Value {
             "description": introduction(),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "/", "description": "Where this document came from"}],
+        "servers": [{"url": "/", "description": "The server of this document"}],
         "tags": tags,
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "responses": Kind::ALL.map(|kind| (kind.component(), refusal(kind))).into_iter().collect::<Map<_, _>>(),
+            "responses": Kind::ALL.map(|kind| (kind.component(), error_response(kind))).into_iter().collect::<Map<_, _>>(),
             "securitySchemes": {"key": {
                 "type": "http",
                 "scheme": "bearer",
-                "description": "An API key. Its role says what it may do: `admin` everything, `producer` emit only, \
-                                `tenant` one tenant's own things.",
+                "description": "An API key with a role: `admin` may do everything, `producer` may only emit, \
+                                `tenant` manages a single tenant.",
             }},
         },
     })
@@ -95,24 +98,24 @@ fn introduction() -> String {
     let kib = |bytes: usize| bytes / 1024;
     let limits = [
         format!(
-            "an event's data: {} KiB, {} levels deep",
+            "event data: {} KiB and {} levels of nesting",
             kib(limits::EVENT_DATA_BYTES_MAX),
             limits::JSON_DEPTH_MAX
         ),
         format!(
-            "a batch: {} events, {} KiB",
+            "batch: {} events and {} KiB",
             limits::BATCH_EVENTS_MAX,
             kib(limits::BATCH_BYTES_MAX)
         ),
-        format!("endpoints of a tenant: {}", limits::ENDPOINTS_PER_TENANT_MAX),
-        format!("types of an endpoint: {}", limits::TYPES_PER_ENDPOINT_MAX),
+        format!("endpoints per tenant: {}", limits::ENDPOINTS_PER_TENANT_MAX),
+        format!("types per endpoint: {}", limits::TYPES_PER_ENDPOINT_MAX),
         format!(
-            "attempts of a delivery: {}; replays of a tenant that run at a time: {}",
+            "attempts per delivery: {}; running replays per tenant: {}",
             limits::ATTEMPTS_PER_DELIVERY_MAX,
             limits::REPLAYS_RUNNING_PER_TENANT_MAX
         ),
         format!(
-            "custom headers: {} of {} bytes",
+            "custom headers: {} with {} bytes each",
             limits::CUSTOM_HEADERS_MAX,
             limits::CUSTOM_HEADER_BYTES_MAX
         ),
@@ -121,32 +124,34 @@ fn introduction() -> String {
             limits::TLS_PEM_BYTES_MAX
         ),
         format!(
-            "a URL: {} bytes; a description: {} bytes",
+            "URL: {} bytes; description: {} bytes",
             limits::URL_BYTES_MAX,
             limits::DESCRIPTION_BYTES_MAX
         ),
-        format!("a page of a list: {}", limits::LIST_PAGE_MAX),
+        format!("page size: {}", limits::LIST_PAGE_MAX),
         format!(
-            "an endpoint's answer: {} KiB read, {} KiB kept",
+            "response of an endpoint: {} KiB read, {} KiB stored",
             kib(limits::ANSWER_READ_BYTES_MAX),
             kib(limits::ANSWER_KEPT_BYTES_MAX)
         ),
     ];
     format!(
-        "JSON in and out, with `Authorization: Bearer KEY`. Refusals are RFC 9457 `application/problem+json`.\n\n\
-         Lists are `{{\"data\":[…],\"next_cursor\":null|\"…\"}}`; ask on with `?cursor=`. A parameter or field that is \
-         not described is refused.\n\n\
-         Every POST takes an `Idempotency-Key`: a request that is sent again with the same key and body is done once, \
-         and answered again with `Idempotent-Replayed: true` for 72 hours. Refusals are not kept.\n\n\
-         A key may make 200 requests a second when it is a tenant's and 10,000 otherwise, unless the operator has set \
-         other limits; more are refused with 429 and `Retry-After`.\n\n\
+        "Requests and responses are JSON. Authenticate with `Authorization: Bearer KEY`.\n\n\
+         Errors are RFC 9457 `application/problem+json`. Each distinct cause has a stable `type`; `errors` lists invalid \
+         fields by JSON pointer. Unknown fields and query parameters are rejected.\n\n\
+         Lists are `{{\"data\":[…],\"next_cursor\":null|\"…\"}}`. Pass `next_cursor` as `?cursor=` to get the next page.\n\n\
+         Every POST accepts an `Idempotency-Key`: a request that is repeated with the same key and body is executed once, \
+         and its response is returned again with `Idempotent-Replayed: true` for 72 hours. Error responses are not \
+         stored.\n\n\
+         Rate limits: 200 requests per second for a tenant key and 10,000 for other keys, unless the operator has \
+         configured other limits. Beyond that the response is 429 with `Retry-After`.\n\n\
          Limits: {}.",
         limits.join("; ")
     )
 }
 
 impl Kind {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 23] = [
         Self::BadRequest,
         Self::Unauthorized,
         Self::Forbidden,
@@ -157,6 +162,9 @@ impl Kind {
         Self::KeyReused,
         Self::KeyInProgress,
         Self::EventIdConflict,
+        Self::SchemaPublished,
+        Self::EndpointDisabled,
+        Self::LimitReached,
         Self::TooLarge,
         Self::UnsupportedEncoding,
         Self::UnsupportedMediaType,
@@ -164,11 +172,13 @@ impl Kind {
         Self::TooMany,
         Self::Internal,
         Self::Busy,
+        Self::ChangePending,
+        Self::CountTimeout,
         Self::OutcomeUnknown,
     ];
 
     fn component(self) -> String {
-        let (name, ..) = self.words();
+        let (name, ..) = self.definition();
         name.split('-')
             .map(|word| word[..1].to_uppercase() + &word[1..])
             .collect()
@@ -179,38 +189,40 @@ fn problem() -> Value {
     let types: Vec<String> = Kind::ALL.iter().map(|kind| kind.urn()).collect();
     json!({
         "type": "object",
-        "description": "Why a request was refused (RFC 9457).",
+        "description": "An error (RFC 9457).",
         "required": ["type", "title", "status", "detail"],
         "properties": {
-            "type": {"type": "string", "enum": types},
-            "title": {"type": "string", "description": "The same for every problem of this type."},
+            "type": {"type": "string", "enum": types, "description": "The cause. Stable: programs should compare this."},
+            "title": {"type": "string", "description": "A short description of the type."},
             "status": {"type": "integer", "format": "int32", "minimum": 400, "maximum": 599},
-            "detail": {"type": "string", "description": "What was wrong this time, in a sentence."},
+            "detail": {"type": "string", "description": "What is wrong with this request, for people."},
             "errors": {
                 "type": "array",
-                "description": "Each wrong part of the request, by its JSON pointer.",
-                "items": {"$ref": "#/components/schemas/Fault"},
+                "description": "The invalid parts of the request, by JSON pointer.",
+                "items": {"$ref": "#/components/schemas/FieldError"},
             },
             "event_id": {
                 "type": "string",
-                "description": "Of an outcome that is unknown: the event that may have been stored.",
+                "description": "For `outcome-unknown`: the event that may have been stored.",
             },
         },
     })
 }
 
-fn refusal(kind: Kind) -> Value {
-    let (_, _, title) = kind.words();
+fn error_response(kind: Kind) -> Value {
+    let (_, _, title) = kind.definition();
     let mut response = json!({
         "description": format!("{title}."),
         "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
     });
     let header = match kind {
         Kind::Unauthorized => Some(("WWW-Authenticate", json!({"type": "string"}))),
-        Kind::Busy | Kind::TooMany | Kind::KeyInProgress => Some((
-            "Retry-After",
-            json!({"type": "integer", "minimum": 1, "description": "Seconds."}),
-        )),
+        Kind::Busy | Kind::ChangePending | Kind::CountTimeout | Kind::TooMany | Kind::KeyInProgress => {
+            Some((
+                "Retry-After",
+                json!({"type": "integer", "minimum": 1, "description": "Seconds to wait before retrying."}),
+            ))
+        }
         _ => None,
     };
     if let Some((name, schema)) = header {
@@ -219,7 +231,7 @@ fn refusal(kind: Kind) -> Value {
     response
 }
 
-/// Whether the call has parameters.
+/// Whether the operation has query parameters.
 pub(crate) fn takes_query(method: &str, path: &str) -> bool {
     static WITH_QUERY: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
         let calls = calls::all().filter(Operation::has_query);
@@ -228,32 +240,32 @@ pub(crate) fn takes_query(method: &str, path: &str) -> bool {
     WITH_QUERY.contains(&(method, path))
 }
 
-/// Status, type and title of everything that can be refused.
+/// Status, type and title of every problem.
 pub(crate) fn refusals() -> impl Iterator<Item = (u16, String, &'static str)> {
     Kind::ALL.into_iter().map(|kind| {
-        let (_, status, title) = kind.words();
+        let (_, status, title) = kind.definition();
         (status.as_u16(), kind.urn(), title)
     })
 }
 
-/// The component for refusals of this status.
+/// The response component for errors with this status.
 fn component_of(status: u16) -> String {
     Kind::ALL
         .into_iter()
-        .find(|kind| kind.words().1.as_u16() == status)
+        .find(|kind| kind.definition().1.as_u16() == status)
         .unwrap_or(Kind::Internal)
         .component()
 }
 
-/// Everything a call can be refused with because of what it is, and the roles that may make it.
+/// The error statuses that follow from an operation's rule, path, query and body.
 fn follows_from(rule: Rule, operation: &Operation) -> Vec<u16> {
     let mut statuses = vec![500, 503];
     if rule != Rule::Open {
-        // 400: a parameter that the call does not have, or two keys.
+        // 400: an unknown query parameter, or two Authorization headers.
         statuses.extend([400, 401, 403, 429]);
     }
     if operation.path.contains('{') {
-        // A path that is not UTF-8 is not found; `.` and `..` in it make clients ask for another one.
+        // A path that is not UTF-8 is not found; clients resolve `.` and `..` to another path.
         statuses.extend([404, 405]);
     }
     if operation.has_query() {
@@ -268,7 +280,7 @@ fn follows_from(rule: Rule, operation: &Operation) -> Vec<u16> {
     statuses
 }
 
-/// A component by the name that generated clients give its type.
+/// A schema component under the name that generated clients use for the type.
 fn named<T: ToSchema>(schemas: &mut BTreeMap<String, Value>) -> Value {
     let name = T::name().into_owned();
     let mut parts = Vec::new();

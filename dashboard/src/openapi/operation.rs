@@ -1,4 +1,4 @@
-//! One call of the API, as `calls` tells of it.
+//! Builder for one API operation, used by `calls`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,8 +20,8 @@ pub(super) struct Operation {
     detail: &'static str,
     query: Vec<Value>,
     body: Option<Value>,
-    answers: Vec<(u16, Value)>,
-    refusals: Vec<u16>,
+    responses: Vec<(u16, Value)>,
+    errors: Vec<u16>,
 }
 
 macro_rules! methods {
@@ -54,8 +54,8 @@ impl Operation {
             detail: "",
             query: Vec::new(),
             body: None,
-            answers: Vec::new(),
-            refusals: Vec::new(),
+            responses: Vec::new(),
+            errors: Vec::new(),
         }
     }
 
@@ -65,28 +65,32 @@ impl Operation {
         self
     }
 
-    /// More than the summary says.
-    pub(super) fn tells(mut self, detail: &'static str) -> Self {
+    /// The description below the summary.
+    pub(super) fn describe(mut self, detail: &'static str) -> Self {
         self.detail = detail;
         self
     }
 
     /// A JSON body.
-    pub(super) fn takes<T: ToSchema>(mut self) -> Self {
+    pub(super) fn accepts<T: ToSchema>(mut self) -> Self {
         let schema = named::<T>(&mut self.schemas);
         self.body = Some(body(schema, true));
         self
     }
 
-    /// A JSON body that may be left out.
-    pub(super) fn may_take<T: ToSchema>(mut self) -> Self {
+    /// An optional JSON body.
+    pub(super) fn may_accept<T: ToSchema>(mut self) -> Self {
         let schema = named::<T>(&mut self.schemas);
         self.body = Some(body(schema, false));
         self
     }
 
-    /// A JSON body whose schema is made from that of `T`.
-    pub(super) fn takes_some_of<T: ToSchema>(mut self, name: &str, change: impl FnOnce(&mut Value)) -> Self {
+    /// A JSON body whose schema is derived from that of `T`.
+    pub(super) fn accepts_part_of<T: ToSchema>(
+        mut self,
+        name: &str,
+        change: impl FnOnce(&mut Value),
+    ) -> Self {
         let from = T::name().into_owned();
         named::<T>(&mut self.schemas);
         let mut schema = self.schemas.remove(&from).unwrap_or_default();
@@ -106,8 +110,8 @@ impl Operation {
         self
     }
 
-    /// `limit` and `cursor`, and a page of `T` as the answer.
-    pub(super) fn answers_page<T: ToSchema>(mut self, words: &str) -> Self {
+    /// `limit` and `cursor`, and a page of `T` as the response.
+    pub(super) fn returns_page<T: ToSchema>(mut self, description: &str) -> Self {
         let limit =
             json!({"type": "integer", "minimum": 1, "maximum": LIST_PAGE_MAX, "default": LIST_PAGE_DEFAULT});
         let cursor = json!({"type": "string"});
@@ -122,52 +126,52 @@ impl Operation {
                     "data": {"type": "array", "items": item, "maxItems": LIST_PAGE_MAX},
                     "next_cursor": {
                         "type": ["string", "null"],
-                        "description": "Ask on with `?cursor=` and this; null on the last page.",
+                        "description": "Pass it as `?cursor=` to get the next page; null on the last page.",
                     },
                 },
             }),
         );
-        self.query("limit", limit, "Entries of one page.")
-            .query("cursor", cursor, "The `next_cursor` of the page before.")
-            .answers_json(
+        self.query("limit", limit, "Maximum number of entries on the page.")
+            .query("cursor", cursor, "The `next_cursor` of the previous page.")
+            .returns_json(
                 200,
                 json!({"$ref": format!("#/components/schemas/{name}")}),
-                words,
+                description,
             )
     }
 
-    pub(super) fn answers<T: ToSchema>(mut self, status: u16, words: &str) -> Self {
+    pub(super) fn returns<T: ToSchema>(mut self, status: u16, description: &str) -> Self {
         let schema = named::<T>(&mut self.schemas);
-        self.answers_json(status, schema, words)
+        self.returns_json(status, schema, description)
     }
 
-    pub(super) fn answers_json(self, status: u16, schema: Value, words: &str) -> Self {
-        self.answers_in(status, "application/json", schema, words)
+    pub(super) fn returns_json(self, status: u16, schema: Value, description: &str) -> Self {
+        self.returns_in(status, "application/json", schema, description)
     }
 
-    pub(super) fn answers_in(mut self, status: u16, media: &str, schema: Value, words: &str) -> Self {
+    pub(super) fn returns_in(mut self, status: u16, media: &str, schema: Value, description: &str) -> Self {
         let content = json!({media: {"schema": schema}});
-        self.answers
-            .push((status, json!({"description": words, "content": content})));
+        self.responses
+            .push((status, json!({"description": description, "content": content})));
         self
     }
 
-    /// The same status in another form, for those who ask for it.
+    /// The same response in another media type.
     pub(super) fn or_in(mut self, media: &str, schema: Value) -> Self {
-        if let Some((_, answer)) = self.answers.last_mut() {
-            answer["content"][media] = json!({"schema": schema});
+        if let Some((_, response)) = self.responses.last_mut() {
+            response["content"][media] = json!({"schema": schema});
         }
         self
     }
 
-    pub(super) fn answers_nothing(mut self, words: &str) -> Self {
-        self.answers.push((204, json!({"description": words})));
+    pub(super) fn returns_nothing(mut self, description: &str) -> Self {
+        self.responses.push((204, json!({"description": description})));
         self
     }
 
-    /// Refusals that do not follow from the rule, the method, the path or the body.
-    pub(super) fn refuses(mut self, statuses: &[u16]) -> Self {
-        self.refusals.extend(statuses);
+    /// Errors that do not follow from the rule, the method, the path or the body.
+    pub(super) fn fails_with(mut self, statuses: &[u16]) -> Self {
+        self.errors.extend(statuses);
         self
     }
 
@@ -187,28 +191,28 @@ impl Operation {
         let mut parameters: Vec<Value> = self.path_parameters();
         parameters.extend(self.query.iter().cloned());
         let mut responses: BTreeMap<String, Value> = BTreeMap::new();
-        let refused: BTreeSet<u16> = follows_from(self.rule, self)
+        let errors: BTreeSet<u16> = follows_from(self.rule, self)
             .into_iter()
-            .chain(self.refusals.iter().copied())
+            .chain(self.errors.iter().copied())
             .collect();
-        for status in refused {
+        for status in errors {
             let component = format!("#/components/responses/{}", component_of(status));
             responses.insert(status.to_string(), json!({"$ref": component}));
         }
-        for (status, answer) in &self.answers {
-            let mut answer = answer.clone();
+        for (status, response) in &self.responses {
+            let mut response = response.clone();
             if self.takes_idempotency_key() {
-                answer["headers"] = json!({"Idempotent-Replayed": {
-                    "description": "`true` on an answer that was given before to the same `Idempotency-Key`.",
+                response["headers"] = json!({"Idempotent-Replayed": {
+                    "description": "`true` on a stored response to an earlier request with the same `Idempotency-Key`.",
                     "schema": {"type": "string", "const": "true"},
                 }});
             }
-            responses.insert(status.to_string(), answer);
+            responses.insert(status.to_string(), response);
         }
         if self.takes_idempotency_key() {
             parameters.push(json!({
                 "name": "Idempotency-Key", "in": "header",
-                "description": "A request that is sent again with the same key and body is done once.",
+                "description": "Makes the request idempotent: repeated with the same key and body, it is executed once.",
                 "schema": shapes::value(shapes::idempotency_key()),
             }));
         }
@@ -234,11 +238,11 @@ impl Operation {
 
     fn description(&self) -> String {
         let keys = match self.rule {
-            Rule::Open => "Needs no key.",
-            Rule::Emit => "Keys: admin, producer.",
-            Rule::Catalogue => "Keys: admin, tenant.",
-            Rule::Own => "Keys: admin; tenant for its own.",
-            _ => "Keys: admin.",
+            Rule::Open => "No key required.",
+            Rule::Emit => "Allowed for admin and producer keys.",
+            Rule::Catalogue => "Allowed for admin and tenant keys.",
+            Rule::Own => "Allowed for admin keys, and for tenant keys within their own tenant.",
+            _ => "Allowed for admin keys.",
         };
         format!("{} {keys}", self.detail).trim().to_owned()
     }

@@ -1,4 +1,4 @@
-//! The form of single fields, with the limits that `postrider_proto::limits` names.
+//! Schemas of single fields, with the limits from `postrider_proto::limits`.
 
 use postrider_dispatcher::replays::RATE_MAX;
 use postrider_proto::{
@@ -30,7 +30,7 @@ pub(crate) fn value(schema: impl Serialize) -> Value {
     value
 }
 
-/// Forms that are empty before they are read have null as each field's default, which says nothing to the outside.
+/// Removes the null defaults of `#[serde(default)]` forms, which mean nothing to clients.
 fn forget_defaults(schema: &mut Value) {
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         for property in properties.values_mut().filter_map(Value::as_object_mut) {
@@ -55,11 +55,11 @@ fn number_or_null(low: i64, high: i64) -> ObjectBuilder {
         .maximum(Some(high))
 }
 
-fn words(all: impl IntoIterator<Item = &'static str>) -> Object {
+fn one_of(all: impl IntoIterator<Item = &'static str>) -> Object {
     text().enum_values(Some(all)).build()
 }
 
-fn words_or_null(all: impl IntoIterator<Item = &'static str>) -> Object {
+fn one_of_or_null(all: impl IntoIterator<Item = &'static str>) -> Object {
     let values: Vec<Value> = all.into_iter().map(Value::from).chain([Value::Null]).collect();
     text_or_null().enum_values(Some(values)).build()
 }
@@ -70,7 +70,7 @@ fn free_object(kind: SchemaType) -> ObjectBuilder {
         .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(true)))
 }
 
-/// What a `{name}` in a path is.
+/// Schema and description of a path parameter.
 pub(super) fn path_parameter(name: &str) -> (Value, &'static str) {
     match name {
         "tenant" => (value(label()), "The tenant's id."),
@@ -82,7 +82,7 @@ pub(super) fn path_parameter(name: &str) -> (Value, &'static str) {
         "key" => (json!({"type": "string"}), "The key's id, `key_…`."),
         "replay" => (json!({"type": "string"}), "The replay's id, `rpl_…`."),
         "erasure" => (json!({"type": "string"}), "The erasure's id, `era_…`."),
-        _ => (json!({"type": "string"}), "Its id."),
+        _ => (json!({"type": "string"}), "The id."),
     }
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn type_or_null() -> Object {
         .pattern(Some(TYPE))
         .max_length(Some(EVENT_TYPE_BYTES_MAX))
         .description(Some(
-            "The first type in the catalogue that the endpoint wants, when it is not said.",
+            "Defaults to the first type in the catalogue that the endpoint subscribes to.",
         ))
         .build()
 }
@@ -124,7 +124,7 @@ pub(crate) fn event_id_or_null() -> Object {
         .pattern(Some(EVENT_ID))
         .max_length(Some(EVENT_ID_CHARS_MAX))
         .description(Some(
-            "Your own stable id: an event with the same one is sent once.",
+            "Your own stable id, for deduplication: an event with the same id is sent once. Generated if omitted.",
         ))
         .build()
 }
@@ -134,7 +134,7 @@ pub(crate) fn ordering_key_or_null() -> Object {
         .min_length(Some(1))
         .max_length(Some(ORDERING_KEY_BYTES_MAX))
         .description(Some(
-            "Events of one key have a `sequence`; ordered endpoints get them in it.",
+            "Events with the same key are numbered (`sequence`), and ordered endpoints receive them in that order.",
         ))
         .build()
 }
@@ -159,7 +159,7 @@ pub(crate) fn object_or_null() -> Object {
 pub(crate) fn schemas() -> Object {
     free_object(Type::Object.into())
         .description(Some(
-            "JSON Schema 2020-12 by version. One that is published can't change; the last is the newest.",
+            "JSON Schemas (2020-12) by version. A published schema can't be changed; the last version is the newest.",
         ))
         .build()
 }
@@ -180,7 +180,7 @@ pub(crate) fn url() -> Object {
         .format(Some(SchemaFormat::Custom("uri".to_owned())))
         .max_length(Some(URL_BYTES_MAX))
         .description(Some(
-            "https, on the public internet, without user name, password and fragment.",
+            "An https URL on the public internet, without user name, password or fragment.",
         ))
         .build()
 }
@@ -195,7 +195,7 @@ pub(crate) fn patterns_or_null() -> Array {
         )
         .min_items(Some(1))
         .max_items(Some(TYPES_PER_ENDPOINT_MAX))
-        .description(Some("Types, `invoice.*` for all below one, or `*`, the default."))
+        .description(Some("Event types to receive. `invoice.*` matches every type starting with `invoice.`; `*`, the default, matches all."))
         .build()
 }
 
@@ -205,7 +205,7 @@ pub(crate) fn versions_or_null() -> Object {
         .additional_properties(Some(Schema::Object(label())))
         .max_properties(Some(TYPES_PER_ENDPOINT_MAX))
         .description(Some(
-            "The version to send, by type. The event's own where it is not said.",
+            "Pinned versions by event type: only events of that version are sent. Other types are sent in any version.",
         ))
         .build()
 }
@@ -216,33 +216,35 @@ pub(crate) fn headers_or_null() -> Object {
         .schema_type(SchemaType::from_iter([Type::Object, Type::Null]))
         .additional_properties(Some(Schema::Object(one)))
         .max_properties(Some(CUSTOM_HEADERS_MAX))
-        .description(Some("Sent with each request; never shown again."))
+        .description(Some(
+            "Custom headers sent with each request. Their values are never returned.",
+        ))
         .build()
 }
 
 pub(crate) fn tls_or_null() -> Object {
-    let pem = |words| {
+    let pem = |description| {
         text_or_null()
             .max_length(Some(TLS_PEM_BYTES_MAX))
-            .description(Some(words))
+            .description(Some(description))
     };
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::Object, Type::Null]))
         .property(
             "ca_certificates",
-            pem("PEM. The endpoint's certificate must be signed by one of these, and no other will do."),
+            pem("PEM. Only these CAs are trusted for the endpoint's certificate."),
         )
         .property(
             "client_certificate",
-            pem("PEM. Shown to the endpoint, with the intermediate certificates behind it."),
+            pem("PEM. The client certificate for mutual TLS, followed by its intermediate certificates."),
         )
         .property(
             "client_key",
-            pem("PEM. The private key of the client certificate; never shown again."),
+            pem("PEM. The private key of the client certificate; never returned."),
         )
         .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)))
         .description(Some(
-            "Certificates of its own. What is sent replaces what was there, as a whole.",
+            "TLS settings of the endpoint. They are replaced as a whole.",
         ))
         .build()
 }
@@ -254,13 +256,13 @@ pub(crate) fn tls_fingerprints_or_null() -> Object {
         .property("client_certificate", text_or_null())
         .required("ca_certificates")
         .required("client_certificate")
-        .description(Some("SHA-256 fingerprints of its own certificates."))
+        .description(Some("SHA-256 fingerprints of the endpoint's certificates."))
         .build()
 }
 
 pub(crate) fn concurrency_or_null() -> Object {
     number_or_null(1, ENDPOINT_CONCURRENCY_MAX)
-        .description(Some("Requests on the wire at once."))
+        .description(Some("Maximum number of concurrent requests."))
         .build()
 }
 
@@ -275,7 +277,7 @@ pub(crate) fn timeout_or_null() -> Object {
 pub(crate) fn overlap_or_null() -> Object {
     number_or_null(0, OVERLAP_SECONDS_MAX.into())
         .description(Some(
-            "How long the older secrets sign too; a day when it is not said, 0 revokes them.",
+            "How long older secrets stay valid: a day by default; 0 revokes them immediately.",
         ))
         .build()
 }
@@ -283,7 +285,7 @@ pub(crate) fn overlap_or_null() -> Object {
 pub(crate) fn tenant_rotation_or_null() -> Object {
     number_or_null(ROTATE_DAYS_MIN, ROTATE_DAYS_MAX)
         .description(Some(
-            "Secrets are rotated by themselves after this long; null is never.",
+            "Rotate secrets automatically after this many days; null: never.",
         ))
         .build()
 }
@@ -291,7 +293,7 @@ pub(crate) fn tenant_rotation_or_null() -> Object {
 pub(crate) fn rotation_or_null() -> Object {
     number_or_null(0, ROTATE_DAYS_MAX)
         .description(Some(
-            "Null is the tenant's policy, 0 is never, otherwise at least 7.",
+            "Rotate the secret automatically after this many days, at least 7. Null: the tenant's policy; 0: never.",
         ))
         .build()
 }
@@ -303,7 +305,7 @@ pub(crate) fn schedule_or_null() -> Array {
         .min_items(Some(1))
         .max_items(Some(SCHEDULE_STEPS_MAX))
         .description(Some(
-            "The wait before each attempt, counted from the one before: `[\"0s\", \"1m\"]`.",
+            "The delay before each attempt, counted from the previous one: `[\"0s\", \"1m\"]`.",
         ))
         .build()
 }
@@ -311,76 +313,74 @@ pub(crate) fn schedule_or_null() -> Array {
 pub(crate) fn secret_or_null() -> Object {
     text_or_null()
         .max_length(Some(SECRET_BYTES_MAX))
-        .description(Some("Your own signing secret; one is made when it is not said."))
+        .description(Some("Your own signing secret. Generated if omitted."))
         .build()
 }
 
 pub(crate) fn signature() -> Object {
-    words(SignatureFormat::ALL.iter().map(|format| format.as_str()))
+    one_of(SignatureFormat::ALL.iter().map(|format| format.as_str()))
 }
 
 pub(crate) fn signature_or_null() -> Object {
-    words_or_null(SignatureFormat::ALL.iter().map(|format| format.as_str()))
+    one_of_or_null(SignatureFormat::ALL.iter().map(|format| format.as_str()))
 }
 
 pub(crate) fn endpoint_state() -> Object {
     let seen = EndpointState::ALL
         .iter()
         .filter(|state| **state != EndpointState::Deleted);
-    words(seen.map(|state| state.as_str()))
+    one_of(seen.map(|state| state.as_str()))
 }
 
 pub(crate) fn key_role() -> Object {
-    words(KeyRole::ALL.iter().map(|role| role.as_str()))
+    one_of(KeyRole::ALL.iter().map(|role| role.as_str()))
 }
 
 pub(crate) fn delivery_state() -> Object {
-    words(["pending", "delivered", "dead"])
+    one_of(["pending", "delivered", "dead"])
 }
 
 pub(crate) fn secret_state() -> Object {
-    words(["current", "retiring"])
+    one_of(["current", "retiring"])
 }
 
 pub(crate) fn dead_reason_or_null() -> Object {
-    words_or_null(DeadReason::ALL.iter().map(|reason| reason.as_str()))
+    one_of_or_null(DeadReason::ALL.iter().map(|reason| reason.as_str()))
 }
 
 pub(crate) fn dead_reason() -> Object {
-    words(DeadReason::ALL.iter().map(|reason| reason.as_str()))
+    one_of(DeadReason::ALL.iter().map(|reason| reason.as_str()))
 }
 
-/// Of something that outlives its endpoint.
+/// For resources that outlive their endpoint.
 pub(crate) fn any_endpoint_state() -> Object {
-    words(EndpointState::ALL.iter().map(|state| state.as_str()))
+    one_of(EndpointState::ALL.iter().map(|state| state.as_str()))
 }
 
 pub(crate) fn delivery_state_or_null() -> Object {
-    words_or_null(["dead", "delivered", "pending"])
+    one_of_or_null(["dead", "delivered", "pending"])
 }
 
 pub(crate) fn replay_kind() -> Object {
-    words(ReplayKind::ALL.iter().map(|kind| kind.as_str()))
+    one_of(ReplayKind::ALL.iter().map(|kind| kind.as_str()))
 }
 
 pub(crate) fn replay_kind_or_null() -> Object {
-    words_or_null(ReplayKind::ALL.iter().map(|kind| kind.as_str()))
+    one_of_or_null(ReplayKind::ALL.iter().map(|kind| kind.as_str()))
 }
 
 pub(crate) fn replay_state() -> Object {
-    words(ReplayState::ALL.iter().map(|state| state.as_str()))
+    one_of(ReplayState::ALL.iter().map(|state| state.as_str()))
 }
 
 pub(crate) fn replay_rate_or_null() -> Object {
     number_or_null(1, RATE_MAX.into())
-        .description(Some(
-            "At most so many a second to each endpoint; 1,000 when it is not said.",
-        ))
+        .description(Some("Maximum rate per endpoint, per second; 1,000 by default."))
         .build()
 }
 
 pub(crate) fn erasure_state() -> Object {
-    words(["running", "done"])
+    one_of(["running", "done"])
 }
 
 pub(crate) fn threshold() -> Object {
@@ -392,7 +392,7 @@ pub(crate) fn threshold() -> Object {
 }
 
 pub(crate) fn outcome() -> Object {
-    words(
+    one_of(
         OutcomeKind::ALL
             .iter()
             .map(|kind| kind.as_str())
@@ -404,7 +404,7 @@ pub(crate) fn status_or_null() -> Object {
     number_or_null(100, 999).build()
 }
 
-/// The events of a batch, each in the form of a single one.
+/// The events of a batch, each in the form of a single emit.
 pub(crate) fn batch() -> Array {
     ArrayBuilder::new()
         .items(Ref::from_schema_name("NewEvent"))

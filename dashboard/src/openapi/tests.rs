@@ -40,7 +40,7 @@ fn the_document_in_docs_is_the_one_that_is_served() {
     let kept: Value = serde_json::from_str(include_str!("../../../docs/openapi.json")).unwrap_or_default();
     assert!(
         kept == *value(),
-        "docs/openapi.json is not what the code says. Renew it with:\n\n    {RENEW}\n"
+        "docs/openapi.json is out of date. Regenerate it with:\n\n    {RENEW}\n"
     );
 }
 
@@ -58,7 +58,7 @@ fn every_reference_leads_somewhere_and_every_operation_has_its_own_id() {
     });
     for reference in &references {
         let pointer = reference.trim_start_matches('#');
-        assert!(value().pointer(pointer).is_some(), "{reference} leads nowhere");
+        assert!(value().pointer(pointer).is_some(), "{reference} does not resolve");
     }
     let count = ids.len();
     ids.sort();
@@ -66,7 +66,7 @@ fn every_reference_leads_somewhere_and_every_operation_has_its_own_id() {
     assert!(count > 30 && ids.len() == count, "{ids:?}");
 }
 
-/// A component that nothing refers to becomes a type that nobody needs in generated clients.
+/// An unused component becomes an unused type in generated clients.
 #[test]
 fn every_schema_is_used() {
     let text = value().to_string();
@@ -107,5 +107,17 @@ fn walk(value: &Value, see: &mut impl FnMut(&str, &Value)) {
         }
         Value::Array(list) => list.iter().for_each(|inner| walk(inner, see)),
         _ => {}
+    }
+}
+
+#[test]
+fn every_problem_type_is_unique_and_documented() {
+    let guide = include_str!("../../../docs/api.md");
+    let mut seen = BTreeSet::new();
+    for kind in Kind::ALL {
+        let (name, status, _) = kind.definition();
+        assert!(seen.insert(name), "{name} is used twice");
+        let row = format!("| `{name}` | {} |", status.as_u16());
+        assert!(guide.contains(&row), "docs/api.md has no row for {name}");
     }
 }

@@ -57,7 +57,7 @@ pub(super) struct Finding {
     pub(super) title: String,
     pub(super) found: String,
     pub(super) meaning: String,
-    pub(super) mend: String,
+    pub(super) fix: String,
 }
 
 impl Finding {
@@ -65,14 +65,14 @@ impl Finding {
     pub(super) fn badge(&self) -> (&'static str, &'static str) {
         match self.verdict.as_str() {
             "pass" => ("good", "right"),
-            "warn" => ("wait", "look at it"),
+            "warning" => ("wait", "look at it"),
             "fail" => ("bad", "wrong"),
             _ => ("mute", "not tried"),
         }
     }
 
     pub(super) fn is_trouble(&self) -> bool {
-        matches!(self.verdict.as_str(), "warn" | "fail")
+        matches!(self.verdict.as_str(), "warning" | "fail")
     }
 }
 

@@ -1,5 +1,6 @@
-//! What dispatchers have in hand: `endpoint_activity`, `dispatchers` and `shards`. Read here; dispatchers write them.
-//! Nothing is counted by walking over `queue` or `retries`.
+//! Current activity of dispatchers: `endpoint_activity`, `dispatchers` and `shards`. Read here; dispatchers write
+//! them.
+//! Nothing is counted by scanning `queue` or `retries`.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EndpointId, TenantId};
@@ -10,10 +11,10 @@ pub(crate) struct SystemRow {
     pub(crate) now: DateTime<Utc>,
     pub(crate) in_flight: i64,
     pub(crate) waiting_in_memory: i64,
-    /// When the oldest first attempt that could be made now was emitted.
+    /// When the oldest event with a due first attempt was emitted.
     pub(crate) oldest_at: Option<DateTime<Utc>>,
     pub(crate) circuits_open: i64,
-    /// What Postgres itself keeps of how many rows the tables have: near the truth, and free.
+    /// Postgres' own estimates of the table sizes: approximate, and free.
     pub(crate) in_queue: i64,
     pub(crate) in_retries: i64,
     pub(crate) dead_letters: i64,
@@ -53,7 +54,7 @@ pub(crate) struct ActivityRow {
     pub(crate) circuit_open: bool,
 }
 
-/// Of those that have anything going on.
+/// Only endpoints with current activity.
 pub(crate) async fn of_endpoints(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
@@ -78,7 +79,7 @@ pub(crate) struct DispatcherRow {
     pub(crate) in_flight: i64,
 }
 
-/// Those whose lease is in force.
+/// Dispatchers whose lease is valid.
 pub(crate) async fn dispatchers(
     db: impl PgExecutor<'_>,
     limit: i64,

@@ -1,4 +1,4 @@
-//! `alerts`: asked for here; a dispatcher notes when one has gone off.
+//! `alerts`: written here; a dispatcher records when one has fired.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::EndpointId;
@@ -10,13 +10,15 @@ use utoipa::ToSchema;
 #[schema(as = Alert)]
 pub(crate) struct AlertRow {
     pub(crate) dead_letters: i64,
-    /// Since when there are as many. The next event comes only after they were fewer.
+    /// Since when the threshold has been exceeded. The next event is sent only after the count has dropped below it.
+    #[serde(rename = "triggered_at")]
     pub(crate) passed_at: Option<DateTime<Utc>>,
+    #[serde(rename = "created_by")]
     pub(crate) asked_by: String,
     pub(crate) created_at: DateTime<Utc>,
 }
 
-/// A new threshold is armed.
+/// A changed threshold is armed again.
 pub(crate) async fn put(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,

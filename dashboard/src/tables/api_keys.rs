@@ -1,4 +1,4 @@
-//! `api_keys`: hashes of keys and what they may do. The key itself is kept nowhere.
+//! `api_keys`: key hashes and roles. The key itself is not stored.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{TenantId, state::KeyRole};
@@ -18,7 +18,7 @@ pub(crate) struct KeyRow {
     pub(crate) revoked_at: Option<DateTime<Utc>>,
 }
 
-/// A key in force.
+/// An active key.
 pub(crate) async fn find_by_hash(
     db: impl PgExecutor<'_>,
     hash: &[u8; 32],
@@ -69,7 +69,7 @@ pub(crate) async fn list(
     .await
 }
 
-/// In force, the newest first.
+/// Active keys, newest first.
 pub(crate) async fn list_of_tenant(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
@@ -86,7 +86,7 @@ pub(crate) async fn list_of_tenant(
     .await
 }
 
-/// The newest first: those that are in force before those that were revoked.
+/// Newest first, active keys before revoked ones.
 pub(crate) async fn list_newest(db: impl PgExecutor<'_>, limit: i64) -> Result<Vec<KeyRow>, sqlx::Error> {
     sqlx::query_as(
         "select k.id, k.public_id, k.role, k.tenant_id, t.slug as tenant, k.name, k.created_at, k.revoked_at

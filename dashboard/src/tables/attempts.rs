@@ -1,5 +1,5 @@
 //! `attempts`: read here; the recorder writes them and a replay clears `final`.
-//! A delivery that ended is its attempt with `final` set.
+//! A finished delivery is its attempt with `final` set.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{DeliveryId, EndpointId, TenantId};
@@ -21,10 +21,10 @@ pub(crate) struct AttemptRow {
     pub(crate) replay_id: Option<String>,
 }
 
-/// More attempts than this of one delivery are not shown: the newest are.
+/// Attempts shown of one delivery; the newest are kept.
 const ATTEMPTS_SHOWN_MAX: i64 = 500;
 
-/// The newest first.
+/// Newest first.
 pub(crate) async fn of_delivery(
     db: impl PgExecutor<'_>,
     id: DeliveryId,
@@ -92,7 +92,7 @@ pub(crate) async fn list_ended_of_tenant(
     .await
 }
 
-/// Of all tenants: walks the primary key, where nearly every row is a final one.
+/// Across all tenants: scans the primary key, where nearly every row is a final one.
 pub(crate) async fn list_ended(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<Place>, sqlx::Error> {
     sqlx::query_as(
         "select event_id, endpoint_id, ($5::int[] is null or type_id = any($5)) and ($6::smallint is null or status is not distinct from $6) as may_match
@@ -110,8 +110,8 @@ pub(crate) async fn list_ended(db: impl PgExecutor<'_>, span: Span<'_>) -> Resul
     .await
 }
 
-/// Deliveries with an attempt that was answered with this code, which is not one of success. Those match whose latest
-/// attempt it is; what is said of the code's range is what lets the index of such attempts be used.
+/// Deliveries whose latest attempt got this unsuccessful status code. The condition on the range of codes lets
+/// Postgres use the index of unsuccessful attempts.
 pub(crate) async fn list_refused(
     db: impl PgExecutor<'_>,
     code: i16,

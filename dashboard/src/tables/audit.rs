@@ -37,14 +37,14 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// What a list of the log is narrowed to.
+/// Filter of the audit log.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Narrowed {
     pub(crate) tenant: Option<TenantId>,
     pub(crate) actor: Option<String>,
 }
 
-/// The newest first.
+/// Newest first.
 pub(crate) async fn list(
     db: impl PgExecutor<'_>,
     narrowed: &Narrowed,

@@ -1,4 +1,4 @@
-//! `dead_letters`: read here by endpoint or tenant; the recorder adds them and a replay removes them.
+//! `dead_letters`: read here by endpoint or tenant; the recorder inserts them and a replay deletes them.
 
 use postrider_proto::{DeadReason, EndpointId, EndpointState, EventId, TenantId, TypeId};
 use serde::Serialize;
@@ -58,7 +58,7 @@ pub(crate) async fn list_of_tenant(
     .await
 }
 
-/// Of all tenants.
+/// Across all tenants.
 pub(crate) async fn list(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<Place>, sqlx::Error> {
     sqlx::query_as(
         "select event_id, endpoint_id,
@@ -78,7 +78,7 @@ pub(crate) async fn list(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<
     .await
 }
 
-/// Dead letters of one endpoint, type and reason.
+/// Dead letters with the same endpoint, type and reason.
 #[derive(Debug, Clone, Serialize, FromRow, ToSchema)]
 #[schema(as = DeadLetterGroup)]
 pub(crate) struct Group {
@@ -110,7 +110,7 @@ impl Group {
     }
 }
 
-/// Where a list of groups stands.
+/// A position in a list of groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GroupPosition {
     count: i64,
@@ -149,12 +149,12 @@ pub(crate) fn read_reason(text: &str) -> Option<DeadReason> {
         .find(|reason| reason.as_str() == text)
 }
 
-/// Which groups are wanted.
+/// Filter of the groups.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct GroupFilter {
     pub(crate) tenant: Option<TenantId>,
     pub(crate) endpoint: Option<EndpointId>,
-    /// Numbers of one type.
+    /// Ids of one type.
     pub(crate) types: Option<Vec<i32>>,
     pub(crate) reason: Option<DeadReason>,
     pub(crate) after: Option<GroupPosition>,
@@ -181,7 +181,7 @@ macro_rules! groups_of {
     };
 }
 
-/// The largest first, without a look at the dead letters themselves.
+/// Largest first, from counters, without reading the dead letters themselves.
 pub(crate) async fn groups(
     db: impl PgExecutor<'_>,
     filter: &GroupFilter,
@@ -196,7 +196,7 @@ pub(crate) async fn groups(
     .await
 }
 
-/// The same of a span of events: counted one by one, because the counts know no times.
+/// The same for a time range: counted row by row, because the counters have no times.
 pub(crate) async fn groups_within(
     db: impl PgExecutor<'_>,
     filter: &GroupFilter,

@@ -10,14 +10,14 @@ use sqlx::{FromRow, PgExecutor, types::Json};
 
 use super::is_public_id;
 
-/// What an endpoint's owner may set, as it is stored. `None` is the platform's own setting.
+/// The settings an endpoint's owner controls, as stored. `None` means the platform default.
 #[derive(Debug, Clone, PartialEq, FromRow)]
 pub(crate) struct EndpointSettings {
     pub(crate) url: String,
     pub(crate) description: Option<String>,
     pub(crate) types: Vec<String>,
     pub(crate) versions: Option<Json<BTreeMap<String, String>>>,
-    /// One that `postrider_proto::filter` can read.
+    /// Validated by `postrider_proto::filter`.
     pub(crate) filter: Option<Json<Value>>,
     pub(crate) concurrency: Option<i16>,
     pub(crate) rate_per_second: Option<i32>,
@@ -25,9 +25,9 @@ pub(crate) struct EndpointSettings {
     pub(crate) retry_schedule: Option<Vec<i32>>,
     pub(crate) timeout_ms: Option<i32>,
     pub(crate) signature: SignatureFormat,
-    /// `None` is the tenant's policy, 0 is never.
+    /// `None`: the tenant's policy. 0: never.
     pub(crate) rotate_every_days: Option<i16>,
-    /// The columns below have their own rules when they change.
+    /// The columns below have rules of their own when they change.
     pub(crate) state: EndpointState,
     pub(crate) state_reason: Option<String>,
 }
@@ -40,11 +40,11 @@ pub(crate) struct EndpointRow {
     pub(crate) shard: Shard,
     #[sqlx(flatten)]
     pub(crate) settings: EndpointSettings,
-    /// Sealed.
+    /// Encrypted.
     pub(crate) headers: Option<Vec<u8>>,
-    /// Sealed.
+    /// Encrypted.
     pub(crate) tls: Option<Vec<u8>>,
-    /// Of the current key pair, when it signs with one.
+    /// Of the current key pair, if the endpoint signs with one.
     pub(crate) public_key: Option<String>,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) updated_at: DateTime<Utc>,
@@ -88,7 +88,7 @@ pub(crate) async fn find(
     .await
 }
 
-/// The same, held until the transaction ends.
+/// The same, locked until the transaction ends.
 pub(crate) async fn lock(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
@@ -145,7 +145,7 @@ pub(crate) async fn find_in(
     .await
 }
 
-/// An endpoint as a line of a list.
+/// An endpoint as a list entry.
 #[derive(Debug, Clone, FromRow)]
 pub(crate) struct ListedRow {
     pub(crate) id: EndpointId,
@@ -158,16 +158,16 @@ pub(crate) struct ListedRow {
     pub(crate) failing_since: Option<DateTime<Utc>>,
 }
 
-/// What a list of endpoints is narrowed to.
+/// Filter of a list of endpoints.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Narrow<'a> {
     pub(crate) tenant: Option<TenantId>,
     pub(crate) state: Option<EndpointState>,
-    /// Somewhere in the address or the description.
+    /// Matches the URL or the description.
     pub(crate) text: Option<&'a str>,
 }
 
-/// The newest first.
+/// Newest first.
 pub(crate) async fn search(
     db: impl PgExecutor<'_>,
     narrow: &Narrow<'_>,
@@ -194,14 +194,14 @@ pub(crate) async fn search(
     .await
 }
 
-/// A version that an endpoint asks for, where its type has a newer one.
+/// A pinned version whose type has a newer one.
 #[derive(Debug, Clone, FromRow)]
 pub(crate) struct OutdatedPin {
     pub(crate) endpoint_id: EndpointId,
     pub(crate) event_type: String,
     pub(crate) pinned: String,
     pub(crate) newest: String,
-    /// The newest that was ever emitted, when that is newer than the pinned one: the endpoint gets none of those events.
+    /// The newest version ever emitted, if newer than the pinned one: the endpoint gets none of those events.
     pub(crate) emitted: Option<String>,
 }
 
@@ -247,7 +247,7 @@ pub(crate) async fn find_number(
     .await
 }
 
-/// Without listeners: they are not for people to manage.
+/// Without listeners, which people do not manage.
 pub(crate) async fn list(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
@@ -268,7 +268,7 @@ pub(crate) async fn list(
     .await
 }
 
-/// Of one tenant or of any, the newest first.
+/// Of one tenant or of any, newest first.
 pub(crate) async fn newest(
     db: impl PgExecutor<'_>,
     tenant: Option<TenantId>,
@@ -286,7 +286,7 @@ pub(crate) async fn newest(
     .await
 }
 
-/// Those that can have deliveries waiting.
+/// Endpoints that can have pending deliveries.
 pub(crate) async fn live_numbers(
     db: impl PgExecutor<'_>,
     tenant: Option<TenantId>,
@@ -377,7 +377,7 @@ pub(crate) async fn update(
     .await
 }
 
-/// Its own certificates, sealed.
+/// The endpoint's TLS settings, encrypted.
 pub(crate) async fn set_tls(
     db: impl PgExecutor<'_>,
     id: EndpointId,
@@ -391,7 +391,7 @@ pub(crate) async fn set_tls(
     Ok(())
 }
 
-/// Whoever sets an endpoint going again gives it time anew: its old failures no longer count.
+/// Re-enabling an endpoint resets its failure count.
 pub(crate) async fn forget_failures(db: impl PgExecutor<'_>, id: EndpointId) -> Result<(), sqlx::Error> {
     sqlx::query(
         "with kept as (delete from postrider.endpoints_to_disable where endpoint_id = $1)
@@ -415,7 +415,7 @@ pub(crate) async fn delete(db: impl PgExecutor<'_>, id: EndpointId) -> Result<()
     Ok(())
 }
 
-/// Answers the shards whose owners must hear of it.
+/// Returns the shards whose owners must apply the change.
 pub(crate) async fn delete_all(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<Vec<Shard>, sqlx::Error> {
     sqlx::query_scalar(
         "update postrider.endpoints set state = 'deleted', updated_at = clock_timestamp()

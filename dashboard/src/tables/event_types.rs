@@ -1,5 +1,5 @@
-//! `event_types`. A deleted one is kept for the events that have it. Made again, it is the same type with the versions it
-//! had: what was published never changes.
+//! `event_types`. A deleted type is kept for its events. Created again, it is the same type with its old versions:
+//! published schemas never change.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{TypeId, routing::matching_patterns};
@@ -25,7 +25,7 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, name: &str) -> Result<Option<E
     .await
 }
 
-/// The numbers that types of this name have or had: a deleted one's events are still there.
+/// All ids that types of this name have or had: events of a deleted one still exist.
 pub(crate) async fn numbers(db: impl PgExecutor<'_>, name: &str) -> Result<Vec<i32>, sqlx::Error> {
     sqlx::query_scalar("select id from postrider.event_types where name = $1")
         .bind(name)
@@ -33,7 +33,7 @@ pub(crate) async fn numbers(db: impl PgExecutor<'_>, name: &str) -> Result<Vec<i
         .await
 }
 
-/// Until the transaction ends nobody else makes, changes or deletes a type of this name.
+/// Until the transaction ends nobody else creates, changes or deletes a type of this name.
 pub(crate) async fn lock(db: impl PgExecutor<'_>, name: &str) -> Result<(), sqlx::Error> {
     sqlx::query("select pg_advisory_xact_lock(hashtextextended('event type ' || $1, 0))")
         .bind(name)
@@ -42,7 +42,7 @@ pub(crate) async fn lock(db: impl PgExecutor<'_>, name: &str) -> Result<(), sqlx
     Ok(())
 }
 
-/// The deleted type of this name is there again, unless there is one that is not deleted. Whoever calls it holds the lock.
+/// Restores the deleted type of this name, unless an active one exists. The caller holds the lock.
 pub(crate) async fn revive(db: impl PgExecutor<'_>, name: &str) -> Result<bool, sqlx::Error> {
     let done = sqlx::query(
         "update postrider.event_types set deleted_at = null, thin = false
@@ -55,7 +55,7 @@ pub(crate) async fn revive(db: impl PgExecutor<'_>, name: &str) -> Result<bool, 
     Ok(done.rows_affected() > 0)
 }
 
-/// Makes the type or gives it the description, and `thin` when that is said; tells whether it is new.
+/// Creates the type or updates its description, and `thin` if given; returns whether it is new.
 pub(crate) async fn put(
     db: impl PgExecutor<'_>,
     name: &str,
@@ -99,7 +99,7 @@ pub(crate) async fn list(
     .await
 }
 
-/// Those that one of these patterns asks for, by name.
+/// Types that match one of these patterns, by name.
 pub(crate) async fn matching(
     db: impl PgExecutor<'_>,
     patterns: &[String],

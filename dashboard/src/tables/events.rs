@@ -15,9 +15,9 @@ pub(crate) struct EventRow {
     pub(crate) chosen_id: Option<String>,
     pub(crate) ordering_key: Option<String>,
     pub(crate) sequence: Option<i64>,
-    /// The very bytes every attempt sends.
+    /// The exact bytes that every attempt sends.
     pub(crate) body: Vec<u8>,
-    /// The data as it was given, of a thin event.
+    /// The complete data of a thin event.
     pub(crate) full_data: Option<Vec<u8>>,
 }
 
@@ -27,7 +27,7 @@ impl EventRow {
     }
 }
 
-/// Whether a text can be an event's id. Others are not even looked for.
+/// Whether the text has the form of an event id. Others are not looked up.
 pub(crate) fn is_public_id(id: &str) -> bool {
     !id.is_empty()
         && id.len() <= EVENT_ID_CHARS_MAX
@@ -36,7 +36,7 @@ pub(crate) fn is_public_id(id: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b':' | b'-'))
 }
 
-/// The events of all tenants that this id names. One that a producer chose is probed for tenant by tenant.
+/// The events of all tenants with this id. An id chosen by a producer is looked up tenant by tenant.
 pub(crate) async fn find_numbers(db: impl PgExecutor<'_>, id: &str) -> Result<Vec<EventId>, sqlx::Error> {
     sqlx::query_scalar(
         "select e.event_id from (select id from postrider.tenants where deleted_at is null limit $3) t
@@ -53,7 +53,7 @@ pub(crate) async fn find_numbers(db: impl PgExecutor<'_>, id: &str) -> Result<Ve
     .await
 }
 
-/// The event that this id names: one that its producer chose, or one that was made.
+/// The event with this id, chosen by its producer or generated.
 pub(crate) async fn find_number(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
@@ -98,7 +98,7 @@ pub(crate) async fn load(db: impl PgExecutor<'_>, ids: &[EventId]) -> Result<Vec
     .await
 }
 
-/// Ids and sizes, the newest first. The bodies are not read for this.
+/// Ids and sizes, newest first. The bodies are not read for this.
 pub(crate) async fn list(
     db: impl PgExecutor<'_>,
     tenant: TenantId,

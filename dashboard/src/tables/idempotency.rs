@@ -1,5 +1,5 @@
-//! `idempotency`: answers that are given again. A row is written once, in the transaction of its request's work.
-//! `idempotency_claims`: requests that run and have no transaction.
+//! `idempotency`: stored responses. A row is written once, in the transaction of its request's work.
+//! `idempotency_claims`: running requests without a transaction.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 pub(crate) struct AnswerRow {
     pub(crate) fingerprint: Vec<u8>,
     pub(crate) status: i16,
-    /// Sealed.
+    /// Encrypted.
     pub(crate) answer: Vec<u8>,
-    /// Where dispatchers must have applied which transaction before the answer is true.
+    /// The shard and transaction that must be applied before the response is true.
     pub(crate) settles_shard: Option<Shard>,
     pub(crate) settles_xid: Option<String>,
 }
 
-/// What is kept of a request that was done.
+/// The stored result of a completed request.
 pub(crate) struct NewAnswer<'a> {
     pub(crate) scope: &'a [u8],
     pub(crate) fingerprint: &'a [u8],
     pub(crate) status: i16,
-    /// Sealed.
+    /// Encrypted.
     pub(crate) answer: &'a [u8],
     pub(crate) tenant: Option<&'a str>,
     pub(crate) settles: Option<(Shard, &'a str)>,
@@ -38,8 +38,8 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, scope: &[u8]) -> Result<Option
     .await
 }
 
-/// Until this transaction ends nobody else gets it. Whoever held it before has committed or is gone, so that a look at
-/// the table afterwards sees what they left.
+/// Exclusive until this transaction ends. The previous holder has committed or is gone, so a lookup afterwards sees
+/// its result.
 pub(crate) async fn try_lock(connection: &mut PgConnection, scope: &[u8]) -> Result<bool, sqlx::Error> {
     let mut number = [0; 8];
     number.copy_from_slice(&scope[..8]);
@@ -72,7 +72,7 @@ pub(crate) async fn insert(connection: &mut PgConnection, new: NewAnswer<'_>) ->
     Ok(())
 }
 
-/// For a request that runs without a transaction. Of several one gets it, until it gives it back or its time is over.
+/// For a request that runs without a transaction. Of several, one gets the claim until it releases it or it expires.
 pub(crate) async fn claim(
     db: impl PgExecutor<'_>,
     scope: &[u8],
@@ -91,7 +91,7 @@ pub(crate) async fn claim(
     Ok(claimed.rows_affected() > 0)
 }
 
-/// Its own, and what others left behind.
+/// Releases its own claim and removes expired ones.
 pub(crate) async fn give_back(db: impl PgExecutor<'_>, scope: &[u8]) -> Result<(), sqlx::Error> {
     sqlx::query(
         "delete from postrider.idempotency_claims where scope = $1 or expires_at <= clock_timestamp()",

@@ -1,5 +1,5 @@
-//! `listeners`: temporary endpoints that somebody takes the requests of. Their ids begin with `lis_`, so that no call for
-//! endpoints finds them.
+//! `listeners`: temporary endpoints whose requests a client reads. Their ids start with `lis_`, so that no endpoint
+//! operation finds them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::is_public_id;
 
 pub(crate) const PREFIX: &str = "lis";
-/// Ended by one sweep; the next is soon.
+/// Removed by one sweep; the next one is soon.
 const SWEPT_MAX: i64 = 100;
 
 #[derive(Debug, FromRow)]
@@ -21,7 +21,7 @@ pub(crate) struct ListenerRow {
     pub(crate) signature: SignatureFormat,
 }
 
-/// An event that waits, and the instant it was read at.
+/// A pending event, and when it was read.
 #[derive(Debug, FromRow)]
 pub(crate) struct TakenRow {
     pub(crate) id: EventId,
@@ -80,7 +80,7 @@ pub(crate) async fn count(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<i
     .await
 }
 
-/// The one who comes last has it; whoever had it before learns of that when it renews.
+/// The latest reader takes over; the previous one finds out when it renews.
 pub(crate) async fn hold(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
@@ -99,7 +99,7 @@ pub(crate) async fn hold(
     Ok(())
 }
 
-/// Whether it is still held by this one.
+/// Whether this reader still holds it.
 pub(crate) async fn renew(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
@@ -119,7 +119,7 @@ pub(crate) async fn renew(
     Ok(done.rows_affected() > 0)
 }
 
-/// The oldest that wait for it, if it is held by this one.
+/// The oldest pending events, if this reader holds the listener.
 pub(crate) async fn waiting(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
@@ -143,7 +143,7 @@ pub(crate) async fn waiting(
     .await
 }
 
-/// Those that were handed over, if it is still held by this one: another holder hands them over itself.
+/// Deletes what was handed over, if this reader still holds the listener: another holder hands them over itself.
 pub(crate) async fn remove(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
@@ -163,7 +163,7 @@ pub(crate) async fn remove(
     Ok(())
 }
 
-/// Its dispatcher drops what waits for a deleted endpoint.
+/// The dispatcher drops pending deliveries of a deleted endpoint.
 pub(crate) async fn end(db: impl PgExecutor<'_>, endpoint: EndpointId) -> Result<(), sqlx::Error> {
     sqlx::query(
         "with ended as (delete from postrider.listeners where endpoint_id = $1 returning endpoint_id)
@@ -176,7 +176,7 @@ pub(crate) async fn end(db: impl PgExecutor<'_>, endpoint: EndpointId) -> Result
     Ok(())
 }
 
-/// Ends those that nobody holds any more.
+/// Ends listeners that nobody reads any more.
 pub(crate) async fn sweep(db: impl PgExecutor<'_>) -> Result<u64, sqlx::Error> {
     let done = sqlx::query(
         "with old as (

@@ -1,5 +1,5 @@
-//! The SQL, a file for each table, a function for each statement. Only that file writes its table; what moves a
-//! delivery from one table to another in one statement is in `replay`.
+//! The SQL: one file per table, one function per statement. Only that file writes its table; statements that move a
+//! delivery between tables are in `replay`.
 
 pub(crate) mod activity;
 pub(crate) mod alerts;
@@ -30,7 +30,7 @@ use sqlx::{Postgres, Transaction};
 
 use crate::Pool;
 
-/// A transaction of a request: it waits for nobody long.
+/// A transaction for a request, with short lock and statement timeouts.
 pub(crate) async fn begin(pool: &Pool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
     pool.begin_request().await
 }
@@ -41,7 +41,7 @@ pub(crate) fn random_public_id(prefix: &str) -> String {
     format!("{prefix}_{}", BASE32HEX_NOPAD.encode(&bytes).to_ascii_lowercase())
 }
 
-/// Whether a text has the form of `random_public_id`. Others are not even looked for.
+/// Whether the text has the form of `random_public_id`. Others are not looked up.
 pub(crate) fn is_public_id(prefix: &str, text: &str) -> bool {
     text.strip_prefix(prefix)
         .and_then(|rest| rest.strip_prefix('_'))

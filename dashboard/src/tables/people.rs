@@ -1,4 +1,4 @@
-//! `people` of the team who may sign in, each with a role.
+//! `people`: team members who may sign in, each with a role.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::PersonRole;
@@ -11,7 +11,7 @@ pub(crate) struct PersonRow {
     pub(crate) password_hash: String,
     pub(crate) role: PersonRole,
     pub(crate) created_at: DateTime<Utc>,
-    /// Of the sessions that are open now.
+    /// Number of active sessions.
     pub(crate) sessions: i64,
 }
 
@@ -46,7 +46,7 @@ pub(crate) async fn list(
         .await
 }
 
-/// False when the login is taken.
+/// Returns false if the login is taken.
 pub(crate) async fn insert(
     db: impl PgExecutor<'_>,
     login: &str,
@@ -65,7 +65,7 @@ pub(crate) async fn insert(
     Ok(done.rows_affected() > 0)
 }
 
-/// Makes an admin of this login and password, or gives them to the one who is there. A new password ends the person's
+/// Creates an admin with this login and password, or updates the existing one. A new password ends the person's
 /// sessions.
 pub(crate) async fn put_admin(
     db: impl PgExecutor<'_>,
@@ -86,7 +86,7 @@ pub(crate) async fn put_admin(
     Ok(())
 }
 
-/// Answers the person's number; their sessions are for the caller to end.
+/// Returns the person's number; the caller must end their sessions.
 pub(crate) async fn set_password(
     db: impl PgExecutor<'_>,
     login: &str,
@@ -99,7 +99,7 @@ pub(crate) async fn set_password(
         .await
 }
 
-/// It counts from the person's next request.
+/// Takes effect with the person's next request.
 pub(crate) async fn set_role(
     db: impl PgExecutor<'_>,
     login: &str,
@@ -113,7 +113,7 @@ pub(crate) async fn set_role(
     Ok(done.rows_affected() > 0)
 }
 
-/// Their sessions must be gone first.
+/// The person's sessions must be deleted first.
 pub(crate) async fn delete(db: impl PgExecutor<'_>, id: i32) -> Result<(), sqlx::Error> {
     sqlx::query("delete from postrider.people where id = $1")
         .bind(id)

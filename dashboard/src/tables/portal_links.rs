@@ -1,4 +1,4 @@
-//! `portal_links`: hashes of links that were not used yet. Using one deletes its row.
+//! `portal_links`: hashes of unused links. Redeeming one deletes its row.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::TenantId;
@@ -10,7 +10,7 @@ pub(crate) struct LinkedTenant {
     pub(crate) slug: String,
 }
 
-/// Answers until when it works.
+/// Returns when it expires.
 pub(crate) async fn insert(
     db: impl PgExecutor<'_>,
     token_hash: &[u8; 32],
@@ -28,7 +28,7 @@ pub(crate) async fn insert(
     .await
 }
 
-/// The delete is the guard: of two who come with the same link, one gets in.
+/// The delete is the guard: of two concurrent requests with the same link, one succeeds.
 pub(crate) async fn take(
     db: impl PgExecutor<'_>,
     token_hash: &[u8; 32],

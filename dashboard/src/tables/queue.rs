@@ -1,11 +1,11 @@
-//! `queue`: deliveries that are due. Read here by endpoint, which is how its only index for that goes.
+//! `queue`: due deliveries. Read here by endpoint, the only way its index allows.
 
 use postrider_proto::{DeliveryId, EndpointId};
 use sqlx::PgExecutor;
 
 use crate::deliveries::{Place, Span};
 
-/// Those with anything in it: a step from each to the next, whatever lies between.
+/// Endpoints with queued deliveries: a loose index scan from one endpoint to the next.
 pub(crate) async fn endpoints(db: impl PgExecutor<'_>, limit: i64) -> Result<Vec<EndpointId>, sqlx::Error> {
     sqlx::query_scalar(
         "with recursive w as (
@@ -23,8 +23,8 @@ pub(crate) async fn endpoints(db: impl PgExecutor<'_>, limit: i64) -> Result<Vec
     .await
 }
 
-/// The newest of these endpoints' together, no more than `span.limit`. They can only be of the `span.limit` endpoints
-/// whose own newest is the newest, and the others are left alone.
+/// The newest deliveries of these endpoints, at most `span.limit`. They belong to the `span.limit` endpoints with the
+/// newest deliveries, so the others are not read.
 pub(crate) async fn list(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],

@@ -1,11 +1,11 @@
-//! `retries`: deliveries that wait for a time. Read here; a replay moves one to `queue`.
+//! `retries`: deliveries waiting for their next attempt. Read here; a replay moves one to `queue`.
 
 use postrider_proto::EndpointId;
 use sqlx::PgExecutor;
 
 use crate::deliveries::{Place, Span};
 
-/// As `queue::endpoints`.
+/// Like `queue::endpoints`.
 pub(crate) async fn endpoints(db: impl PgExecutor<'_>, limit: i64) -> Result<Vec<EndpointId>, sqlx::Error> {
     sqlx::query_scalar(
         "with recursive w as (
@@ -23,7 +23,7 @@ pub(crate) async fn endpoints(db: impl PgExecutor<'_>, limit: i64) -> Result<Vec
     .await
 }
 
-/// As `queue::list`.
+/// Like `queue::list`.
 pub(crate) async fn list(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],

@@ -1,4 +1,4 @@
-//! What is to be seen of rotations, over `endpoints`, `secrets`, `planned_rotations` and `attempts`. Writes nothing.
+//! Rotation status from `endpoints`, `secrets`, `planned_rotations` and `attempts`. Writes nothing.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EndpointId, TenantId};
@@ -6,7 +6,7 @@ use serde::Serialize;
 use sqlx::{FromRow, PgExecutor};
 use utoipa::ToSchema;
 
-/// Refusals counted at most for one endpoint.
+/// Rejections counted per endpoint.
 const REFUSALS_MAX: i64 = 1_000;
 
 #[derive(Debug, FromRow, Serialize, ToSchema)]
@@ -18,26 +18,28 @@ pub(crate) struct RotationRow {
     pub(crate) url: String,
     #[serde(skip)]
     pub(crate) tenant: String,
-    /// When the current secret was made.
+    /// When the current secret was created.
     pub(crate) rotated_at: DateTime<Utc>,
-    /// When the last of the older ones retires; null when only the current one signs.
+    /// When the last of the older secrets retires; null if only the current one signs.
     pub(crate) retires_at: Option<DateTime<Utc>>,
-    /// The endpoint's own policy or the tenant's; null is never.
+    /// The endpoint's own policy or the tenant's; null means never.
     pub(crate) rotate_every_days: Option<i16>,
     /// Null without a policy.
     pub(crate) next_rotation_at: Option<DateTime<Utc>>,
     pub(crate) announced_at: Option<DateTime<Utc>>,
-    /// Answers of 401 and 403 since the rotation, at most 1,000; 0 when it was never rotated.
+    /// Responses of 401 and 403 since the rotation, at most 1,000; 0 if it was never rotated.
+    #[serde(rename = "rejections_since_rotation")]
     pub(crate) refusals_since: i64,
+    #[serde(rename = "last_rejection_at")]
     pub(crate) last_refusal_at: Option<DateTime<Utc>>,
 }
 
-/// Which endpoints to tell of.
+/// Which endpoints to report.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Of {
     Tenant(TenantId),
     Endpoint(EndpointId),
-    /// Those where something is going on: a policy, an overlap, or refusals since a rotation. Of one tenant or of all.
+    /// Endpoints with a policy, an overlap, or rejections since a rotation. Of one tenant or of all.
     Busy(Option<TenantId>),
 }
 

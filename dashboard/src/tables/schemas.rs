@@ -1,5 +1,5 @@
-//! `schemas`: the versions of event types. A published one is never changed or removed. They are in the order of their
-//! names (`rank`), whenever they were published; the last is the newest.
+//! `schemas`: the versions of event types. A published one is never changed or removed. They are ordered by version
+//! (`rank`), regardless of when they were published; the last is the newest.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::TypeId;
@@ -9,7 +9,7 @@ use sqlx::{FromRow, PgExecutor, types::Json};
 #[derive(Debug, FromRow)]
 pub(crate) struct SchemaRow {
     pub(crate) version: String,
-    /// As it was written.
+    /// The original text.
     pub(crate) schema: Json<Box<RawValue>>,
     pub(crate) created_at: DateTime<Utc>,
 }
@@ -23,7 +23,7 @@ pub(crate) async fn of_type(db: impl PgExecutor<'_>, id: TypeId) -> Result<Vec<S
     .await
 }
 
-/// The versions of each of these types, the newest last.
+/// The versions of each of these types, newest last.
 pub(crate) async fn versions(
     db: impl PgExecutor<'_>,
     types: &[TypeId],
@@ -50,7 +50,7 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// Of all versions of all types that are not deleted.
+/// Total size of all versions of all types that are not deleted.
 pub(crate) async fn bytes(db: impl PgExecutor<'_>) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar(
         "select coalesce(sum(octet_length(s.schema::text)), 0)::bigint
@@ -60,7 +60,7 @@ pub(crate) async fn bytes(db: impl PgExecutor<'_>) -> Result<i64, sqlx::Error> {
     .await
 }
 
-/// Which of these types have which of these versions, deleted ones left out.
+/// Which of these types have which of these versions, without deleted types.
 pub(crate) async fn are_there(
     db: impl PgExecutor<'_>,
     types: &[&str],

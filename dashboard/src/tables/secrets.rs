@@ -1,4 +1,4 @@
-//! `secrets`: what an endpoint's signatures are made with, sealed. One is current, others retire at a set time.
+//! `secrets`: an endpoint's signing secrets, encrypted. One is current, others retire at a set time.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::EndpointId;
@@ -11,7 +11,7 @@ pub(crate) struct SecretRow {
     pub(crate) retires_at: Option<DateTime<Utc>>,
 }
 
-/// The newest first.
+/// Newest first.
 pub(crate) async fn in_force(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
@@ -25,7 +25,7 @@ pub(crate) async fn in_force(
     .await
 }
 
-/// Retired ones too, the newest first: for telling which made an old signature.
+/// Includes retired secrets, newest first: to find which one made an old signature.
 pub(crate) async fn latest(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
@@ -56,8 +56,8 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// Those that retire already keep their time, but an overlap of nothing revokes them all: after a leak only the new one
-/// may sign.
+/// Secrets that are already retiring keep their time, but an overlap of zero revokes them all: after a leak only the
+/// new one may sign.
 pub(crate) async fn retire(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,

@@ -1,9 +1,9 @@
-//! `sessions` of people and of customers. Only the hash of a token is kept.
+//! `sessions` of team members and customers. Only the hash of a token is stored.
 
 use postrider_proto::{PersonRole, TenantId};
 use sqlx::{FromRow, PgExecutor};
 
-/// Of a person, or of a tenant: the others are none.
+/// Of a person or of a tenant; the other columns are null.
 #[derive(Debug, FromRow)]
 pub(crate) struct SessionRow {
     pub(crate) csrf: Vec<u8>,
@@ -14,7 +14,7 @@ pub(crate) struct SessionRow {
     pub(crate) slug: Option<String>,
 }
 
-/// Whose session it is.
+/// The owner of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Holder {
     Person(i32),
@@ -30,7 +30,7 @@ impl Holder {
     }
 }
 
-/// A deleted tenant's sessions are over.
+/// Sessions of a deleted tenant are invalid.
 pub(crate) async fn find(
     db: impl PgExecutor<'_>,
     token_hash: &[u8; 32],
@@ -77,7 +77,7 @@ pub(crate) async fn delete(db: impl PgExecutor<'_>, token_hash: &[u8; 32]) -> Re
     Ok(())
 }
 
-/// All of one person, or all that came by links of one tenant.
+/// All sessions of one person, or all opened by links of one tenant.
 pub(crate) async fn delete_all(db: impl PgExecutor<'_>, holder: Holder) -> Result<u64, sqlx::Error> {
     let (person, tenant) = holder.columns();
     let done = sqlx::query("delete from postrider.sessions where person_id = $1 or tenant_id = $2")

@@ -1,15 +1,15 @@
 //! `minute_statistics` and `hour_statistics`: read here; dispatchers write them.
-//! Each endpoint is looked up by the index (`offset 0` keeps Postgres from joining otherwise): a table of all endpoints'
-//! minutes is large, and a scan of it would be taken for cheap, as nothing tells the planner how few are new.
+//! Each endpoint is looked up by the index (`offset 0` prevents other join orders): the table of all endpoints'
+//! minutes is large, and the planner would underestimate a scan because it can't tell how few rows are new.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EndpointId, TenantId};
 use sqlx::{FromRow, PgExecutor};
 
-/// Endpoint and minute pairs looked at when the worst are asked for.
+/// Endpoint and minute pairs read to find the top failing endpoints.
 const FAILURES_WALKED_MAX: i64 = 20_000;
 
-/// What was counted in a minute or an hour.
+/// The counters of a minute or an hour.
 #[derive(Debug, Clone, FromRow)]
 pub(crate) struct CountRow {
     pub(crate) at: DateTime<Utc>,
@@ -22,7 +22,7 @@ pub(crate) struct CountRow {
     pub(crate) durations: Vec<i32>,
 }
 
-/// The minutes of these endpoints from an instant on, in no order. One dispatcher's count of a minute is a row.
+/// The minutes of these endpoints since a point in time, unordered. Each dispatcher's count of a minute is a row.
 pub(crate) async fn minutes(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
@@ -40,7 +40,7 @@ pub(crate) async fn minutes(
     .await
 }
 
-/// The hours of these endpoints from an instant on, and the minutes that are not part of an hour yet.
+/// The hours of these endpoints since a point in time, and the minutes that are not aggregated yet.
 pub(crate) async fn hours(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
@@ -78,7 +78,7 @@ pub(crate) struct PlainRow {
     pub(crate) dead: i64,
 }
 
-/// As `hours`, of many endpoints for a list: minutes that are not part of an hour yet are added up to theirs.
+/// Like `hours`, for a list of many endpoints: minutes that are not aggregated yet are added to their hours.
 pub(crate) async fn plain_hours(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
@@ -107,7 +107,7 @@ pub(crate) async fn plain_hours(
     .await
 }
 
-/// An endpoint that fails, with what it is to be called.
+/// A failing endpoint with its display name.
 #[derive(Debug, Clone, FromRow)]
 pub(crate) struct WorstRow {
     pub(crate) endpoint: String,
@@ -119,8 +119,8 @@ pub(crate) struct WorstRow {
     pub(crate) failing_since: Option<DateTime<Utc>>,
 }
 
-/// Those with the most failed attempts since an instant, of all tenants or one. Only minutes with failures are looked
-/// at, the newest first.
+/// Endpoints with the most failed attempts since a point in time, of all tenants or one. Reads only minutes with
+/// failures, newest first.
 pub(crate) async fn worst(
     db: impl PgExecutor<'_>,
     tenant: Option<TenantId>,

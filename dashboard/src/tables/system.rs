@@ -1,5 +1,5 @@
-//! What the database says of itself: dispatchers and their shards, partitions, sizes. Writes nothing.
-//! Counts of rows are Postgres's own estimates: nothing is scanned for them.
+//! Database state: dispatchers and their shards, partitions, sizes. Writes nothing.
+//! Row counts are Postgres' own estimates: nothing is scanned for them.
 
 use chrono::{DateTime, Utc};
 use sqlx::{FromRow, PgExecutor};
@@ -35,7 +35,7 @@ pub(crate) async fn dispatchers(db: impl PgExecutor<'_>) -> Result<Vec<Dispatche
 pub(crate) struct ShardRow {
     pub(crate) shard: i16,
     pub(crate) epoch: i64,
-    /// Of a dispatcher that is alive.
+    /// The owning dispatcher, if it is alive.
     pub(crate) owner: Option<String>,
     pub(crate) endpoints: i64,
 }
@@ -61,7 +61,7 @@ pub(crate) struct TableRow {
     pub(crate) bytes: i64,
 }
 
-/// Those of `events` and `attempts`, the newest day first.
+/// Partitions of `events` and `attempts`, newest day first.
 pub(crate) async fn partitions(db: impl PgExecutor<'_>) -> Result<Vec<TableRow>, sqlx::Error> {
     sqlx::query_as(
         "select c.relname::text as name, coalesce(s.n_live_tup, 0) as rows, pg_total_relation_size(c.oid) as bytes
@@ -76,7 +76,7 @@ pub(crate) async fn partitions(db: impl PgExecutor<'_>) -> Result<Vec<TableRow>,
     .await
 }
 
-/// The others, the largest first.
+/// All other tables, largest first.
 pub(crate) async fn tables(db: impl PgExecutor<'_>) -> Result<Vec<TableRow>, sqlx::Error> {
     sqlx::query_as(
         "select c.relname::text as name, coalesce(s.n_live_tup, 0) as rows, pg_total_relation_size(c.oid) as bytes
@@ -97,7 +97,7 @@ pub(crate) struct DatabaseRow {
     pub(crate) bytes: i64,
     pub(crate) connections: i64,
     pub(crate) connections_max: i32,
-    /// Of the oldest transaction that is open.
+    /// Age of the oldest open transaction.
     pub(crate) oldest_seconds: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! `tenants`. A deleted one is kept, and its slug may be taken again.
+//! `tenants`. A deleted one is kept, and its slug may be reused.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{TenantId, routing::is_tenant_slug};
@@ -10,9 +10,9 @@ pub(crate) struct TenantRow {
     pub(crate) slug: String,
     pub(crate) name: Option<String>,
     pub(crate) rotate_every_days: Option<i16>,
-    /// None is the platform's own.
+    /// None means the platform's retention.
     pub(crate) retention_days: Option<i16>,
-    /// It gets what Postrider has to say of every tenant, not only of itself.
+    /// Receives the operational events of every tenant, not only its own.
     pub(crate) all_operational_events: bool,
     pub(crate) created_at: DateTime<Utc>,
 }
@@ -29,7 +29,7 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> Result<Option<T
     .await
 }
 
-/// Locked, so that what is read is what a change replaces.
+/// Locked, so that the values read are the ones a change replaces.
 pub(crate) async fn find_to_change(
     db: impl PgExecutor<'_>,
     slug: &str,
@@ -43,7 +43,7 @@ pub(crate) async fn find_to_change(
     .await
 }
 
-/// Of a deleted one too: its events may still be looked at.
+/// Deleted tenants too: their events may still be viewed.
 pub(crate) async fn slug(db: impl PgExecutor<'_>, id: TenantId) -> Result<Option<String>, sqlx::Error> {
     sqlx::query_scalar("select slug from postrider.tenants where id = $1")
         .bind(id)
@@ -51,7 +51,7 @@ pub(crate) async fn slug(db: impl PgExecutor<'_>, id: TenantId) -> Result<Option
         .await
 }
 
-/// Makes the tenant or gives it the name; tells whether it is new.
+/// Creates the tenant or updates it; returns whether it is new.
 pub(crate) async fn put(
     db: impl PgExecutor<'_>,
     slug: &str,
@@ -99,7 +99,7 @@ pub(crate) async fn list(
     .await
 }
 
-/// A tenant with what it has, for people.
+/// A tenant with counts, for the dashboard.
 #[derive(Debug, Clone, FromRow)]
 pub(crate) struct TenantSummary {
     #[sqlx(flatten)]
@@ -108,7 +108,7 @@ pub(crate) struct TenantSummary {
     pub(crate) dead_letters: i64,
 }
 
-/// Those whose id or name contains the words, in the order of their ids.
+/// Tenants whose id or name contains the text, ordered by id.
 pub(crate) async fn search(
     db: impl PgExecutor<'_>,
     words: &str,
@@ -149,7 +149,7 @@ pub(crate) async fn summary(db: impl PgExecutor<'_>, id: TenantId) -> Result<Ten
     .await
 }
 
-/// Holds off others who would add to the tenant or delete it. Emits go on: they lock no tenant.
+/// Blocks others from adding to the tenant or deleting it. Emits continue: they lock no tenant.
 pub(crate) async fn lock(db: impl PgExecutor<'_>, id: TenantId) -> Result<bool, sqlx::Error> {
     let row: Option<(TenantId,)> = sqlx::query_as(
         "select id from postrider.tenants where id = $1 and deleted_at is null for no key update",

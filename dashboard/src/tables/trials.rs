@@ -1,4 +1,4 @@
-//! `trials`: how many test events and probes an endpoint got in the time that runs.
+//! `trials`: how many test events and probes an endpoint got in the current window.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use sqlx::PgExecutor;
 
 use crate::Pool;
 
-/// So many in so long a time, of one kind.
+/// How many of one kind are allowed in a window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allowance {
     pub(crate) kind: &'static str,
@@ -15,7 +15,7 @@ pub(crate) struct Allowance {
     pub(crate) within: Duration,
 }
 
-/// Uses up one. When there is none left, answers how long it takes until there is.
+/// Uses up one. If none is left, returns how long until the next one.
 pub(crate) async fn take(
     pool: &Pool,
     endpoint: EndpointId,

@@ -1,4 +1,4 @@
-//! Until when a certificate is valid. Reads just that from its DER form. Pure.
+//! Reads the expiry date of a certificate from its DER form, and nothing else. Pure.
 
 use chrono::{DateTime, NaiveDateTime, Utc};
 
@@ -7,7 +7,7 @@ const VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
-/// `notAfter` (RFC 5280, 4.1.2.5), or nothing when it can't be read.
+/// `notAfter` (RFC 5280, 4.1.2.5), or none if it can't be parsed.
 pub(crate) fn valid_until(certificate: &[u8]) -> Option<DateTime<Utc>> {
     let (certificate, _) = inside(certificate, SEQUENCE)?;
     let (mut rest, _) = inside(certificate, SEQUENCE)?;
@@ -23,7 +23,7 @@ pub(crate) fn valid_until(certificate: &[u8]) -> Option<DateTime<Utc>> {
     let (tag, time, _) = next(after)?;
     let text = std::str::from_utf8(time).ok()?.strip_suffix('Z')?;
     let text = match tag {
-        // Two digits of the year: 50 to 99 are of the last century.
+        // Two-digit years: 50 to 99 are in the 20th century.
         UTC_TIME if text.get(..2)? >= "50" => format!("19{text}"),
         UTC_TIME => format!("20{text}"),
         GENERALIZED_TIME => text.to_owned(),
@@ -39,7 +39,7 @@ fn inside(bytes: &[u8], wanted: u8) -> Option<(&[u8], &[u8])> {
     (tag == wanted).then_some((value, rest))
 }
 
-/// Tag, value and what follows.
+/// Tag, value and the remaining bytes.
 fn next(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = bytes.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -67,7 +67,8 @@ mod tests {
     use super::*;
     use data_encoding::BASE64;
 
-    /// Self-signed: one that ends in 2035 and so has a UTCTime, one that ends in 2200 and so has a GeneralizedTime.
+    /// Self-signed: one that expires in 2035 and so has a UTCTime, one that expires in 2200 and so has a
+    /// GeneralizedTime.
     const SOON: &str = "MIHDMHegAwIBAgIBBzAFBgMrZXAwDDEKMAgGA1UEAwwBYTAeFw0yNjAxMDEwMDAwMDBaFw0zNTAxMDIwMzA0MDVaMAwxCjAIBgNVBAMMAWEwKjAFBgMrZXADIQCLhNNRspItmiFqMijFulEW/B37K0t+xaDIjervNWKDaDAFBgMrZXADQQA+fENdV55GFUPbbUS22Vb0jkoXKWMOXT6NK13bhvofJacaTnh3ZtsFC7FeEw4s6QR6p6Bh9vlW5TYes6FZI1sI";
     const LATE: &str = "MIHFMHmgAwIBAgIBBzAFBgMrZXAwDDEKMAgGA1UEAwwBYTAgFw0yNjAxMDEwMDAwMDBaGA8yMjAwMDEwMjAzMDQwNVowDDEKMAgGA1UEAwwBYTAqMAUGAytlcAMhAIuE01Gyki2aIWoyKMW6URb8HfsrS37FoMiN6u81YoNoMAUGAytlcANBAPxBlZcrF1yVVvH4tQcd1hw7JgkVVh4QP+ffVN34SKkEq4EldJxew6nk/1bZ2moVH23aDyb5vEBO5ql8ziZvbQo=";
 

@@ -1,4 +1,5 @@
-//! Events that exist only to be tried: of a type that the endpoint wants, with data made from that type's schema.
+//! Synthetic events for tests and probes: of a type that the endpoint subscribes to, with data generated from its
+//! schema.
 
 use axum::body::Bytes;
 use chrono::{DateTime, SecondsFormat, Utc};
@@ -9,7 +10,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    problem::{Fault, Problem},
+    problem::{Fault, Problem, excerpt},
     tables::{
         endpoints::EndpointRow,
         event_types::{self, EventTypeRow},
@@ -17,14 +18,14 @@ use crate::{
     },
 };
 
-/// Of an endpoint whose types are not in the catalogue.
+/// For an endpoint whose types are not in the catalogue.
 const PLAIN_TYPE: &str = "postrider.test";
 const PLAIN_VERSION: &str = "2026-11-01";
 const PLAIN_DATA: &str = r#"{"object":"test","id":"test_sample_1"}"#;
-/// Types that are looked at for one with a sample.
+/// Types tried until one has a sample.
 const TYPES_TRIED_MAX: i64 = 10;
 
-/// What test events of one type look like.
+/// The template for test events of one type.
 #[derive(Debug, Clone)]
 pub(crate) struct Model {
     pub(crate) type_name: String,
@@ -40,14 +41,15 @@ pub(crate) struct TestEvent {
 }
 
 impl Model {
-    /// Of the type that was asked for, or of the first that the endpoint wants.
+    /// Of the requested type, or of the first one that the endpoint subscribes to.
     pub(crate) async fn choose(
         connection: &mut PgConnection,
         endpoint: &EndpointRow,
         asked: Option<&str>,
     ) -> Result<Self, Problem> {
         if let Some(name) = asked {
-            let unknown = || Problem::invalid("/type", "there is no such event type");
+            let unknown =
+                || Problem::invalid("/type", format!("event type `{}` does not exist", excerpt(name)));
             let row = match is_type_name(name) {
                 true => event_types::find(&mut *connection, name).await?,
                 false => None,
@@ -93,7 +95,7 @@ impl Model {
         };
         let Some(schema) = schema else {
             return Ok(Err(fault(
-                "the type has no version that the endpoint wants".to_owned(),
+                "the event type does not have the version that the endpoint is pinned to".to_owned(),
             )));
         };
         let value = serde_json::from_str(schema.schema.get()).unwrap_or(Value::Bool(true));
@@ -107,7 +109,7 @@ impl Model {
                 .into_iter()
                 .flat_map(|one| {
                     fault(format!(
-                        "no sample fits its schema: {} {}",
+                        "no sample data could be generated for the schema: {} {}",
                         one.pointer, one.message
                     ))
                 })
@@ -115,7 +117,7 @@ impl Model {
         })
     }
 
-    /// A new event, made at this time. With a sequence it looks like one of an ordering key.
+    /// A new event with this time. With a sequence it looks like one with an ordering key.
     pub(crate) fn event(&self, at: DateTime<Utc>, sequence: Option<i64>) -> TestEvent {
         let id = EventId(Uuid::now_v7()).generated();
         let body = compose(&id, &self.type_name, at, &self.version, sequence, &self.data);
@@ -126,7 +128,7 @@ impl Model {
     }
 }
 
-/// As `postrider.compose_body` does it.
+/// Same format as `postrider.compose_body`.
 pub(crate) fn compose(
     id: &str,
     type_name: &str,
@@ -142,7 +144,7 @@ pub(crate) fn compose(
     )
 }
 
-/// As `postrider.thin_data` does it.
+/// Same format as `postrider.thin_data`.
 pub(crate) fn thin(data: &str) -> String {
     let all: Map<String, Value> = serde_json::from_str(data).unwrap_or_default();
     let kept: Vec<String> = ["object", "id", "type"]

@@ -1,7 +1,7 @@
-//! Requests that an endpoint's owner asks for to try it: test events and probes. They are sent from this process with
-//! the dispatcher's own sender, guard included, and are marked with `Webhook-Test: true`.
-//! Invariant: they go only to a registered endpoint, are bounded in number, and leave no trace in deliveries, health or
-//! statistics. No transaction is open while they are sent.
+//! Test events and probes that an endpoint's owner requests. They are sent from this process with the dispatcher's
+//! own sender, guard included, and are marked with `Webhook-Test: true`.
+//! Invariant: they go only to a registered endpoint, are limited in number, and leave no trace in deliveries, health
+//! or statistics. No transaction is open while they are sent.
 
 pub(crate) mod certificate;
 pub(crate) mod checks;
@@ -54,14 +54,14 @@ pub(crate) const PROBES: Allowance = Allowance {
     most: 10,
     within: Duration::from_secs(600),
 };
-/// Trials that run at a time in one process. Each holds few connections and little memory.
+/// Concurrent tests and probes of one process. Each holds few connections and little memory.
 const AT_ONCE_MAX: usize = 16;
-/// Of all trials together. A probe sends twenty requests at once; past this they wait for each other.
+/// Connections of all of them. A probe sends twenty concurrent requests; beyond this they wait for each other.
 const SOCKETS_MAX: usize = 100;
 
 const TEST_HEADER: HeaderName = HeaderName::from_static("webhook-test");
 
-/// What sends trials in this process.
+/// Sends the tests and probes of this process.
 #[derive(Clone)]
 pub struct Trials {
     pub(crate) sender: HttpSender,
@@ -69,7 +69,7 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// The guard is the dispatchers' own.
+    /// The same guard as the dispatchers'.
     pub fn new(guard: Guard) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         Ok(Self {
             sender: HttpSender::new(guard, SOCKETS_MAX)?,
@@ -80,14 +80,14 @@ impl Trials {
     fn place(&self) -> Result<OwnedSemaphorePermit, Problem> {
         self.places.clone().try_acquire_owned().map_err(|_| {
             Problem::too_many(
-                format!("At most {AT_ONCE_MAX} test events and probes run at a time."),
+                format!("At most {AT_ONCE_MAX} test events and probes can run concurrently."),
                 Duration::from_secs(1),
             )
         })
     }
 }
 
-/// Leave to try an endpoint once.
+/// Permission for one test or probe of an endpoint.
 pub(crate) async fn admit(
     app: &Shared,
     endpoint: &EndpointRow,
@@ -98,7 +98,7 @@ pub(crate) async fn admit(
         Ok(()) => Ok(place),
         Err(wait) => Err(Problem::too_many(
             format!(
-                "An endpoint gets at most {} of these in {} seconds.",
+                "This endpoint can be tested at most {} times in {} seconds.",
                 allowance.most,
                 allowance.within.as_secs()
             ),
@@ -107,26 +107,26 @@ pub(crate) async fn admit(
     }
 }
 
-/// An endpoint with everything that is needed to send to it, read before anything is sent.
+/// An endpoint with everything needed to send to it, loaded before the requests.
 pub(crate) struct Target {
     pub(crate) url: Url,
     pub(crate) format: SignatureFormat,
-    /// Those in force, the newest first.
+    /// Active secrets, newest first.
     pub(crate) secrets: Vec<Secret>,
     pub(crate) timeout: Duration,
     custom: HeaderMap,
-    /// Its own certificates.
+    /// The endpoint's TLS settings.
     tls: Option<TlsSettings>,
-    /// Which instant of the database's clock it was read at: signatures follow that clock.
+    /// The database's clock when it was loaded: signatures use that clock.
     read: (Instant, DateTime<Utc>),
 }
 
-/// A request as it went out, and what came of it.
+/// A request that was sent, and its outcome.
 pub(crate) struct Sent {
     pub(crate) started_at: DateTime<Utc>,
     pub(crate) duration: Duration,
     pub(crate) outcome: Outcome,
-    /// Of the server, when it came over TLS.
+    /// The server's certificate, if sent over TLS.
     pub(crate) certificate: Option<Vec<u8>>,
     event: String,
     signature: Option<String>,
@@ -148,9 +148,9 @@ impl Target {
             .timeout_ms
             .map_or(app.defaults.timeout, |ms| Duration::from_millis(ms.max(1) as u64));
         Ok(Self {
-            // It was judged when it was saved; the operator may have become stricter since.
+            // It was checked when it was saved; the operator may have tightened the rules since.
             url: app.guard.check_url(&settings.url).map_err(|refusal| {
-                Problem::invalid("", format!("the endpoint's address is refused: {refusal}"))
+                Problem::invalid("", format!("the endpoint's URL is not allowed: {refusal}"))
             })?,
             format: settings.signature,
             secrets: opened.into_iter().map(|one| one.secret).collect(),
@@ -165,7 +165,7 @@ impl Target {
         self.read.1 + TimeDelta::from_std(self.read.0.elapsed()).unwrap_or_default()
     }
 
-    /// The header for a body that is signed at this time with these secrets.
+    /// The signature header for a body, a time and these secrets.
     pub(crate) fn sign(&self, event: &str, unix_seconds: i64, body: &[u8], secrets: &[Secret]) -> String {
         sign(self.format, event, unix_seconds, body, secrets)
     }
@@ -208,7 +208,8 @@ impl Target {
         }
     }
 
-    /// As an attempt. The body of the answer is not told: a test must not become a way to read pages through us.
+    /// Converts it to an attempt. The response body is omitted: a test must not become a way to read pages through
+    /// us.
     pub(crate) fn attempt(&self, sent: &Sent) -> Attempt {
         let mut headers = BTreeMap::new();
         if let (Some(signature), false) = (&sent.signature, matches!(sent.outcome, Outcome::Forbidden { .. }))
@@ -249,7 +250,12 @@ impl Target {
 }
 
 fn custom_headers(vault: &Vault, endpoint: &EndpointRow) -> Result<HeaderMap, Problem> {
-    let unreadable = || Problem::new(Kind::Internal, "The endpoint's custom headers can't be read.");
+    let unreadable = || {
+        Problem::new(
+            Kind::Internal,
+            "The endpoint's custom headers can't be decrypted.",
+        )
+    };
     let Some(sealed) = &endpoint.headers else {
         return Ok(HeaderMap::new());
     };

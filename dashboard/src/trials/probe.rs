@@ -1,5 +1,5 @@
-//! A probe: a few dozen requests that tell whether a receiver is right. `checks` has what each finding means.
-//! Invariant: at most `REQUESTS_MAX` requests, over within `TIME_MAX`, whatever the receiver does.
+//! A probe: a few dozen requests that test a receiver's implementation. `checks` explains each result.
+//! Invariant: at most `REQUESTS_MAX` requests, finished within `TIME_MAX`, whatever the receiver does.
 
 use std::{
     sync::{
@@ -23,12 +23,12 @@ use super::{
 };
 
 const REQUESTS_MAX: usize = 35;
-/// Less than a request to the API may take.
+/// Less than the request timeout of the API.
 const TIME_MAX: Duration = Duration::from_secs(16);
 const STALE_SECONDS: i64 = 600;
 const DUPLICATES: usize = 5;
 const PARALLEL: usize = 20;
-/// The first one, four that must be refused, two of a rotation, a duplicate, two out of order.
+/// The first one, four that must be rejected, two of a rotation, a duplicate, two out of order.
 const _: () = assert!(1 + 4 + 2 + 1 + DUPLICATES + 2 + PARALLEL == REQUESTS_MAX);
 const FAST: Duration = Duration::from_secs(2);
 const CERTIFICATE_DAYS_MIN: i64 = 14;
@@ -41,7 +41,7 @@ pub(crate) struct Probe {
     requests: AtomicUsize,
 }
 
-/// A request that is ready to go.
+/// A prepared request.
 struct Shot {
     event: String,
     unix_seconds: i64,
@@ -77,7 +77,7 @@ impl Probe {
         if first.outcome.is_success() {
             for (check, shots) in self.plan(&event) {
                 let judged = match self.ends.checked_duration_since(Instant::now()) {
-                    None => (Verdict::NotTried, "there was no time left".to_owned()),
+                    None => (Verdict::Skipped, "skipped: no time left".to_owned()),
                     Some(_) => {
                         let sent = match check {
                             Check::OutOfOrder | Check::Duplicate => self.one_by_one(shots).await,
@@ -91,9 +91,9 @@ impl Probe {
                 findings.push(found(check, judged));
             }
         } else {
-            let why = "a valid event is not taken, so that a refusal would say nothing";
+            let why = "skipped: valid events are rejected";
             for (check, _) in self.plan(&event) {
-                findings.push(found(check, (Verdict::NotTried, why.to_owned())));
+                findings.push(found(check, (Verdict::Skipped, why.to_owned())));
             }
         }
         seen.push(first);
@@ -102,10 +102,10 @@ impl Probe {
         findings
     }
 
-    /// What is sent for each check after the first. `event` was taken before.
+    /// The requests of each check after the first. `event` was accepted before.
     fn plan(&self, event: &TestEvent) -> Vec<(Check, Vec<Shot>)> {
         let copy = self.event(None);
-        // The newer one comes first.
+        // The newer one is sent first.
         let (newer, older) = (self.event(Some(2)), self.older_event());
         vec![
             (Check::ChangedBody, vec![self.changed()]),
@@ -164,7 +164,7 @@ impl Probe {
         }
     }
 
-    /// Still JSON, so that a receiver that parses before it verifies does not refuse it for another reason.
+    /// Still valid JSON, so that a receiver that parses before it verifies does not reject it for another reason.
     fn changed(&self) -> Shot {
         let shot = self.good(&self.event(None));
         let mut body = shot.body.to_vec();
@@ -176,12 +176,12 @@ impl Probe {
         }
     }
 
-    /// A secret of the right form that the receiver does not know.
+    /// A well-formed secret that the receiver does not know.
     fn stranger(&self) -> Secret {
         Secret::generate(self.target.format, &rand::random())
     }
 
-    /// The good signature second, as when we are ahead of the receiver, and first, as when it is ahead of us.
+    /// The valid signature second, as if we rotated before the receiver, and first, as if the receiver did.
     fn rotating(&self) -> Vec<Shot> {
         let Some(good) = self.target.secrets.first().cloned() else {
             return Vec::new();
@@ -227,7 +227,7 @@ impl Probe {
 
     fn certificate(&self, first: &Sent) -> Judged {
         if self.target.url.scheme() != "https" {
-            return (Verdict::Warn, "the endpoint is plain http".to_owned());
+            return (Verdict::Warning, "the endpoint uses plain http".to_owned());
         }
         if let Outcome::Unreachable {
             kind: OutcomeKind::TlsFailed,
@@ -237,10 +237,16 @@ impl Probe {
             return (Verdict::Fail, error.clone());
         }
         let Some(certificate) = &first.certificate else {
-            return (Verdict::NotTried, "no connection was made".to_owned());
+            return (
+                Verdict::Skipped,
+                "skipped: no connection was established".to_owned(),
+            );
         };
         match valid_until(certificate) {
-            None => (Verdict::Warn, "the certificate's end can't be read".to_owned()),
+            None => (
+                Verdict::Warning,
+                "the certificate's expiry date can't be read".to_owned(),
+            ),
             Some(end) => {
                 let days = (end - self.target.now()).num_days();
                 let verdict = if days < CERTIFICATE_DAYS_MIN {
@@ -250,7 +256,7 @@ impl Probe {
                 };
                 (
                     verdict,
-                    format!("valid until {}, {days} days", end.format("%Y-%m-%d")),
+                    format!("valid until {} ({days} days)", end.format("%Y-%m-%d")),
                 )
             }
         }
@@ -268,7 +274,7 @@ fn found(check: Check, (verdict, found): Judged) -> Finding {
 fn judge(check: Check, sent: &[Sent]) -> Judged {
     match check {
         Check::ChangedBody | Check::StaleTimestamp | Check::WrongSignature | Check::MissingSignature => {
-            sent.first().map_or((Verdict::NotTried, String::new()), refused)
+            sent.first().map_or((Verdict::Skipped, String::new()), refused)
         }
         Check::Speed => fast(sent),
         _ => accepted(sent),
@@ -278,38 +284,41 @@ fn judge(check: Check, sent: &[Sent]) -> Judged {
 fn valid(sent: &Sent) -> Judged {
     let verdict = match sent.outcome.is_success() {
         false => Verdict::Fail,
-        true if sent.duration > FAST => Verdict::Warn,
+        true if sent.duration > FAST => Verdict::Warning,
         true => Verdict::Pass,
     };
-    (verdict, told(sent))
+    (verdict, summary(sent))
 }
 
-/// What must not be taken.
+/// For a request that must be rejected.
 fn refused(sent: &Sent) -> Judged {
     match &sent.outcome {
-        Outcome::Accepted { status, .. } => (Verdict::Fail, format!("it was taken with {status}")),
+        Outcome::Accepted { status, .. } => (Verdict::Fail, format!("accepted with {status}")),
         Outcome::Refused {
             status: 400..=499, ..
-        } => (Verdict::Pass, told(sent)),
+        } => (Verdict::Pass, summary(sent)),
         Outcome::Refused { .. } => (
-            Verdict::Warn,
-            format!("{}: an answer of 401 would say why", told(sent)),
+            Verdict::Warning,
+            format!("{}: respond with 401 to state the reason", summary(sent)),
         ),
-        _ => (Verdict::Warn, format!("{}: no answer is no refusal", told(sent))),
+        _ => (
+            Verdict::Warning,
+            format!("{}: no response is not a rejection", summary(sent)),
+        ),
     }
 }
 
-/// What must be taken, all of it.
+/// For requests that must all be accepted.
 fn accepted(sent: &[Sent]) -> Judged {
     match sent.iter().find(|one| !one.outcome.is_success()) {
-        Some(bad) => (Verdict::Fail, told(bad)),
+        Some(bad) => (Verdict::Fail, summary(bad)),
         None => (Verdict::Pass, slowest(sent)),
     }
 }
 
 fn fast(sent: &[Sent]) -> Judged {
     match accepted(sent) {
-        (Verdict::Pass, found) if sent.iter().any(|one| one.duration > FAST) => (Verdict::Warn, found),
+        (Verdict::Pass, found) if sent.iter().any(|one| one.duration > FAST) => (Verdict::Warning, found),
         judged => judged,
     }
 }
@@ -319,27 +328,27 @@ fn no_redirect(sent: &[Sent]) -> Judged {
         .iter()
         .find(|one| matches!(one.outcome.status(), Some(300..=399)));
     match redirect {
-        Some(one) => (Verdict::Fail, told(one)),
+        Some(one) => (Verdict::Fail, summary(one)),
         None if sent.iter().all(|one| one.outcome.status().is_none()) => {
-            (Verdict::NotTried, "no answer came".to_owned())
+            (Verdict::Skipped, "skipped: no response".to_owned())
         }
-        None => (Verdict::Pass, format!("none in {} answers", sent.len())),
+        None => (Verdict::Pass, format!("no redirects in {} responses", sent.len())),
     }
 }
 
-fn told(sent: &Sent) -> String {
+fn summary(sent: &Sent) -> String {
     let ms = sent.duration.as_millis();
     match (sent.outcome.status(), sent.outcome.error()) {
         (Some(status), _) => format!("{status} after {ms} ms"),
         (None, Some(error)) => format!("{error} ({ms} ms)"),
-        (None, None) => format!("no answer after {ms} ms"),
+        (None, None) => format!("no response after {ms} ms"),
     }
 }
 
 fn slowest(sent: &[Sent]) -> String {
     let most = sent.iter().map(|one| one.duration.as_millis()).max().unwrap_or(0);
     match sent {
-        [one] => told(one),
-        _ => format!("{} taken, the slowest after {most} ms", sent.len()),
+        [one] => summary(one),
+        _ => format!("{} accepted, slowest {most} ms", sent.len()),
     }
 }

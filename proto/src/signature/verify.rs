@@ -1,6 +1,6 @@
-//! What a receiver does with a request before it believes it.
-//! Invariant: signatures are compared in constant time, over the bytes as they came in, and only after the header has
-//! exactly the form it must have.
+//! Verification of a request by its receiver.
+//! Invariant: signatures are compared in constant time, over the raw body, and only after the header was strictly
+//! parsed.
 
 use std::fmt;
 
@@ -10,31 +10,31 @@ use subtle::ConstantTimeEq;
 
 use super::{PUBLIC_KEY_PREFIX, Secret, hmac};
 
-/// How far a signature's time may lie from the receiver's clock.
+/// How far a signature's timestamp may be from the receiver's clock.
 pub const TOLERANCE_SECONDS: i64 = 300;
-/// Signatures looked at in one header. Three secrets at most sign at a time.
+/// Signatures checked in one header. At most three secrets are active at a time.
 const SIGNATURES_MAX: usize = 10;
 const HEADER_BYTES_MAX: usize = 4096;
 
-/// Why a request must not be believed.
+/// Why a request must not be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VerifyError {
-    #[error("the secret or key is empty or not of the form this format needs")]
+    #[error("the secret or key is empty or not valid for this format")]
     BadSecret,
     #[error("the signature header is malformed")]
     MalformedHeader,
-    #[error("the timestamp is more than five minutes from this machine's clock")]
+    #[error("the timestamp differs from this machine's clock by more than five minutes")]
     OutsideTolerance,
-    #[error("no signature matches: the secret is another one, or the body was changed")]
+    #[error("no signature matches: the secret is different, or the body was modified")]
     NoMatch,
 }
 
-/// What `standard-ed25519` signatures are verified with. It is no secret.
+/// Verifies `standard-ed25519` signatures. It is not secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublicKey(VerifyingKey);
 
 impl PublicKey {
-    /// Reads `whpk_` and the base64 of 32 bytes.
+    /// Parses `whpk_` and the base64 of 32 bytes.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = BASE64
             .decode(text.strip_prefix(PUBLIC_KEY_PREFIX)?.as_bytes())
@@ -59,7 +59,7 @@ impl fmt::Display for PublicKey {
 /// Checks a `t-v1` header against the raw body.
 ///
 /// `secrets` are those the receiver accepts; one match is enough. `now_unix_seconds` is the receiver's clock.
-/// The body must be the bytes as they came in: parsing and writing them again changes them.
+/// The body must be the raw bytes: parsing and serializing it again changes it.
 ///
 /// ```
 /// use postrider_proto::signature::{verify, Secret};
@@ -91,7 +91,7 @@ pub fn verify(
 }
 
 /// Checks a request of format `standard`: `id`, `timestamp` and `header` are the values of `Webhook-Id`,
-/// `Webhook-Timestamp` and `Webhook-Signature`. The rest is as with [`verify`].
+/// `Webhook-Timestamp` and `Webhook-Signature`. Otherwise like [`verify`].
 ///
 /// ```
 /// use postrider_proto::signature::{verify_standard, Secret};
@@ -126,8 +126,7 @@ pub fn verify_standard(
     matched.then_some(()).ok_or(VerifyError::NoMatch)
 }
 
-/// Checks a request of format `standard-ed25519` with the endpoint's public keys. The rest is as with
-/// [`verify_standard`].
+/// Checks a request of format `standard-ed25519` with the endpoint's public keys. Otherwise like [`verify_standard`].
 ///
 /// ```
 /// use postrider_proto::signature::{verify_ed25519, PublicKey};
@@ -171,7 +170,7 @@ fn is_time(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// The timestamp as it stands, and the `v1` signatures. Other schemes are passed over.
+/// The timestamp as text, and the `v1` signatures. Other schemes are ignored.
 fn parse_t_v1(header: &str) -> Option<(&str, Vec<[u8; 32]>)> {
     if header.len() > HEADER_BYTES_MAX {
         return None;
@@ -200,8 +199,8 @@ fn parse_t_v1(header: &str) -> Option<(&str, Vec<[u8; 32]>)> {
     Some((time?, signatures))
 }
 
-/// The signatures of this version. Others are passed over. An id has no dot: what stands before and behind one must not
-/// be able to change places.
+/// The signatures of this version; others are ignored. An id contains no dot: the parts around one must not be
+/// interchangeable.
 fn parse_standard<const N: usize>(
     id: &str,
     timestamp: &str,
@@ -257,7 +256,7 @@ mod tests {
         sign(SignatureFormat::TV1, "evt_1", NOW, BODY, secrets)
     }
 
-    /// One request in each format, checked with secret or key number `n` at a time.
+    /// One request in each format, verified with secret or key number `n`.
     #[derive(Clone)]
     struct Request {
         format: SignatureFormat,

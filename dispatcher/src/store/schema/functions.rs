@@ -19,7 +19,7 @@ macro_rules! files {
     ($folder:literal: $($name:literal),+) => {
         vec![$(FunctionFile {
             name: $name,
-            sql: Cow::Borrowed(include_str!(concat!("../../../migrations/", $folder, "/", $name, ".sql"))),
+            sql: Cow::Borrowed(include_str!(concat!("../../../../migrations/", $folder, "/", $name, ".sql"))),
         }),+]
     };
 }
