@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_quoted_and_formulas_are_neutralised() {
+    fn cells_are_quoted_and_formulas_are_disarmed() {
         assert_eq!(cell("plain"), "plain");
         assert_eq!(cell("a,\"b\"\n"), "\"a,\"\"b\"\"\n\"");
         for formula in ["=1+1", "+1", "-1", "@SUM(A1)", "\tx"] {

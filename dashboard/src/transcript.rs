@@ -30,7 +30,7 @@ pub(crate) struct Attempt {
     #[schema(schema_with = shapes::status_or_null)]
     pub(crate) status: Option<i16>,
     pub(crate) error: Option<String>,
-    /// Empty if no request was sent.
+    /// Empty when nothing was sent.
     pub(crate) request_headers: BTreeMap<String, String>,
     pub(crate) response_head: Option<String>,
     pub(crate) response_body: Option<String>,
@@ -228,7 +228,10 @@ mod tests {
             "The TLS certificate expired on 15 November 2025, 12:00 UTC"
         );
         assert_eq!(error_summary("connection refused"), "Connection refused");
-        assert_eq!(error_summary("no answer in 10 s"), "No answer in 10 s");
+        assert_eq!(
+            error_summary("no response within 10 s"),
+            "No response within 10 s"
+        );
         assert!(error_summary("invalid peer certificate: UnknownIssuer").contains("trusted"));
         assert_eq!(
             error_summary("not valid after x certificate expired"),

@@ -164,7 +164,7 @@ impl Now {
             .collect()
     }
 
-    /// What dispatchers have queued in memory. They keep nothing in memory for a paused endpoint that has been idle.
+    /// Queued deliveries as reported by dispatchers. Without a report, the number for a paused endpoint is unknown.
     fn queued(&self) -> String {
         let is_paused = self.state == EndpointState::Paused;
         match &self.activity {
