@@ -4,6 +4,8 @@
 use postrider_sender::resolve_reference;
 use serde_json::{Map, Value, json};
 
+use crate::figures::counted;
+
 const FIELDS_MAX: usize = 500;
 const DEPTH_MAX: usize = 12;
 /// How many values of an `enum` are listed.
@@ -213,8 +215,8 @@ fn kind(root: &Value, schema: &Value, depth: usize) -> String {
             words.join(" or ")
         }
         _ if schema.get("properties").is_some() => "object".to_owned(),
-        _ if !list(schema, "oneOf").is_empty() => format!("one of {} variants", list(schema, "oneOf").len()),
-        _ if !list(schema, "anyOf").is_empty() => format!("any of {} variants", list(schema, "anyOf").len()),
+        _ if !list(schema, "oneOf").is_empty() => format!("one of {}", variants(schema, "oneOf")),
+        _ if !list(schema, "anyOf").is_empty() => format!("any of {}", variants(schema, "anyOf")),
         _ if schema.get("const").is_some() => "constant".to_owned(),
         _ if schema.get("enum").is_some() => "enum".to_owned(),
         _ => "any".to_owned(),
@@ -223,6 +225,10 @@ fn kind(root: &Value, schema: &Value, depth: usize) -> String {
         Some(items) if plain == "array" => format!("array of {}", kind(root, items, depth + 1)),
         _ => plain,
     }
+}
+
+fn variants(schema: &Value, keyword: &str) -> String {
+    counted(list(schema, keyword).len(), "variant", "variants")
 }
 
 fn notes(schema: &Value) -> Vec<String> {
