@@ -1,15 +1,15 @@
-// Makes the pages livelier; each works without it. Nothing here makes markup of what customers supply: the only HTML it
-// puts into a page is what the server rendered and escaped.
+// Progressive enhancement: every page works without this script. It never turns customer input into markup; the only HTML
+// it inserts was rendered and escaped by the server.
 //
-//   <time datetime="…">             the reader's own zone, the exact time on hover
-//   <time data-countdown datetime>  "in 4 min 12 s", counted down; data-over is what it says afterwards
+//   <time datetime="…">             shown in the user's time zone, with the exact time on hover
+//   <time data-countdown datetime>  "in 4 min 12 s", counting down; data-over is the text afterwards
 //   <time data-ago datetime>        "12 s ago"
-//   <… data-live="/address">        its content comes anew by server-sent events
-//   <… data-until-end>              goes when the last of that has come
+//   <… data-live="/address">        content updated with server-sent events
+//   <… data-until-end>              removed after the last update
 //   <button data-copy="#id">        copies the text of that element
-//   <form data-confirm="…">         asks before it sends
-//   <select data-submit>            sends its form when it changes
-//   <input data-all="name">         ticks all boxes of that name in its form, or none
+//   <form data-confirm="…">         asks for confirmation before submitting
+//   <select data-submit>            submits its form on change
+//   <input data-all="name">         checks or unchecks all boxes with that name in its form
 "use strict";
 
 document.documentElement.classList.add("scripted");
@@ -18,7 +18,7 @@ const sameDay = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2
 const otherDay = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
 const otherYear = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
 
-function spell(seconds) {
+function formatDuration(seconds) {
   const s = Math.round(seconds);
   if (s < 60) return `${s} s`;
   if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
@@ -26,30 +26,30 @@ function spell(seconds) {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 }
 
-function tell(element) {
+function renderTime(element) {
   const at = new Date(element.dateTime);
   if (Number.isNaN(at.getTime())) return;
   element.title = `${at.toString()}\n${at.toISOString()}`;
   const left = (at - Date.now()) / 1000;
   if ("countdown" in element.dataset) {
-    element.textContent = left > 0 ? `in ${spell(left)}` : element.dataset.over || "now";
+    element.textContent = left > 0 ? `in ${formatDuration(left)}` : element.dataset.over || "now";
   } else if ("ago" in element.dataset) {
-    element.textContent = `${spell(Math.max(0, -left))} ago`;
+    element.textContent = `${formatDuration(Math.max(0, -left))} ago`;
   } else {
     const now = new Date();
-    const form = at.toDateString() === now.toDateString() ? sameDay : at.getFullYear() === now.getFullYear() ? otherDay : otherYear;
-    element.textContent = form.format(at);
+    const format = at.toDateString() === now.toDateString() ? sameDay : at.getFullYear() === now.getFullYear() ? otherDay : otherYear;
+    element.textContent = format.format(at);
   }
 }
 
-function tellAll(root) {
-  root.querySelectorAll("time[datetime]").forEach(tell);
+function renderTimes(root) {
+  root.querySelectorAll("time[datetime]").forEach(renderTime);
 }
 
-tellAll(document);
-setInterval(() => document.querySelectorAll("time[data-countdown], time[data-ago]").forEach(tell), 1000);
+renderTimes(document);
+setInterval(() => document.querySelectorAll("time[data-countdown], time[data-ago]").forEach(renderTime), 1000);
 
-// A part that somebody has a finger on is left alone until they have moved on.
+// A part that has the focus or a text selection is not updated, so that the user is not interrupted.
 function isInUse(element) {
   const selection = document.getSelection();
   return element.contains(document.activeElement)
@@ -61,9 +61,9 @@ document.querySelectorAll("[data-live]").forEach((element) => {
   source.onmessage = (message) => {
     if (isInUse(element)) return;
     element.innerHTML = message.data;
-    tellAll(element);
+    renderTimes(element);
   };
-  // The server has nothing more to tell.
+  // The server has no further updates.
   source.addEventListener("end", () => {
     source.close();
     document.querySelectorAll("[data-until-end]").forEach((over) => over.remove());
@@ -78,7 +78,7 @@ document.addEventListener("click", async (event) => {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Not a secure context: select it, so that the keyboard can copy it.
+    // The clipboard needs a secure context. Select the text instead, so that it can be copied with the keyboard.
     document.getSelection().selectAllChildren(from);
     return;
   }
@@ -98,7 +98,7 @@ document.addEventListener("change", (event) => {
   if (all) event.target.form.querySelectorAll(`[name="${CSS.escape(all)}"]`).forEach((box) => { box.checked = event.target.checked; });
 });
 
-// What was done is told once: going back or reloading does not tell it again.
+// Remove ?done=… from the address, so that going back or reloading does not show the toast again.
 const toast = document.querySelector(".toast");
 if (toast) {
   const address = new URL(location.href);

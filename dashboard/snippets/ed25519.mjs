@@ -2,7 +2,7 @@ import { createPublicKey, verify } from 'node:crypto';
 
 const TOLERANCE_SECONDS = 300;
 
-/** publicKey: whpk_… The others: Webhook-Id, Webhook-Timestamp, Webhook-Signature and the raw body (Buffer). */
+/** publicKey is whpk_…; the others are the headers Webhook-Id, Webhook-Timestamp and Webhook-Signature, and the raw body (Buffer). */
 export function isGenuine(publicKey, id, timestamp, header, body, now = Date.now() / 1000) {
   if (!(Math.abs(now - Number(timestamp)) <= TOLERANCE_SECONDS)) return false;
   const raw = Buffer.from(publicKey.replace(/^whpk_/, ''), 'base64');

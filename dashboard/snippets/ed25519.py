@@ -8,7 +8,7 @@ TOLERANCE_SECONDS = 300
 
 
 def is_genuine(public_key: str, event_id: str, timestamp: str, header: str, body: bytes, now: float | None = None) -> bool:
-    """public_key: whpk_… The others: Webhook-Id, Webhook-Timestamp, Webhook-Signature and the raw body."""
+    """public_key is whpk_…; the others are the headers Webhook-Id, Webhook-Timestamp and Webhook-Signature, and the raw body."""
     if abs((time.time() if now is None else now) - int(timestamp)) > TOLERANCE_SECONDS:
         return False
     key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public_key.removeprefix("whpk_")))

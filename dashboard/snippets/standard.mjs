@@ -1,8 +1,8 @@
 import { Webhook } from 'standardwebhooks'; // npm install standardwebhooks
 
-const SECRETS = process.env.WEBHOOK_SECRET.split(','); // while rotating: the new one and the old one
+const SECRETS = process.env.WEBHOOK_SECRET.split(','); // during a rotation: the new and the old secret
 
-/** headers: with webhook-id, webhook-timestamp and webhook-signature. body: the raw body. */
+/** headers: must include webhook-id, webhook-timestamp and webhook-signature. body: the raw, unparsed body. */
 export function isGenuine(headers, body) {
   return SECRETS.some((secret) => {
     try {

@@ -1,9 +1,9 @@
 import { createHmac, timingSafeEqual } from 'node:crypto';
 
-const SECRETS = process.env.WEBHOOK_SECRET.split(','); // while rotating: the new one and the old one
+const SECRETS = process.env.WEBHOOK_SECRET.split(','); // during a rotation: the new and the old secret
 const TOLERANCE_SECONDS = 300;
 
-/** header: the value of Webhook-Signature. body: the raw bytes (Buffer), before anything parsed them. */
+/** header: the value of Webhook-Signature. body: the raw, unparsed bytes (Buffer). */
 export function isGenuine(header, body, now = Date.now() / 1000) {
   const parts = header.split(',').map((part) => [part.slice(0, part.indexOf('=')), part.slice(part.indexOf('=') + 1)]);
   const times = parts.filter(([name]) => name === 't').map(([, value]) => value);

@@ -3,12 +3,12 @@ import hmac
 import os
 import time
 
-SECRETS = os.environ["WEBHOOK_SECRET"].split(",")  # while rotating: the new one and the old one
+SECRETS = os.environ["WEBHOOK_SECRET"].split(",")  # during a rotation: the new and the old secret
 TOLERANCE_SECONDS = 300
 
 
 def is_genuine(header: str, body: bytes, now: float | None = None) -> bool:
-    """header: the value of Webhook-Signature. body: the raw bytes, before anything parsed them."""
+    """header: the value of Webhook-Signature. body: the raw, unparsed bytes."""
     parts = [part.partition("=") for part in header.split(",")]
     times = [value for name, _, value in parts if name == "t"]
     given = [value for name, _, value in parts if name == "v1"]

@@ -1,5 +1,5 @@
-//! Charts as SVG, made here so that they need no script. Their colours are classes of the stylesheet; lengths are SVG
-//! attributes, which the Content-Security-Policy lets pass. Invariant: nothing in them comes from outside.
+//! Charts rendered as SVG on the server, so that they need no script. Colours are CSS classes and lengths are SVG
+//! attributes, because the Content-Security-Policy forbids inline styles. Invariant: a chart contains no user input.
 
 use std::fmt::{self, Write};
 
@@ -7,9 +7,9 @@ use askama::filters::HtmlSafe;
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::statistics::BOUNDS_MS;
 
-use crate::figures::{Series, Totals, grouped, ms_words, percent_words};
+use crate::figures::{Series, Totals, counted, format_ms, format_percent, grouped};
 
-/// A drawing, stretched to its place: labels stand beside it as text of the page.
+/// A drawing that stretches to its container. Labels are HTML beside it, so that they are not distorted.
 #[derive(Debug, Clone)]
 pub(crate) struct Svg(String);
 
@@ -21,7 +21,7 @@ impl fmt::Display for Svg {
 
 impl HtmlSafe for Svg {}
 
-/// A drawing with what its top line stands for.
+/// A drawing with the label of its upper bound.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
     pub(crate) svg: Svg,
@@ -29,7 +29,7 @@ pub(crate) struct Chart {
 }
 
 const HEIGHT: f64 = 100.0;
-/// Of a step, the rest is the gap to the next.
+/// The share of a step that its bar fills; the rest is the gap.
 const BAR_SHARE: f64 = 0.78;
 
 struct Drawing(String);
@@ -56,7 +56,7 @@ impl Drawing {
         }
     }
 
-    /// A line across, at this share of the height.
+    /// A horizontal grid line at this share of the height.
     fn rule(&mut self, share: f64, width: usize) {
         let y = HEIGHT * (1.0 - share);
         self.add(format_args!(
@@ -74,8 +74,8 @@ fn utc(at: DateTime<Utc>) -> String {
     at.format("%d %b %H:%M UTC").to_string()
 }
 
-/// Above the highest value: 1, 2 or 5 and zeros.
-fn top_of(highest: f64) -> f64 {
+/// The upper bound of an axis: 1, 2 or 5 times a power of ten.
+fn upper_bound(highest: f64) -> f64 {
     let mut top = 1.0;
     loop {
         for factor in [1.0, 2.0, 5.0] {
@@ -87,7 +87,7 @@ fn top_of(highest: f64) -> f64 {
     }
 }
 
-/// What became of attempts, stacked.
+/// Outcomes of attempts as stacked bars.
 pub(crate) fn outcomes(series: &Series) -> Chart {
     let highest = series
         .steps
@@ -95,10 +95,10 @@ pub(crate) fn outcomes(series: &Series) -> Chart {
         .map(Totals::attempts)
         .max()
         .unwrap_or_default();
-    let top = top_of(highest as f64);
+    let top = upper_bound(highest as f64);
     let total = series.total();
     let label = format!(
-        "{} delivered, {} tried again, {} dead",
+        "{} delivered, {} retried, {} dead",
         grouped(total.delivered),
         grouped(total.retried),
         grouped(total.dead)
@@ -108,7 +108,7 @@ pub(crate) fn outcomes(series: &Series) -> Chart {
     for (index, step) in series.steps.iter().enumerate() {
         let x = index as f64 + (1.0 - BAR_SHARE) / 2.0;
         drawing.add(format_args!(
-            "<g><title>{}: {} delivered, {} tried again, {} dead</title>",
+            "<g><title>{}: {} delivered, {} retried, {} dead</title>",
             utc(series.at(index)),
             grouped(step.delivered),
             grouped(step.retried),
@@ -123,7 +123,7 @@ pub(crate) fn outcomes(series: &Series) -> Chart {
             ("wait", step.retried),
             ("bad", step.dead),
         ] {
-            // One of many is still to be seen.
+            // A single attempt among many stays visible.
             let height = match count {
                 0 => 0.0,
                 count => (count as f64 / top * HEIGHT).max(0.8),
@@ -139,7 +139,7 @@ pub(crate) fn outcomes(series: &Series) -> Chart {
     }
 }
 
-/// p50, p95 and p99 of the attempts' durations.
+/// p50, p95 and p99 of attempt durations.
 pub(crate) fn latency(series: &Series) -> Chart {
     const LINES: [(&str, f64); 3] = [("p50", 0.50), ("p95", 0.95), ("p99", 0.99)];
     let highest = series
@@ -147,11 +147,11 @@ pub(crate) fn latency(series: &Series) -> Chart {
         .iter()
         .filter_map(|step| step.percentile_ms(0.99))
         .fold(0.0, f64::max);
-    let top = top_of(highest);
+    let top = upper_bound(highest);
     let total = series.total();
     let label = LINES.map(|(name, share)| match total.percentile_ms(share) {
-        Some(ms) => format!("{name} {}", ms_words(ms)),
-        None => format!("{name} none"),
+        Some(ms) => format!("{name} {}", format_ms(ms)),
+        None => format!("{name} no data"),
     });
     let mut drawing = Drawing::begin("chart", &label.join(", "), series.steps.len() as f64, HEIGHT);
     drawing.rule(0.5, series.steps.len());
@@ -175,19 +175,19 @@ pub(crate) fn latency(series: &Series) -> Chart {
             drawing.add(format_args!(
                 "<rect class=\"hit\" x=\"{index}\" y=\"0\" width=\"1\" height=\"{HEIGHT}\"><title>{}: p50 {}, p95 {}, p99 {}</title></rect>",
                 utc(series.at(index)),
-                ms_words(p50),
-                ms_words(p95),
-                ms_words(p99)
+                format_ms(p50),
+                format_ms(p95),
+                format_ms(p99)
             ));
         }
     }
     Chart {
         svg: drawing.end(),
-        top: ms_words(top),
+        top: format_ms(top),
     }
 }
 
-/// A line through the values. Where one stands alone it is a dash, which is still to be seen.
+/// An SVG path through the values. A value without neighbours becomes a short dash, because a point would be invisible.
 fn line(values: &[Option<f64>], top: f64) -> String {
     let mut path = String::new();
     let at = |index: usize| values.get(index).copied().flatten();
@@ -204,16 +204,16 @@ fn line(values: &[Option<f64>], top: f64) -> String {
     path
 }
 
-/// How an endpoint was in each step: well, with some failures, mostly failing, or unused.
+/// The health of an endpoint in each step: healthy, some failures, mostly failing, or no traffic.
 pub(crate) fn health(series: &Series) -> Svg {
     let total = series.total();
     let label = match total.success_percent() {
-        None => "No attempts in this time".to_owned(),
-        Some(percent) => format!("{} of attempts succeeded", percent_words(percent)),
+        None => "No attempts in this period".to_owned(),
+        Some(percent) => format!("{} of attempts succeeded", format_percent(percent)),
     };
     let mut drawing = Drawing::begin("bar", &label, series.steps.len() as f64, 1.0);
     for (index, step) in series.steps.iter().enumerate() {
-        let (class, words) = match step.success_percent() {
+        let (class, label) = match step.success_percent() {
             None => ("none", "no attempts".to_owned()),
             Some(percent) => (
                 match percent {
@@ -223,20 +223,20 @@ pub(crate) fn health(series: &Series) -> Svg {
                 },
                 format!(
                     "{} of {} succeeded",
-                    percent_words(percent),
-                    grouped(step.attempts())
+                    format_percent(percent),
+                    counted(step.attempts(), "attempt", "attempts")
                 ),
             ),
         };
         drawing.add(format_args!(
-            "<rect class=\"{class}\" x=\"{index}\" y=\"0\" width=\"{BAR_SHARE}\" height=\"1\"><title>{}: {words}</title></rect>",
+            "<rect class=\"{class}\" x=\"{index}\" y=\"0\" width=\"{BAR_SHARE}\" height=\"1\"><title>{}: {label}</title></rect>",
             utc(series.at(index))
         ));
     }
     drawing.end()
 }
 
-/// How many attempts took how long. Empty ends are left off.
+/// The distribution of attempt durations, without the empty buckets at both ends.
 pub(crate) struct Histogram {
     pub(crate) svg: Svg,
     pub(crate) from: String,
@@ -249,11 +249,11 @@ pub(crate) fn histogram(totals: &Totals) -> Option<Histogram> {
     let highest = totals.durations.iter().copied().max().unwrap_or(1) as f64;
     let low = |index: usize| match index {
         0 => "0 ms".to_owned(),
-        index => ms_words(f64::from(BOUNDS_MS[index - 1])),
+        index => format_ms(f64::from(BOUNDS_MS[index - 1])),
     };
     let high = |index: usize| match BOUNDS_MS.get(index) {
-        Some(bound) => ms_words(f64::from(*bound)),
-        None => "longer".to_owned(),
+        Some(bound) => format_ms(f64::from(*bound)),
+        None => "∞".to_owned(),
     };
     let label = format!("Durations from {} to {}", low(first), high(last));
     let shown = &totals.durations[first..=last];
@@ -265,10 +265,10 @@ pub(crate) fn histogram(totals: &Totals) -> Option<Histogram> {
             (*count as f64 / highest * HEIGHT).max(1.0)
         };
         drawing.add(format_args!(
-            "<g><title>{} to {}: {} attempts</title><rect class=\"hit\" x=\"{place}\" y=\"0\" width=\"1\" height=\"{HEIGHT}\"/>",
+            "<g><title>{} to {}: {}</title><rect class=\"hit\" x=\"{place}\" y=\"0\" width=\"1\" height=\"{HEIGHT}\"/>",
             low(first + place),
             high(first + place),
-            grouped(*count)
+            counted(count, "attempt", "attempts")
         ));
         let x = place as f64 + (1.0 - BAR_SHARE) / 2.0;
         drawing.bar("accent", x, HEIGHT - height, BAR_SHARE, height);
@@ -281,7 +281,7 @@ pub(crate) fn histogram(totals: &Totals) -> Option<Histogram> {
     })
 }
 
-/// A share of a whole, as a bar.
+/// A part of a whole as a horizontal bar.
 pub(crate) fn share(class: &str, part: f64, whole: f64, label: &str) -> Svg {
     let mut drawing = Drawing::begin("bar thin", label, 100.0, 1.0);
     drawing.bar("none", 0.0, 0.0, 100.0, 1.0);
@@ -300,21 +300,21 @@ mod tests {
     use chrono::TimeDelta;
 
     #[test]
-    fn a_top_line_is_round_and_not_below() {
+    fn an_upper_bound_is_round_and_not_below_the_highest_value() {
         for (highest, top) in [(0.0, 1.0), (1.0, 1.0), (3.0, 5.0), (501.0, 1_000.0), (20.0, 20.0)] {
-            assert!((top_of(highest) - top).abs() < f64::EPSILON, "{highest}");
+            assert!((upper_bound(highest) - top).abs() < f64::EPSILON, "{highest}");
         }
     }
 
     #[test]
-    fn a_value_that_stands_alone_is_a_dash() {
+    fn a_value_without_neighbours_is_a_dash() {
         let values = [None, Some(50.0), None, Some(0.0), Some(100.0)];
         assert_eq!(line(&values, 100.0), "M1.1 50.0h0.8M3.5 100.0L4.5 0.0");
         assert_eq!(line(&[], 1.0), "");
     }
 
     #[test]
-    fn an_empty_time_is_drawn_without_a_number_that_is_none() {
+    fn a_period_without_attempts_is_drawn_without_invalid_numbers() {
         let now = DateTime::from_timestamp(600, 0).expect("a time");
         let series = Series::until(now, TimeDelta::minutes(1), 5);
         for svg in [outcomes(&series).svg, latency(&series).svg, health(&series)] {

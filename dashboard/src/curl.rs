@@ -1,12 +1,12 @@
-//! A request as a command that can be pasted into a shell.
-//! Invariant: whatever a customer supplied stands inside single quotes, so that the shell reads it as text.
+//! Renders a request as a cURL command that can be pasted into a shell.
+//! Invariant: customer input is always inside single quotes, so that the shell treats it as text.
 
 use crate::transcript::Attempt;
 
-/// Systems take about 128 KiB as one argument, and quoting makes it longer.
+/// Operating systems limit an argument to about 128 KiB, and quoting makes the body longer.
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
-/// As the latest attempt was sent, or as the first will be, without a signature.
+/// The request of the latest attempt, or an unsigned one if none has been sent yet.
 pub(crate) fn command(url: &str, attempt: Option<&Attempt>, body: &str) -> String {
     let mut lines = vec![format!("curl -sS -i -X POST {}", quoted(url))];
     match attempt.filter(|attempt| !attempt.request_headers.is_empty()) {
@@ -20,14 +20,14 @@ pub(crate) fn command(url: &str, attempt: Option<&Attempt>, body: &str) -> Strin
     }
     if body.len() > BODY_BYTES_MAX {
         lines.push("--data-binary @body.json".to_owned());
-        let comment = "# The body is too long for a command line: save the raw body as body.json first.";
+        let comment = "# The body is too long for a command line. Save the raw body as body.json first.";
         return format!("{comment}\n{}", lines.join(" \\\n  "));
     }
     lines.push(format!("--data-raw {}", quoted(body)));
     lines.join(" \\\n  ")
 }
 
-/// A quote inside ends the text, is written by itself, and begins it again.
+/// A single quote in the text closes the quotes, is escaped, and reopens them.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
@@ -38,7 +38,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_body_that_no_shell_takes_is_read_from_a_file() {
+    fn a_body_too_long_for_a_shell_is_read_from_a_file() {
         let command = command("https://a.example", None, &"'".repeat(200_000));
         assert!(
             command.contains("@body.json") && command.len() < 1_000,
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_reads_back_what_was_quoted() {
+    fn a_shell_reads_quoted_text_back_unchanged() {
         for text in [
             "plain",
             "it's",

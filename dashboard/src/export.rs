@@ -1,6 +1,6 @@
-//! Deliveries as a stream of any length: NDJSON for programs, CSV for tables.
-//! Invariant: a page is in memory at a time. The next is read when the reader has taken the one before, and no connection
-//! to the database is held meanwhile.
+//! Exports of deliveries as NDJSON or CSV streams of any length.
+//! Invariant: only one page is in memory at a time. The next page is read after the client has received the previous one,
+//! and no database connection is held in between.
 
 use axum::{
     body::{Body, Bytes},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 const PAGE: i64 = 500;
-/// Pages on the way to the reader.
+/// Pages buffered for the client.
 const PAGES_AHEAD: usize = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// By `?format=`, or by what is accepted. None: a page of JSON as ever.
+    /// Chosen by `?format=` or the `Accept` header. `None` is an ordinary JSON page.
     pub(crate) fn wanted(query: Option<&str>, headers: &HeaderMap) -> Result<Option<Self>, Problem> {
         let accepts = |kind: &str| {
             headers
@@ -43,7 +43,9 @@ impl Format {
             Some("ndjson") => Ok(Some(Self::Ndjson)),
             Some("csv") => Ok(Some(Self::Csv)),
             Some("json") => Ok(None),
-            Some(_) => Err(Problem::bad_request("format is json, ndjson or csv.")),
+            Some(other) => Err(Problem::bad_request(format!(
+                "Invalid format {other:?}: must be json, ndjson or csv."
+            ))),
             None if accepts("application/x-ndjson") => Ok(Some(Self::Ndjson)),
             None if accepts("text/csv") => Ok(Some(Self::Csv)),
             None => Ok(None),
@@ -93,8 +95,8 @@ impl Format {
     }
 }
 
-/// RFC 4180. A cell that a spreadsheet would take for a formula gets an apostrophe before it: some of these words come
-/// from strangers.
+/// RFC 4180. Cells that a spreadsheet would evaluate as a formula are prefixed with an apostrophe, because they may
+/// contain text from third parties.
 fn write_cell(cell: &str, out: &mut String) {
     let formula = cell.starts_with(['=', '+', '-', '@', '\t', '\r']);
     let quoted = cell.contains(['"', ',', '\n', '\r']);
@@ -110,19 +112,19 @@ fn write_cell(cell: &str, out: &mut String) {
     }
 }
 
-/// What is exported.
+/// The deliveries to export.
 pub(crate) struct Exported {
-    /// Of the file.
+    /// The file name without its extension.
     pub(crate) name: &'static str,
-    /// None admits nothing.
+    /// `None` matches nothing.
     pub(crate) filter: Option<Filter>,
-    /// Behind this one.
+    /// Start after this delivery.
     pub(crate) after: Option<DeliveryId>,
-    /// At most so many; none is all.
+    /// The maximum number of deliveries; `None` is all.
     pub(crate) limit: Option<i64>,
 }
 
-/// Within the share of its tenant, until the last page is written.
+/// Streams the export. It counts against the tenant's share until the last page is written.
 pub(crate) fn stream(pool: Pool, share: Share, wanted: Exported, format: Format) -> Response {
     let (mut sender, body) = Channel::<Bytes, sqlx::Error>::new(PAGES_AHEAD);
     let file_name = format.file_name(wanted.name);
@@ -130,17 +132,17 @@ pub(crate) fn stream(pool: Pool, share: Share, wanted: Exported, format: Format)
         let _share = share;
         let mut text = format.head();
         let mut position = wanted.after;
-        let mut left = wanted.limit.unwrap_or(i64::MAX);
+        let mut remaining = wanted.limit.unwrap_or(i64::MAX);
         loop {
             let page = match &wanted.filter {
-                Some(filter) => deliveries::list(&pool, filter, position, PAGE.min(left)).await,
+                Some(filter) => deliveries::list(&pool, filter, position, PAGE.min(remaining)).await,
                 None => Ok((Vec::new(), None)),
             };
             let (found, next) = match page {
                 Ok(page) => page,
                 Err(error) => {
-                    // The reader sees a transfer that broke off, and not a file that looks whole.
-                    tracing::warn!(%error, "an export could not be finished");
+                    // Abort the transfer, so that the client does not mistake a partial file for a complete one.
+                    tracing::warn!(%error, "export aborted by a database error");
                     return sender.abort(error);
                 }
             };
@@ -152,9 +154,9 @@ pub(crate) fn stream(pool: Pool, share: Share, wanted: Exported, format: Format)
             if !text.is_empty() && sender.send_data(std::mem::take(&mut text).into()).await.is_err() {
                 return;
             }
-            left -= found.len() as i64;
+            remaining -= found.len() as i64;
             match next {
-                Some(next) if left > 0 => position = Some(next),
+                Some(next) if remaining > 0 => position = Some(next),
                 _ => return,
             }
         }
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_format_is_asked_for_by_name_or_by_what_is_accepted() {
+    fn the_format_is_chosen_by_name_or_accept_header() {
         let mut headers = HeaderMap::new();
         assert_eq!(Format::wanted(None, &headers).ok(), Some(None));
         headers.insert(

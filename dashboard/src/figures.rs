@@ -1,14 +1,14 @@
-//! Counts that were kept by the minute, put together for people: totals, rates, percentiles, and the steps of a chart.
-//! Pure; where the counts come from is `tables::statistics`.
+//! Turns per-minute counters into what the pages show: totals, rates, percentiles, chart series and formatted numbers.
+//! Pure functions; `tables::statistics` reads the counters.
 
-use std::borrow::Borrow;
+use std::fmt::Display;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::statistics::{BOUNDS_MS, BUCKETS, CLASSES, Class};
 
 use crate::tables::statistics::CountRow;
 
-/// What was counted in some time.
+/// The counters of a period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Totals {
     pub(crate) delivered: i64,
@@ -35,14 +35,14 @@ impl Totals {
         self.delivered + self.retried + self.dead
     }
 
-    /// Of attempts, in percent; none when there were none.
+    /// The share of successful attempts in percent, if there were any.
     pub(crate) fn success_percent(&self) -> Option<f64> {
         let attempts = self.attempts();
         (attempts > 0).then(|| 100.0 * self.delivered as f64 / attempts as f64)
     }
 
-    /// The duration that this share of the attempts did not exceed, read off the buckets: between a bucket's two ends
-    /// it is taken as even.
+    /// The duration that this share of the attempts did not exceed. Durations are assumed to be evenly distributed
+    /// within a bucket.
     pub(crate) fn percentile_ms(&self, share: f64) -> Option<f64> {
         let total: i64 = self.durations.iter().sum();
         if total == 0 {
@@ -64,7 +64,7 @@ impl Totals {
         BOUNDS_MS.last().map(|bound| f64::from(*bound))
     }
 
-    /// Ways to fail that happened, the most frequent first.
+    /// Failures by class, most frequent first.
     pub(crate) fn failures(&self) -> Vec<(Class, i64)> {
         let mut found: Vec<(Class, i64)> = Class::ALL
             .into_iter()
@@ -77,23 +77,23 @@ impl Totals {
     }
 }
 
-pub(crate) const fn class_words(class: Class) -> &'static str {
+pub(crate) const fn class_label(class: Class) -> &'static str {
     match class {
-        Class::Accepted => "Accepted (2xx)",
-        Class::Redirected => "Redirect (3xx), not followed",
-        Class::ClientError => "Refused (4xx)",
+        Class::Accepted => "Success (2xx)",
+        Class::Redirected => "Redirect (3xx, not followed)",
+        Class::ClientError => "Client error (4xx)",
         Class::ServerError => "Server error (5xx)",
-        Class::NameNotFound => "Name not found (DNS)",
+        Class::NameNotFound => "DNS lookup failed",
         Class::ConnectionFailed => "Connection failed",
-        Class::TlsFailed => "TLS failed",
-        Class::TimedOut => "Timed out",
-        Class::BrokenAnswer => "Broken answer",
+        Class::TlsFailed => "TLS error",
+        Class::TimedOut => "Timeout",
+        Class::BrokenAnswer => "Invalid response",
         Class::Forbidden => "Address not allowed",
         Class::NotSent => "Not sent",
     }
 }
 
-/// A time that a chart shows, in equal steps.
+/// The period of a chart, divided into equal steps.
 #[derive(Debug, Clone)]
 pub(crate) struct Series {
     pub(crate) begin: DateTime<Utc>,
@@ -102,7 +102,7 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// The last `count` steps up to now; the last one is under way.
+    /// The last `count` steps up to now; the last one is still incomplete.
     pub(crate) fn until(now: DateTime<Utc>, step: TimeDelta, count: usize) -> Self {
         let seconds = step.num_seconds().max(1);
         let last = now.timestamp().div_euclid(seconds) * seconds;
@@ -146,22 +146,32 @@ impl Series {
     }
 }
 
-/// `1234567` as `1,234,567`.
-pub(crate) fn grouped(number: impl Borrow<i64>) -> String {
-    let number = *number.borrow();
-    let digits = number.unsigned_abs().to_string();
-    let mut text = String::new();
+/// An integer of any type with thousands separators: `1234567` as `1,234,567`.
+pub(crate) fn grouped(number: impl Display) -> String {
+    let number = number.to_string();
+    let (sign, digits) = match number.strip_prefix('-') {
+        Some(digits) => ("-", digits),
+        None => ("", number.as_str()),
+    };
+    let mut text = sign.to_owned();
     for (index, digit) in digits.chars().enumerate() {
         if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
     }
-    if number < 0 { format!("-{text}") } else { text }
+    text
 }
 
-/// A duration for people: `8 ms`, `1.2 s`, `12 s`.
-pub(crate) fn ms_words(ms: f64) -> String {
+/// A number with its noun: `1 delivery`, `1,200 deliveries`.
+pub(crate) fn counted(number: impl Display, singular: &str, plural: &str) -> String {
+    let number = grouped(number);
+    let noun = if number == "1" { singular } else { plural };
+    format!("{number} {noun}")
+}
+
+/// A duration as `8.0 ms`, `120 ms`, `1.2 s` or `12 s`.
+pub(crate) fn format_ms(ms: f64) -> String {
     match ms {
         ms if ms < 10.0 => format!("{ms:.1} ms"),
         ms if ms < 1_000.0 => format!("{ms:.0} ms"),
@@ -170,17 +180,17 @@ pub(crate) fn ms_words(ms: f64) -> String {
     }
 }
 
-/// A share that is not whole is never shown as 100.
-pub(crate) fn percent_words(percent: f64) -> String {
+/// A percentage. Anything below 100 is never rounded up to 100.
+pub(crate) fn format_percent(percent: f64) -> String {
     match percent {
-        percent if percent >= 100.0 => "100 %".to_owned(),
-        percent if percent > 99.9 => format!("{:.2} %", percent.min(99.99)),
-        percent => format!("{percent:.1} %"),
+        percent if percent >= 100.0 => "100%".to_owned(),
+        percent if percent > 99.9 => format!("{:.2}%", percent.min(99.99)),
+        percent => format!("{percent:.1}%"),
     }
 }
 
-/// How long something took or waits, in two units.
-pub(crate) fn time_words(time: TimeDelta) -> String {
+/// A longer duration in at most two units: `4 min 12 s`.
+pub(crate) fn format_duration(time: TimeDelta) -> String {
     let seconds = time.num_seconds().max(0);
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -235,13 +245,16 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_for_people() {
+    fn numbers_are_formatted() {
         assert_eq!(grouped(1_234_567), "1,234,567");
         assert_eq!(grouped(123), "123");
         assert_eq!(grouped(-1_000), "-1,000");
-        assert_eq!(percent_words(99.999), "99.99 %");
-        assert_eq!(percent_words(100.0), "100 %");
-        assert_eq!(ms_words(1_240.0), "1.2 s");
-        assert_eq!(time_words(TimeDelta::seconds(3_725)), "1 h 2 min");
+        assert_eq!(counted(1, "delivery", "deliveries"), "1 delivery");
+        assert_eq!(counted(0, "delivery", "deliveries"), "0 deliveries");
+        assert_eq!(counted(1_200_i16, "delivery", "deliveries"), "1,200 deliveries");
+        assert_eq!(format_percent(99.999), "99.99%");
+        assert_eq!(format_percent(100.0), "100%");
+        assert_eq!(format_ms(1_240.0), "1.2 s");
+        assert_eq!(format_duration(TimeDelta::seconds(3_725)), "1 h 2 min");
     }
 }

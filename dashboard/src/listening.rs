@@ -1,7 +1,7 @@
-//! The connection that a listener's requests go out on: one JSON object a line, for as long as somebody reads.
-//! Invariants: a request is signed at that instant over the stored bytes, and leaves the queue only after it was handed
-//! over, so that none is lost with the connection or the process; the memory of a stream is bounded by what its reader
-//! takes; a listener that nobody holds ends within a minute.
+//! The stream that `postrider listen` reads its requests from: one JSON object per line while a client is connected.
+//! Invariants: a request is signed over the stored bytes when it is sent, and removed from the queue only after the client
+//! has received it, so that none is lost with the connection or the process. Memory per stream is bounded. A listener
+//! without a client is removed within a minute.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -28,22 +28,22 @@ use crate::{
     transcript::USER_AGENT,
 };
 
-/// Of a listener that nobody holds: enough to connect again.
+/// How long a listener survives without a client: enough to reconnect.
 pub(crate) const LIFE: Duration = Duration::from_secs(30);
-/// Streams of one process.
+/// Streams per process.
 pub(crate) const STREAMS_MAX: usize = 64;
-/// Its listeners, and connections that are about to be replaced by later ones.
+/// A tenant's listeners, plus connections that are being replaced by newer ones.
 pub(crate) const STREAMS_PER_TENANT_MAX: usize = 16;
 const RENEW_EVERY: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-const TAKEN_AT_ONCE_MAX: i64 = 16;
-const LINES_WAITING_MAX: usize = 4;
-/// A reader that takes nothing for so long is gone.
+const POLL_EVERY: Duration = Duration::from_millis(200);
+const BATCH_MAX: i64 = 16;
+const LINES_BUFFERED_MAX: usize = 4;
+/// A client that reads nothing for this long is considered disconnected.
 const STALL_MAX: Duration = Duration::from_secs(20);
 const STREAM_TIME_MAX: Duration = Duration::from_secs(12 * 60 * 60);
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-/// One stream, from its beginning to its end.
+/// One open stream.
 pub(crate) struct Session {
     pub(crate) pool: Pool,
     pub(crate) listener: ListenerRow,
@@ -55,7 +55,7 @@ pub(crate) struct Session {
 
 /// Why a stream ends.
 enum End {
-    /// The reader has gone, or somebody else holds the listener, or it was deleted.
+    /// The client disconnected, another client took over the listener, or it was deleted.
     Over,
     Database(sqlx::Error),
 }
@@ -68,13 +68,13 @@ impl From<sqlx::Error> for End {
 
 impl Session {
     pub(crate) fn body(self) -> Body {
-        let (lines, waiting) = mpsc::channel::<Bytes>(LINES_WAITING_MAX);
+        let (lines, receiver) = mpsc::channel::<Bytes>(LINES_BUFFERED_MAX);
         tokio::spawn(async move {
             let stop = self.stop.clone();
             tokio::select! {
                 ended = timeout(STREAM_TIME_MAX, self.run(&lines)) => {
                     if let Ok(Err(End::Database(error))) = ended {
-                        tracing::warn!(%error, "a listener's stream ended");
+                        tracing::warn!(%error, "listener stream ended by a database error");
                     }
                 }
                 () = stop.cancelled() => {}
@@ -82,16 +82,16 @@ impl Session {
             }
             drop(self.place);
         });
-        Body::from_stream(ReceiverStream::new(waiting).map(Ok::<_, Infallible>))
+        Body::from_stream(ReceiverStream::new(receiver).map(Ok::<_, Infallible>))
     }
 
     async fn run(&self, lines: &mpsc::Sender<Bytes>) -> Result<(), End> {
         let mut renewed = Instant::now();
-        // The reader learns at once that it is connected.
+        // Tells the client at once that it is connected.
         write(lines, Bytes::from_static(b"{}\n")).await?;
-        let mut look = interval(LOOK_EVERY);
+        let mut poll = interval(POLL_EVERY);
         loop {
-            look.tick().await;
+            poll.tick().await;
             if renewed.elapsed() >= RENEW_EVERY {
                 if !listeners::renew(&self.pool, self.listener.id, self.holder, LIFE).await? {
                     return Err(End::Over);
@@ -99,20 +99,19 @@ impl Session {
                 renewed = Instant::now();
                 write(lines, Bytes::from_static(b"{}\n")).await?;
             }
-            let waiting =
-                listeners::waiting(&self.pool, self.listener.id, self.holder, TAKEN_AT_ONCE_MAX).await?;
+            let waiting = listeners::waiting(&self.pool, self.listener.id, self.holder, BATCH_MAX).await?;
             for row in &waiting {
                 write(lines, self.line(row)).await?;
             }
             if !waiting.is_empty() {
-                handed_over(lines).await?;
+                flushed(lines).await?;
                 let events: Vec<EventId> = waiting.iter().map(|row| row.id).collect();
                 listeners::remove(&self.pool, self.listener.id, self.holder, &events).await?;
             }
         }
     }
 
-    /// The request as a dispatcher would have sent it.
+    /// The request as a dispatcher would send it.
     fn line(&self, row: &TakenRow) -> Bytes {
         let (id, t) = (row.public_id(), row.now.timestamp());
         let signature = sign(self.listener.signature, &id, t, &row.body, &self.secrets);
@@ -135,15 +134,15 @@ async fn write(lines: &mpsc::Sender<Bytes>, line: Bytes) -> Result<(), End> {
     }
 }
 
-/// When the connection has taken every line.
-async fn handed_over(lines: &mpsc::Sender<Bytes>) -> Result<(), End> {
-    match timeout(STALL_MAX, lines.reserve_many(LINES_WAITING_MAX)).await {
+/// Waits until the connection has consumed every buffered line.
+async fn flushed(lines: &mpsc::Sender<Bytes>) -> Result<(), End> {
+    match timeout(STALL_MAX, lines.reserve_many(LINES_BUFFERED_MAX)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(_)) | Err(_) => Err(End::Over),
     }
 }
 
-/// Ends listeners whose process or person has gone. Every API process does this; none needs another.
+/// Removes listeners without a client. Every API process does this independently.
 pub(crate) async fn sweep(app: Arc<crate::App>, stop: CancellationToken) {
     let mut every = interval(SWEEP_EVERY);
     loop {
@@ -154,7 +153,7 @@ pub(crate) async fn sweep(app: Arc<crate::App>, stop: CancellationToken) {
         match listeners::sweep(&app.pool).await {
             Ok(0) => {}
             Ok(_) => app.wake.now(),
-            Err(error) => tracing::debug!(%error, "listeners could not be swept"),
+            Err(error) => tracing::debug!(%error, "failed to remove expired listeners"),
         }
     }
 }

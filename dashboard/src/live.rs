@@ -1,6 +1,6 @@
-//! Parts of pages that are sent again while they are looked at, by server-sent events.
-//! Invariants: the number of streams is bounded, in all and for each session, person and tenant; none outlives the
-//! program's stop, nor its session by more than a few seconds.
+//! Live parts of pages, updated with server-sent events while a page is open.
+//! Invariants: the number of streams is bounded, overall and per session, person and tenant. No stream outlives the
+//! shutdown of the program, or its session by more than a few seconds.
 
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
@@ -21,21 +21,21 @@ use crate::{
 };
 
 const STREAMS_MAX: usize = 512;
-/// The rest is the team's.
+/// The remaining streams are reserved for the team.
 const CUSTOMERS_STREAMS_MAX: usize = 384;
-/// A tab has one.
+/// Each open tab uses one.
 const STREAMS_PER_SESSION_MAX: usize = 16;
-/// Of one person, or of all customers of one tenant.
+/// Per person, or for all customers of a tenant together.
 const STREAMS_PER_HOLDER_MAX: usize = 64;
-/// How soon a stream notices that its session has ended.
+/// How often a stream checks that its session is still open.
 const SESSION_CHECK_EVERY: Duration = Duration::from_secs(4);
-const REFUSED_WAIT: Duration = Duration::from_secs(10);
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 const LIFE_MAX: Duration = Duration::from_secs(15 * 60);
-/// Parts that are rendered at a time: their statements leave most connections to requests.
+/// Concurrent renders. The limit keeps most database connections free for requests.
 const RENDERS_MAX: usize = 2;
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
-/// What streams share.
+/// State shared by all streams.
 #[derive(Clone)]
 pub(crate) struct Live {
     sessions: Arc<Slots<[u8; 32]>>,
@@ -54,7 +54,7 @@ struct Viewer {
 }
 
 impl Viewer {
-    /// A database that does not answer says nothing about the session: it is asked again.
+    /// A database error does not end the stream; the session is checked again later.
     async fn has_left(&mut self) -> bool {
         if self.checked.elapsed() < SESSION_CHECK_EVERY {
             return false;
@@ -70,10 +70,10 @@ impl Default for Live {
     }
 }
 
-/// The next content of the part.
+/// A rendered update.
 pub(crate) enum Content {
     Html(String),
-    /// This, and nothing after it.
+    /// The last update; the stream ends after it.
     Last(String),
 }
 
@@ -97,7 +97,12 @@ impl Live {
             Role::Admin | Role::Operator | Role::ReadOnly => &self.team,
         };
         let slots = self.sessions.take(Some(own)).zip(holders.take(Some(holder)));
-        let slots = slots.ok_or_else(|| Problem::too_many("Too many live pages are open.", REFUSED_WAIT))?;
+        let slots = slots.ok_or_else(|| {
+            Problem::too_many(
+                "Too many live pages are open. Close some tabs and try again.",
+                RETRY_AFTER,
+            )
+        })?;
         Ok(Viewer {
             pool: pool.clone(),
             session,
@@ -106,7 +111,7 @@ impl Live {
         })
     }
 
-    /// Renders the part every so often, and sends it when it has changed.
+    /// Renders the part at an interval and sends it when it has changed.
     pub(crate) fn stream<F>(
         &self,
         pool: &Pool,
@@ -133,7 +138,7 @@ impl Live {
                 if viewer.has_left().await {
                     return;
                 }
-                // What is wrong for a moment must not end the page's life; the browser would ask again anyway.
+                // A transient error must not end the stream; the browser would reconnect anyway.
                 let turn = renders.acquire().await;
                 let rendered = render().await;
                 drop(turn);
@@ -162,7 +167,7 @@ impl Live {
     }
 }
 
-/// A carriage return would end a line of the stream. Customers' bodies have them.
+/// A carriage return would end a line of the event stream, and customers' bodies may contain some.
 fn plain_lines(html: &str) -> String {
     html.replace('\r', "&#13;")
 }
@@ -173,14 +178,14 @@ mod tests {
     use axum::response::IntoResponse;
     use http_body_util::BodyExt;
 
-    /// Of a database that is never asked within a test.
+    /// A pool that never connects.
     fn pool() -> Pool {
         let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none");
         pool.expect("a form").into()
     }
 
     #[tokio::test]
-    async fn a_part_is_sent_when_it_changed_and_the_stream_ends_with_the_last() {
+    async fn a_part_is_sent_when_it_changed_and_the_stream_ends_after_the_last() {
         let mut contents = ["a\r\nb", "a\r\nb", "c"].into_iter();
         let session = Session::of_customer(1, 1);
         let every = Duration::from_millis(1);
@@ -207,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stop_ends_every_stream() {
+    async fn shutdown_ends_every_stream() {
         let stop = CancellationToken::new();
         let live = Live::until(stop.clone());
         let stream = open(&live, Session::of_customer(1, 1));
@@ -220,11 +225,11 @@ mod tests {
             }
             tokio::task::yield_now().await;
         }
-        panic!("its slots are free again");
+        panic!("its slots were not freed");
     }
 
     #[tokio::test]
-    async fn neither_a_session_nor_a_tenant_takes_every_stream() {
+    async fn neither_a_session_nor_a_tenant_can_use_up_all_streams() {
         let live = Live::default();
         let mut open_streams = Vec::new();
         for session in 0..20 {

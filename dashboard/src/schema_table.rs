@@ -1,17 +1,19 @@
-//! A JSON Schema as a person reads it: its fields as lines, what differs between two of them, and an example that fits.
-//! Pure. Invariant: what is made is bounded, however the schema is nested or refers to itself.
+//! Renders a JSON Schema for documentation: its fields as a table, the differences between two versions, and an example.
+//! Pure functions. Invariant: the output is bounded, however deeply the schema is nested or refers to itself.
 
 use postrider_sender::resolve_reference;
 use serde_json::{Map, Value, json};
 
+use crate::figures::counted;
+
 const FIELDS_MAX: usize = 500;
 const DEPTH_MAX: usize = 12;
-/// Values of an `enum` that are listed.
+/// How many values of an `enum` are listed.
 const VALUES_SHOWN_MAX: usize = 12;
-/// An example is no larger than this many values.
+/// How many values an example may contain.
 const EXAMPLE_VALUES_MAX: usize = 1_000;
 
-/// One line of the table.
+/// One row of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Field {
     /// `customer.address.city`, `lines[].amount`.
@@ -19,22 +21,22 @@ pub(crate) struct Field {
     pub(crate) kind: String,
     pub(crate) required: bool,
     pub(crate) description: String,
-    /// What else is said about the value, a few words each.
+    /// Constraints on the value, a few words each.
     pub(crate) notes: Vec<String>,
 }
 
 impl Field {
-    /// What a reader of the data has to know.
-    fn said(&self) -> String {
-        let mut said = self.kind.clone();
+    /// Type and constraints in one line. Two versions of a field differ if their summaries do.
+    fn summary(&self) -> String {
+        let mut summary = self.kind.clone();
         if self.required {
-            said.push_str(", required");
+            summary.push_str(", required");
         }
         for note in &self.notes {
-            said.push_str(", ");
-            said.push_str(note);
+            summary.push_str(", ");
+            summary.push_str(note);
         }
-        said
+        summary
     }
 }
 
@@ -63,44 +65,45 @@ pub(crate) struct Difference {
     pub(crate) after: String,
 }
 
-/// The fields in the order of their names, those of an object below it.
+/// All fields, ordered by name; the fields of a nested object follow the object.
 pub(crate) fn fields(schema: &Value) -> Vec<Field> {
     let mut found = Vec::new();
-    below(schema, schema, "", &mut Vec::new(), &mut found);
+    collect_fields(schema, schema, "", &mut Vec::new(), &mut found);
     found
 }
 
 pub(crate) fn differences(before: &[Field], after: &[Field]) -> Vec<Difference> {
-    let find = |fields: &[Field], path: &str| fields.iter().find(|field| field.path == path).map(Field::said);
-    let gone = before.iter().filter_map(|field| match find(after, &field.path) {
+    let find =
+        |fields: &[Field], path: &str| fields.iter().find(|field| field.path == path).map(Field::summary);
+    let removed_or_changed = before.iter().filter_map(|field| match find(after, &field.path) {
         None => Some(Difference {
             change: Change::Removed,
             path: field.path.clone(),
-            before: field.said(),
+            before: field.summary(),
             after: String::new(),
         }),
-        Some(now) if now != field.said() => Some(Difference {
+        Some(now) if now != field.summary() => Some(Difference {
             change: Change::Changed,
             path: field.path.clone(),
-            before: field.said(),
+            before: field.summary(),
             after: now,
         }),
         Some(_) => None,
     });
-    let come = after.iter().filter(|field| find(before, &field.path).is_none());
-    let come = come.map(|field| Difference {
+    let added = after.iter().filter(|field| find(before, &field.path).is_none());
+    let added = added.map(|field| Difference {
         change: Change::Added,
         path: field.path.clone(),
         before: String::new(),
-        after: field.said(),
+        after: field.summary(),
     });
-    let mut all: Vec<Difference> = gone.chain(come).collect();
+    let mut all: Vec<Difference> = removed_or_changed.chain(added).collect();
     all.sort_by(|a, b| a.path.cmp(&b.path));
     all
 }
 
-/// `above` are the references that lead here: one that comes again is not followed again.
-fn below<'a>(
+/// `above` holds the references on the path to this schema. A reference that is already there is not followed again.
+fn collect_fields<'a>(
     root: &'a Value,
     schema: &'a Value,
     path: &str,
@@ -117,7 +120,7 @@ fn below<'a>(
     above.push(name);
     let schema = resolved(root, schema);
     for part in list(schema, "allOf") {
-        below(root, part, path, above, found);
+        collect_fields(root, part, path, above, found);
     }
     let forms = if list(schema, "oneOf").is_empty() {
         "anyOf"
@@ -125,11 +128,11 @@ fn below<'a>(
         "oneOf"
     };
     for (number, form) in list(schema, forms).iter().enumerate() {
-        let path = format!("{path} (form {})", number + 1);
-        below(root, form, path.trim_start(), above, found);
+        let path = format!("{path} (variant {})", number + 1);
+        collect_fields(root, form, path.trim_start(), above, found);
     }
     if let Some(items) = schema.get("items") {
-        below(root, items, &format!("{path}[]"), above, found);
+        collect_fields(root, items, &format!("{path}[]"), above, found);
     }
     let required: Vec<&str> = list(schema, "required")
         .iter()
@@ -151,7 +154,7 @@ fn below<'a>(
             .unwrap_or_default();
         let mut notes = notes(shown);
         if reference(property).is_some_and(|name| above.contains(&name)) {
-            notes.push("the same again".to_owned());
+            notes.push("recursive".to_owned());
         }
         found.push(Field {
             path: path.clone(),
@@ -160,7 +163,7 @@ fn below<'a>(
             description: description.to_owned(),
             notes,
         });
-        below(root, property, &path, above, found);
+        collect_fields(root, property, &path, above, found);
     }
     above.pop();
 }
@@ -184,7 +187,7 @@ fn list<'a>(schema: &'a Value, keyword: &str) -> &'a [Value] {
         .map_or(&[], Vec::as_slice)
 }
 
-/// What a reference inside the schema leads to. References that lead out of it are not stored.
+/// Follows references within the schema. Published schemas have no external ones.
 fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
     let mut at = schema;
     for _ in 0..DEPTH_MAX {
@@ -212,15 +215,20 @@ fn kind(root: &Value, schema: &Value, depth: usize) -> String {
             words.join(" or ")
         }
         _ if schema.get("properties").is_some() => "object".to_owned(),
-        _ if !list(schema, "oneOf").is_empty() => format!("one of {} forms", list(schema, "oneOf").len()),
-        _ if !list(schema, "anyOf").is_empty() => format!("any of {} forms", list(schema, "anyOf").len()),
-        _ if schema.get("const").is_some() || schema.get("enum").is_some() => "value".to_owned(),
-        _ => "anything".to_owned(),
+        _ if !list(schema, "oneOf").is_empty() => format!("one of {}", variants(schema, "oneOf")),
+        _ if !list(schema, "anyOf").is_empty() => format!("any of {}", variants(schema, "anyOf")),
+        _ if schema.get("const").is_some() => "constant".to_owned(),
+        _ if schema.get("enum").is_some() => "enum".to_owned(),
+        _ => "any".to_owned(),
     };
     match schema.get("items") {
         Some(items) if plain == "array" => format!("array of {}", kind(root, items, depth + 1)),
         _ => plain,
     }
+}
+
+fn variants(schema: &Value, keyword: &str) -> String {
+    counted(list(schema, keyword).len(), "variant", "variants")
 }
 
 fn notes(schema: &Value) -> Vec<String> {
@@ -242,24 +250,24 @@ fn notes(schema: &Value) -> Vec<String> {
         };
         notes.push(format!("one of {}{more}", shown.join(" ")));
     }
-    for (keyword, words) in [
+    for (keyword, label) in [
         ("format", "format"),
         ("pattern", "matches"),
         ("minimum", "at least"),
         ("exclusiveMinimum", "more than"),
         ("maximum", "at most"),
         ("exclusiveMaximum", "less than"),
-        ("multipleOf", "a multiple of"),
-        ("minLength", "shortest"),
-        ("maxLength", "longest"),
-        ("minItems", "items at least"),
-        ("maxItems", "items at most"),
+        ("multipleOf", "multiple of"),
+        ("minLength", "min length"),
+        ("maxLength", "max length"),
+        ("minItems", "min items"),
+        ("maxItems", "max items"),
         ("default", "default"),
     ] {
         match schema.get(keyword) {
             None => {}
-            Some(Value::String(text)) => notes.push(format!("{words} {text}")),
-            Some(value) => notes.push(format!("{words} {value}")),
+            Some(Value::String(text)) => notes.push(format!("{label} {text}")),
+            Some(value) => notes.push(format!("{label} {value}")),
         }
     }
     if schema.get("deprecated") == Some(&Value::Bool(true)) {
@@ -268,21 +276,26 @@ fn notes(schema: &Value) -> Vec<String> {
     notes
 }
 
-/// Data that fits the schema, as far as its plain parts say. A `pattern` is not followed.
+/// Data that matches the simple parts of the schema. `pattern` is ignored.
 pub(crate) fn example(schema: &Value) -> Value {
     let mut left = EXAMPLE_VALUES_MAX;
-    // Data is an object, also where the schema does not say so.
-    match made(schema, schema, &mut Vec::new(), &mut left) {
+    // Event data is always an object, even if the schema does not require it.
+    match sample_value(schema, schema, &mut Vec::new(), &mut left) {
         Some(object @ Value::Object(_)) => object,
         _ => json!({}),
     }
 }
 
-/// None where the schema comes round to itself: what is optional is left out there.
-fn made<'a>(root: &'a Value, schema: &'a Value, above: &mut Vec<&'a str>, left: &mut usize) -> Option<Value> {
+/// `None` where the schema recurses into itself; optional parts are left out there.
+fn sample_value<'a>(
+    root: &'a Value,
+    schema: &'a Value,
+    above: &mut Vec<&'a str>,
+    left: &mut usize,
+) -> Option<Value> {
     let name = reference(schema).unwrap_or_default();
-    let comes_round = !name.is_empty() && above.contains(&name);
-    if comes_round || above.len() > DEPTH_MAX || *left == 0 {
+    let is_recursive = !name.is_empty() && above.contains(&name);
+    if is_recursive || above.len() > DEPTH_MAX || *left == 0 {
         return None;
     }
     *left -= 1;
@@ -295,12 +308,17 @@ fn made<'a>(root: &'a Value, schema: &'a Value, above: &mut Vec<&'a str>, left: 
         return Some(value.clone());
     }
     above.push(name);
-    let value = made_up(root, schema, above, left);
+    let value = generated_value(root, schema, above, left);
     above.pop();
     Some(value)
 }
 
-fn made_up<'a>(root: &'a Value, schema: &'a Value, above: &mut Vec<&'a str>, left: &mut usize) -> Value {
+fn generated_value<'a>(
+    root: &'a Value,
+    schema: &'a Value,
+    above: &mut Vec<&'a str>,
+    left: &mut usize,
+) -> Value {
     let all = list(schema, "allOf");
     let any = list(schema, "oneOf").iter().chain(list(schema, "anyOf")).next();
     let word = match schema.get("type") {
@@ -312,19 +330,19 @@ fn made_up<'a>(root: &'a Value, schema: &'a Value, above: &mut Vec<&'a str>, lef
         _ if schema.get("properties").is_some() || !all.is_empty() => "object",
         _ => match any {
             None => "string",
-            Some(form) => return made(root, form, above, left).unwrap_or(Value::Null),
+            Some(form) => return sample_value(root, form, above, left).unwrap_or(Value::Null),
         },
     };
     match word {
         "object" => {
             let mut object = Map::new();
             for part in all.iter().chain(any) {
-                if let Some(Value::Object(part)) = made(root, part, above, left) {
+                if let Some(Value::Object(part)) = sample_value(root, part, above, left) {
                     object.extend(part);
                 }
             }
             for (name, property) in properties(schema) {
-                if let Some(value) = made(root, property, above, left) {
+                if let Some(value) = sample_value(root, property, above, left) {
                     object.insert(name.clone(), value);
                 }
             }
@@ -335,7 +353,9 @@ fn made_up<'a>(root: &'a Value, schema: &'a Value, above: &mut Vec<&'a str>, lef
             let count = whole(schema, "maxItems").map_or(count, |most| count.min(most.max(0)));
             let items = schema.get("items").into_iter();
             let items = items.flat_map(|items| (0..count).map(move |_| items));
-            items.filter_map(|items| made(root, items, above, left)).collect()
+            items
+                .filter_map(|items| sample_value(root, items, above, left))
+                .collect()
         }
         "integer" => json!(number(schema, 1.0).round() as i64),
         "number" => json!(number(schema, 1.5)),
@@ -410,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_becomes_lines_and_refers_to_itself_only_so_far() {
+    fn a_schema_becomes_rows_and_recursion_ends() {
         let fields = fields(&invoice());
         let line = |path: &str| {
             fields
@@ -427,12 +447,12 @@ mod tests {
         assert_eq!(line("lines[].sku").kind, "string");
         assert_eq!(line("customer").description, "Who pays");
         assert_eq!(line("customer.email").notes, ["format email"]);
-        assert_eq!(line("customer.parent").notes, ["the same again"]);
+        assert_eq!(line("customer.parent").notes, ["recursive"]);
         assert_eq!(fields.len(), 9);
     }
 
     #[test]
-    fn an_example_fits_its_schema() {
+    fn an_example_matches_its_schema() {
         for schema in [
             invoice(),
             json!(true),
@@ -449,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_told_field_by_field() {
+    fn differences_are_reported_by_field() {
         let before = invoice();
         let mut after = invoice();
         after["properties"]["amount"] = json!({"type": "string"});
@@ -458,12 +478,12 @@ mod tests {
             .as_object_mut()
             .expect("an object")
             .remove("currency");
-        let told: Vec<(Change, String)> = differences(&fields(&before), &fields(&after))
+        let found: Vec<(Change, String)> = differences(&fields(&before), &fields(&after))
             .into_iter()
             .map(|difference| (difference.change, difference.path))
             .collect();
         assert_eq!(
-            told,
+            found,
             [
                 (Change::Changed, "amount".to_owned()),
                 (Change::Removed, "currency".to_owned()),
@@ -474,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_grows_without_end_is_cut_off() {
+    fn the_table_of_a_large_schema_is_bounded() {
         let mut schema = json!({"type": "string"});
         for _ in 0..40 {
             schema = json!({"type": "object", "properties": {"a": schema.clone(), "b": {"type": "string"}}});

@@ -1,7 +1,7 @@
-//! A signature taken apart: the very bytes that were signed, each signature of the header with the secret that made it,
-//! and what a receiver gets who does it wrong.
-//! Invariant: for bytes that somebody pastes, only whether a signature is right comes out and never the right one: this
-//! must not sign for whoever may look but not see secrets.
+//! The signature debugger: the exact bytes that were signed, the secret behind each signature of a header, and the
+//! signatures that common mistakes produce.
+//! Invariant: for pasted bytes it reports only whether a signature is valid and never the valid signature, so that users
+//! who may not see secrets can't use it to sign.
 
 use chrono::{DateTime, Utc};
 use data_encoding::BASE64;
@@ -10,9 +10,9 @@ use postrider_proto::signature::{Secret, SignatureFormat, TOLERANCE_SECONDS, sig
 use serde_json::Value;
 use subtle::ConstantTimeEq;
 
-use crate::tables::secrets::SecretRow;
+use crate::{figures::counted, tables::secrets::SecretRow};
 
-/// What is signed and sent, as it is known here.
+/// The parts of a request that its signature covers.
 pub(crate) struct Request<'a> {
     pub(crate) format: SignatureFormat,
     pub(crate) event_id: &'a str,
@@ -20,7 +20,7 @@ pub(crate) struct Request<'a> {
     pub(crate) body: &'a [u8],
 }
 
-/// A secret of the endpoint, with when it signed.
+/// A secret of the endpoint and the time it was active.
 pub(crate) struct Known {
     secret: Secret,
     pub(crate) created_at: DateTime<Utc>,
@@ -28,7 +28,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Those that open, the newest first. One that does not is logged where it is used to sign.
+    /// Decrypts the secrets, newest first. Failures are skipped here; the dispatcher logs them when it signs.
     pub(crate) fn open(vault: &Vault, owner: Owner, rows: Vec<SecretRow>) -> Vec<Self> {
         rows.into_iter()
             .filter_map(|row| {
@@ -50,23 +50,23 @@ impl Known {
         }
     }
 
-    /// What its receiver verifies with, when it is a key pair: no secret.
+    /// The public key that receivers verify with, if the secret is a key pair.
     pub(crate) fn public_key(&self) -> Option<String> {
         self.secret.public_key().map(|key| key.to_string())
     }
 }
 
 impl Request<'_> {
-    /// The bytes that the signature is over.
+    /// The bytes that are signed.
     pub(crate) fn content(&self) -> Vec<u8> {
-        let before = match self.format {
+        let prefix = match self.format {
             SignatureFormat::TV1 => format!("{}.", self.unix_seconds),
             _ => format!("{}.{}.", self.event_id, self.unix_seconds),
         };
-        [before.as_bytes(), self.body].concat()
+        [prefix.as_bytes(), self.body].concat()
     }
 
-    /// The signature alone, without what stands around it in the header.
+    /// The bare signature, without the syntax of the header.
     fn signature(&self, secret: &Secret) -> Option<String> {
         let header = sign(
             self.format,
@@ -78,16 +78,16 @@ impl Request<'_> {
         signatures(&header).into_iter().next()
     }
 
-    /// Which of the secrets made this signature.
-    pub(crate) fn maker<'k>(&self, signature: &str, secrets: &'k [Known]) -> Option<&'k Known> {
+    /// The secret that this signature was made with.
+    pub(crate) fn secret_of<'k>(&self, signature: &str, secrets: &'k [Known]) -> Option<&'k Known> {
         secrets.iter().find(|known| {
-            let made = self.signature(&known.secret).unwrap_or_default();
-            // In constant time: a signature could be guessed bit by bit otherwise.
-            !made.is_empty() && bool::from(made.as_bytes().ct_eq(signature.as_bytes()))
+            let expected = self.signature(&known.secret).unwrap_or_default();
+            // In constant time: otherwise a signature could be guessed byte by byte.
+            !expected.is_empty() && bool::from(expected.as_bytes().ct_eq(signature.as_bytes()))
         })
     }
 
-    /// The usual mistakes, each with what it makes of this request under the secret.
+    /// Common mistakes, each with the signature it produces for this request.
     pub(crate) fn mistakes(&self, known: &Known) -> Vec<Mistake> {
         let with = |body: &[u8], unix_seconds: i64, secret: &Secret| {
             let request = Request {
@@ -98,31 +98,35 @@ impl Request<'_> {
             request.signature(secret).unwrap_or_default()
         };
         let mut found = Vec::new();
-        let mut add = |what: &'static str, why: &'static str, made: String| {
-            if !made.is_empty() {
-                found.push(Mistake { what, why, made });
+        let mut add = |title: &'static str, explanation: &'static str, signature: String| {
+            if !signature.is_empty() {
+                found.push(Mistake {
+                    title,
+                    explanation,
+                    signature,
+                });
             }
         };
         if let Ok(value) = serde_json::from_slice::<Value>(self.body) {
             let pretty = serde_json::to_vec_pretty(&value).unwrap_or_default();
             add(
-                "The body was parsed and written again",
-                "Spaces, the order of keys and the way numbers are written change, and one byte is enough. Take the raw \
-                 body before any framework parses it.",
+                "The body was parsed and serialized again",
+                "Whitespace, key order or number formatting changes, and a single byte is enough. Use the raw body, \
+                 before any framework parses it.",
                 with(&pretty, self.unix_seconds, &known.secret),
             );
         }
         let longer = [self.body, b"\n"].concat();
         add(
-            "A line end was added to the body",
-            "Some editors, and echo in a shell, put one at the end.",
+            "A newline was appended to the body",
+            "Some editors, and echo in a shell, add one at the end.",
             with(&longer, self.unix_seconds, &known.secret),
         );
         let bare = Secret::new(known.secret.reveal().trim_start_matches("whsec_"));
         if self.format == SignatureFormat::TV1 {
             add(
-                "The secret was used without whsec_",
-                "In this format the key is the secret as it is shown, prefix and all.",
+                "The secret was used without its whsec_ prefix",
+                "In this format the key is the whole secret string, including the prefix.",
                 with(self.body, self.unix_seconds, &bare),
             );
             let other = Request {
@@ -130,8 +134,8 @@ impl Request<'_> {
                 ..*self
             };
             add(
-                "It was checked as Standard Webhooks",
-                "That format signs the id too and decodes the secret. This endpoint's format is t-v1.",
+                "The signature was verified as Standard Webhooks",
+                "That format also signs the event ID and base64-decodes the secret. This endpoint uses t-v1.",
                 other.signature(&known.secret).unwrap_or_default(),
             );
         } else if self.format == SignatureFormat::Standard {
@@ -140,27 +144,23 @@ impl Request<'_> {
                 ..*self
             };
             add(
-                "The secret was not decoded",
-                "In this format the key is the bytes whose base64 stands behind whsec_, and the id is signed too.",
+                "The secret was not base64-decoded",
+                "In this format the key is the decoded base64 after whsec_, and the event ID is signed as well.",
                 other.signature(&known.secret).unwrap_or_default(),
             );
         }
         add(
-            "The receiver's own time was used",
-            "Sign with the time of the header. The receiver's clock is only for asking whether that is recent.",
+            "The receiver's clock was used as the timestamp",
+            "Use the timestamp from the header. The receiver's clock only serves to check that it is recent.",
             with(self.body, self.unix_seconds + 1, &known.secret),
         );
         found
     }
 
-    /// A command that makes the signature, or checks it. The secret comes from the environment.
+    /// Shell commands that compute or verify the signature. The secret comes from the environment.
     pub(crate) fn commands(&self, signature: &str, public_key: Option<&str>) -> Vec<Command> {
-        let before = match self.format {
-            SignatureFormat::TV1 => format!("{}.", self.unix_seconds),
-            _ => format!("{}.{}.", self.event_id, self.unix_seconds),
-        };
-        // In base64, so that no shell can change a byte of it.
-        let content = BASE64.encode(&[before.as_bytes(), self.body].concat());
+        // In base64, so that no shell can alter it.
+        let content = BASE64.encode(&self.content());
         let set = "export WEBHOOK_SECRET='whsec_…'";
         match self.format {
             SignatureFormat::TV1 => vec![
@@ -210,65 +210,65 @@ impl Request<'_> {
         }
     }
 
-    /// What to say of a pasted header: in words, and whether a receiver would take it at that time.
+    /// Checks a pasted header. The message names the likely cause if the signature is invalid.
     pub(crate) fn verdict(&self, header: &str, secrets: &[Known], now: DateTime<Utc>) -> Verdict {
         let given = signatures(header);
         if given.is_empty() {
-            return Verdict::bad(
-                "The header has no signature in it. It is t=<unix>,v1=<hex> or v1,<base64>: perhaps it was cut off.",
+            return Verdict::invalid(
+                "The header contains no signature. Expected t=<unix>,v1=<hex> or v1,<base64>; it may have been truncated.",
             );
         }
-        let made = |body: &[u8]| {
+        let signed_by = |body: &[u8]| {
             let request = Request { body, ..*self };
-            given.iter().find_map(|one| request.maker(one, secrets))
+            given.iter().find_map(|one| request.secret_of(one, secrets))
         };
-        if let Some(known) = made(self.body) {
+        if let Some(known) = signed_by(self.body) {
             let age = now.timestamp() - self.unix_seconds;
             let state = known.state(now);
             if state == "retired" {
-                return Verdict::bad(
-                    "The bytes are right, but the secret that made it has retired. Fetch the current one.",
+                return Verdict::invalid(
+                    "The signature matches the body, but it was made with a retired secret. Use the current secret.",
                 );
             }
             if age.abs() > TOLERANCE_SECONDS {
                 return Verdict {
-                    good: true,
-                    words: format!(
-                        "The signature is right and made with the {state} secret. It is {} s old: a receiver that asks \
-                         for at most {TOLERANCE_SECONDS} s refuses it by now, as it should.",
-                        age.abs()
+                    is_valid: true,
+                    message: format!(
+                        "The signature is valid and was made with the {state} secret. Its timestamp is {} away from \
+                         now, so a receiver with a tolerance of {TOLERANCE_SECONDS} seconds rejects the request.",
+                        counted(age.abs(), "second", "seconds")
                     ),
                 };
             }
             return Verdict {
-                good: true,
-                words: format!("The signature is right and made with the {state} secret."),
+                is_valid: true,
+                message: format!("The signature is valid and was made with the {state} secret."),
             };
         }
         let trimmed = self.body.trim_ascii_end();
-        if trimmed.len() != self.body.len() && made(trimmed).is_some() {
-            return Verdict::bad(
-                "The body has spaces or line ends at its end that were not sent. Without them it is right.",
+        if trimmed.len() != self.body.len() && signed_by(trimmed).is_some() {
+            return Verdict::invalid(
+                "The body ends with whitespace or newlines that were not sent. Without them, the signature is valid.",
             );
         }
         if let Ok(value) = serde_json::from_slice::<Value>(self.body)
-            && made(&serde_json::to_vec(&value).unwrap_or_default()).is_some()
+            && signed_by(&serde_json::to_vec(&value).unwrap_or_default()).is_some()
         {
-            return Verdict::bad(
-                "The body was parsed and written again: written without spaces it is right.",
+            return Verdict::invalid(
+                "The body was parsed and serialized again. Without the added whitespace, the signature is valid.",
             );
         }
-        Verdict::bad(
-            "No signature matches any secret of this endpoint. The body or the time was changed on the way, or it was \
-             signed for another endpoint.",
+        Verdict::invalid(
+            "No signature matches any secret of this endpoint. The body or the timestamp was modified, or the request \
+             was signed for another endpoint.",
         )
     }
 }
 
 pub(crate) struct Mistake {
-    pub(crate) what: &'static str,
-    pub(crate) why: &'static str,
-    pub(crate) made: String,
+    pub(crate) title: &'static str,
+    pub(crate) explanation: &'static str,
+    pub(crate) signature: String,
 }
 
 pub(crate) struct Command {
@@ -277,20 +277,20 @@ pub(crate) struct Command {
 }
 
 pub(crate) struct Verdict {
-    pub(crate) good: bool,
-    pub(crate) words: String,
+    pub(crate) is_valid: bool,
+    pub(crate) message: String,
 }
 
 impl Verdict {
-    fn bad(words: &str) -> Self {
+    fn invalid(message: &str) -> Self {
         Self {
-            good: false,
-            words: words.to_owned(),
+            is_valid: false,
+            message: message.to_owned(),
         }
     }
 }
 
-/// Those of a header, in its order: `t=1,v1=ab,v1=cd`, `v1,AB v1,CD` or `v1a,…`.
+/// The signatures of a header, in order: `t=1,v1=ab,v1=cd`, `v1,AB v1,CD` or `v1a,…`.
 pub(crate) fn signatures(header: &str) -> Vec<String> {
     const SIGNATURES_MAX: usize = 10;
     let one = |part: &str| {
@@ -310,7 +310,7 @@ pub(crate) fn signatures(header: &str) -> Vec<String> {
         .collect()
 }
 
-/// The time of a `t-v1` header.
+/// The timestamp in a `t-v1` header.
 pub(crate) fn time_of(header: &str) -> Option<i64> {
     header
         .split(',')
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn each_signature_is_traced_to_its_secret_in_every_format() {
+    fn each_signature_is_matched_to_its_secret_in_every_format() {
         let now = DateTime::from_timestamp(T + 5, 0).expect("a time");
         for format in SignatureFormat::ALL.iter().copied() {
             let secrets = [known(format, 2, None), known(format, 1, Some(T + 60))];
@@ -356,24 +356,24 @@ mod tests {
             assert_eq!(found.len(), 2, "{header}");
             let states: Vec<_> = found
                 .iter()
-                .map(|one| sent.maker(one, &secrets).map(|k| k.state(now)))
+                .map(|one| sent.secret_of(one, &secrets).map(|k| k.state(now)))
                 .collect();
             assert_eq!(states, [Some("current"), Some("retiring")]);
-            assert!(sent.maker("00", &secrets).is_none());
+            assert!(sent.secret_of("00", &secrets).is_none());
 
-            assert!(sent.verdict(&header, &secrets, now).good);
-            let told = |body: &[u8]| request(format, body).verdict(&header, &secrets, now).words;
-            assert!(told(br#"{"b":2}"#).starts_with("No signature matches"));
-            assert!(told(&[BODY, b"\n"].concat()).contains("line ends"));
-            assert!(!sent.verdict("t=1", &secrets, now).good);
+            assert!(sent.verdict(&header, &secrets, now).is_valid);
+            let message = |body: &[u8]| request(format, body).verdict(&header, &secrets, now).message;
+            assert!(message(br#"{"b":2}"#).starts_with("No signature matches"));
+            assert!(message(&[BODY, b"\n"].concat()).contains("newlines"));
+            assert!(!sent.verdict("t=1", &secrets, now).is_valid);
             let late = DateTime::from_timestamp(T + 100, 0).expect("a time");
             let retired = [known(format, 1, Some(T + 60))];
-            assert!(sent.verdict(&header, &retired, late).words.contains("retired"));
+            assert!(sent.verdict(&header, &retired, late).message.contains("retired"));
         }
     }
 
     #[test]
-    fn a_body_that_was_written_again_is_recognised() {
+    fn a_body_that_was_serialized_again_is_recognised() {
         let compact = br#"{"a":1}"#;
         let secrets = [known(SignatureFormat::TV1, 1, None)];
         let header = sign(
@@ -385,25 +385,29 @@ mod tests {
         );
         let now = DateTime::from_timestamp(T, 0).expect("a time");
         let verdict = request(SignatureFormat::TV1, br#"{ "a": 1 }"#).verdict(&header, &secrets, now);
-        assert!(verdict.words.contains("written again"), "{}", verdict.words);
+        assert!(
+            verdict.message.contains("serialized again"),
+            "{}",
+            verdict.message
+        );
     }
 
     #[test]
-    fn a_mistake_never_makes_the_right_signature() {
+    fn a_mistake_never_produces_the_valid_signature() {
         for format in SignatureFormat::ALL.iter().copied() {
             let known = known(format, 1, None);
             let sent = request(format, BODY);
-            let right = sent.signature(&known.secret).expect("a signature");
+            let valid = sent.signature(&known.secret).expect("a signature");
             let mistakes = sent.mistakes(&known);
             assert!(mistakes.len() >= 3, "{format}");
             for mistake in mistakes {
-                assert_ne!(mistake.made, right, "{}", mistake.what);
+                assert_ne!(mistake.signature, valid, "{}", mistake.title);
             }
         }
     }
 
     #[test]
-    fn a_command_never_holds_the_secret() {
+    fn a_command_never_contains_the_secret() {
         for format in SignatureFormat::ALL.iter().copied() {
             let known = known(format, 1, None);
             let public = known.public_key();

@@ -1,5 +1,5 @@
-//! What went over the wire in an attempt, as far as it was kept; the request's headers are put together again.
-//! Invariant: the values of custom headers are never shown: they often hold a token.
+//! The request and response of an attempt, as stored. Request headers are not stored; they are reconstructed here.
+//! Invariant: values of custom headers are never shown, because they often contain tokens.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::{
     tables::{attempts::AttemptRow, endpoints::EndpointRow},
 };
 
-/// Stands for the value of a custom header.
+/// Placeholder for the value of a custom header.
 pub(crate) const HIDDEN: &str = "[hidden]";
 
 pub(crate) const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
@@ -47,7 +47,7 @@ impl Attempt {
             number: row.number,
             started_at: row.started_at,
             duration_ms: row.duration_ms,
-            outcome: outcome_word(row.outcome),
+            outcome: outcome_name(row.outcome),
             status: row.status,
             error: row.error,
             request_headers,
@@ -60,28 +60,26 @@ impl Attempt {
         }
     }
 
-    /// What happened, in a sentence for people.
-    pub(crate) fn in_words(&self) -> String {
-        attempt_words(self.status, self.error.as_deref(), self.outcome)
+    /// The result in one line: the status of the response, or the error.
+    pub(crate) fn summary(&self) -> String {
+        attempt_summary(self.status, self.error.as_deref(), self.outcome)
     }
 
-    /// The colour it is shown in.
+    pub(crate) fn has_failed(&self) -> bool {
+        !matches!(self.status, Some(200..300))
+    }
+
+    /// The CSS class of its colour.
     pub(crate) fn tone(&self) -> &'static str {
         attempt_tone(self.status)
     }
 }
 
-pub(crate) fn attempt_words(status: Option<i16>, error: Option<&str>, outcome: &str) -> String {
+pub(crate) fn attempt_summary(status: Option<i16>, error: Option<&str>, outcome: &str) -> String {
     match (status, error) {
-        (Some(status @ 200..300), _) => format!("Accepted with {}", status_words(status)),
-        (Some(status @ 300..400), _) => {
-            format!(
-                "Answered with {}: redirects are not followed",
-                status_words(status)
-            )
-        }
-        (Some(status), _) => format!("Refused with {}", status_words(status)),
-        (None, Some(error)) => error_words(error),
+        (Some(status @ 300..400), _) => format!("{} (redirects are not followed)", status_line(status)),
+        (Some(status), _) => status_line(status),
+        (None, Some(error)) => error_summary(error),
         (None, None) => outcome.replace('_', " "),
     }
 }
@@ -94,7 +92,7 @@ pub(crate) fn attempt_tone(status: Option<i16>) -> &'static str {
 }
 
 /// `503 Service Unavailable`.
-fn status_words(status: i16) -> String {
+fn status_line(status: i16) -> String {
     let reason = u16::try_from(status)
         .ok()
         .and_then(|status| StatusCode::from_u16(status).ok())
@@ -105,8 +103,8 @@ fn status_words(status: i16) -> String {
     }
 }
 
-/// What a library said of a failure, in the words of whoever has to mend it. Others are shown as they are.
-pub(crate) fn error_words(error: &str) -> String {
+/// Rewrites the error messages of TLS libraries for the people who run the receiver. Other messages are shown as stored.
+pub(crate) fn error_summary(error: &str) -> String {
     let found = |part: &str| error.contains(part);
     if found("certificate expired") || found("CertExpired") || found("certificate has expired") {
         match unix_time_after(error, "not valid after ") {
@@ -119,34 +117,35 @@ pub(crate) fn error_words(error: &str) -> String {
     } else if found("not valid yet") || found("NotValidYet") {
         match unix_time_after(error, "not valid before ") {
             Some(at) => format!(
-                "The TLS certificate is valid only from {}",
+                "The TLS certificate is not valid before {}",
                 at.format("%-d %B %Y, %H:%M UTC")
             ),
             None => "The TLS certificate is not valid yet".to_owned(),
         }
     } else if found("UnknownIssuer") {
-        "The TLS certificate was not issued by an authority that is trusted: is a certificate of the chain missing?".to_owned()
+        "The TLS certificate was not issued by a trusted authority. Is an intermediate certificate missing?"
+            .to_owned()
     } else if found("not valid for name") || found("NotValidForName") {
-        "The TLS certificate is for another name than the URL's".to_owned()
+        "The TLS certificate is not valid for the host name of the URL".to_owned()
     } else {
         let mut letters = error.chars();
         match letters.next() {
             Some(first) => first.to_uppercase().chain(letters).collect(),
-            None => "It failed".to_owned(),
+            None => "Unknown error".to_owned(),
         }
     }
 }
 
-/// The seconds since 1970 that stand behind these words.
-fn unix_time_after(text: &str, words: &str) -> Option<DateTime<Utc>> {
-    let (_, rest) = text.split_once(words)?;
+/// The Unix timestamp that follows `phrase`.
+fn unix_time_after(text: &str, phrase: &str) -> Option<DateTime<Utc>> {
+    let (_, rest) = text.split_once(phrase)?;
     let digits = rest
         .find(|c: char| !c.is_ascii_digit())
         .map_or(rest, |end| &rest[..end]);
     DateTime::from_timestamp(digits.parse().ok()?, 0)
 }
 
-pub(crate) fn outcome_word(number: i16) -> &'static str {
+pub(crate) fn outcome_name(number: i16) -> &'static str {
     OutcomeKind::from_number(number).map_or("unknown", OutcomeKind::as_str)
 }
 
@@ -176,7 +175,7 @@ fn request_headers(
     headers
 }
 
-/// The custom headers an endpoint has now. A value that does not open is as good as none here.
+/// The names of an endpoint's current custom headers. Headers that can't be decrypted are treated as absent.
 pub(crate) fn custom_header_names(vault: &Vault, endpoint: &EndpointRow) -> Vec<String> {
     let Some(sealed) = &endpoint.headers else {
         return Vec::new();
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_request_is_put_together_without_secrets() {
+    fn the_request_is_reconstructed_without_secrets() {
         let attempt = Attempt::of(row(Some("t=1,v1=ab")), "evt_1", &["authorization".to_owned()]);
         let headers = attempt.request_headers;
         assert_eq!(headers["Webhook-Timestamp"], "1700000000");
@@ -221,28 +220,31 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_told_in_words() {
+    fn errors_are_readable() {
         let expired = "invalid peer certificate: certificate expired: verification time 1763295187 (UNIX), \
                        but certificate is not valid after 1763208000 (87187 seconds ago)";
         assert_eq!(
-            error_words(expired),
+            error_summary(expired),
             "The TLS certificate expired on 15 November 2025, 12:00 UTC"
         );
-        assert_eq!(error_words("connection refused"), "Connection refused");
-        assert_eq!(error_words("no answer in 10 s"), "No answer in 10 s");
-        assert!(error_words("invalid peer certificate: UnknownIssuer").contains("trusted"));
+        assert_eq!(error_summary("connection refused"), "Connection refused");
         assert_eq!(
-            error_words("not valid after x certificate expired"),
+            error_summary("no response within 10 s"),
+            "No response within 10 s"
+        );
+        assert!(error_summary("invalid peer certificate: UnknownIssuer").contains("trusted"));
+        assert_eq!(
+            error_summary("not valid after x certificate expired"),
             "The TLS certificate has expired"
         );
         assert_eq!(
-            Attempt::of(row(None), "evt_1", &[]).in_words(),
-            "Refused with 500 Internal Server Error"
+            Attempt::of(row(None), "evt_1", &[]).summary(),
+            "500 Internal Server Error"
         );
     }
 
     #[test]
-    fn nothing_was_sent_shows_no_headers() {
+    fn an_attempt_without_a_request_has_no_headers() {
         assert!(Attempt::of(row(None), "evt_1", &[]).request_headers.is_empty());
     }
 }

@@ -87,7 +87,10 @@ async fn the_system_page_tells_of_dispatchers_shards_and_days() {
         page.contains("64 of 64 shards have an owner") && page.contains("0–63"),
         "{page}"
     );
-    assert!(page.contains("14 are made ahead"), "{page}");
+    assert!(
+        page.contains("Partitions for the next 14 days already exist"),
+        "{page}"
+    );
 }
 
 #[tokio::test]
@@ -195,7 +198,7 @@ async fn the_commands_and_snippets_on_the_pages_verify_a_real_request() {
         for (body, words) in [
             (
                 body.clone(),
-                "The signature is right and made with the current secret",
+                "The signature is valid and was made with the current secret",
             ),
             (body.replace("quoted", "changed"), "No signature matches"),
         ] {

@@ -30,7 +30,7 @@ async fn a_person_finds_a_dead_letter_reads_why_and_watches_its_replay_arrive() 
     );
     browser.sign_in(&program).await;
     browser.press("Dead letters").await;
-    browser.read("every attempt of the schedule failed").await;
+    browser.read("All attempts failed").await;
     let id = dead[0]["id"].as_str().expect("an id");
     browser.open(&program.url(&format!("/deliveries/{id}"))).await;
     browser.read("500").await;
@@ -62,14 +62,14 @@ async fn both_secrets_are_seen_to_sign_while_one_is_rotated() {
 
     let browser = Browser::start().await;
     browser.sign_in(&program).await;
-    browser.press("Signatures").await;
+    browser.press("Signature debugger").await;
     browser
         .fill(
             "input[name=delivery]",
             delivered[0]["id"].as_str().expect("an id"),
         )
         .await;
-    browser.press("Take it apart").await;
+    browser.press("Inspect").await;
     browser.see(".state.current").await;
     browser.see(".state.retiring").await;
     for signature in sent[0].header("webhook-signature").split(',').skip(1) {
@@ -117,7 +117,7 @@ async fn a_customer_who_comes_by_a_link_sees_only_their_own() {
         browser.open(&program.url(&page)).await;
         browser.read("404").await;
     }
-    browser.press("Back to the overview").await;
+    browser.press("Back to overview").await;
     browser.press("Sign out").await;
     browser.see("input[name=password]").await;
     assert!(browser.address().await.ends_with("/sign-in"));
@@ -187,11 +187,11 @@ async fn a_secret_is_rotated_by_hand_and_both_are_in_force() {
     browser
         .open(&program.url(&format!("/endpoints/{}/secrets", endpoint.id)))
         .await;
-    browser.press("Rotate …").await;
-    browser.press("Rotate now").await;
+    browser.press("Rotate secret…").await;
+    browser.press("Rotate secret").await;
     browser.see(".state.retiring").await;
     browser.see(".state.current").await;
-    browser.press("Reveal").await;
+    browser.press("Reveal secret").await;
     browser.read(&endpoint.secret).await;
 
     api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
@@ -229,11 +229,11 @@ async fn many_dead_letters_are_replayed_at_once_and_the_bar_is_seen_to_fill() {
     browser.sign_in(&program).await;
     browser.press("Dead letters").await;
     browser.click("input[name=group]").await;
-    browser.press("Preview a replay").await;
-    browser.read(&format!("{DEAD} would be sent")).await;
+    browser.press("Preview replay").await;
+    browser.read(&format!("{DEAD} deliveries will be replayed")).await;
     // Held until the page has been seen: the first ones are on the wire, the bar has not filled.
     receiver.answer(Answer::Hold);
-    browser.press(&format!("Replay {DEAD}")).await;
+    browser.press(&format!("Replay {DEAD} deliveries")).await;
     receiver.wait_in_flight(1).await;
     browser.see("progress").await;
     browser.read("running").await;
@@ -241,7 +241,7 @@ async fn many_dead_letters_are_replayed_at_once_and_the_bar_is_seen_to_fill() {
     browser.script("window.here = true").await;
     browser.see("form[action$='/cancel']").await;
     receiver.release();
-    browser.read("100 %").await;
+    browser.read("100%").await;
     until("what is over can't be cancelled", || async {
         let gone = "return document.querySelector(\"form[action$='/cancel']\") === null";
         (browser.script(gone).await == json!(true)).then_some(())

@@ -30,7 +30,7 @@ async fn a_person_signs_in_sees_the_dead_letter_and_replays_it() {
     let (status, page) = person.visit("/dead-letters").await;
     assert_eq!(status, StatusCode::OK);
     assert!(
-        page.contains("evt_page") && page.contains("every attempt of the schedule failed"),
+        page.contains("evt_page") && page.contains("All attempts failed"),
         "{page}"
     );
 

@@ -556,7 +556,7 @@ async fn a_person_chooses_a_group_previews_it_replays_it_and_sees_how_far_it_is(
         .visit(&format!("/dead-letters/preview?group={group}"))
         .await;
     assert_eq!(status, StatusCode::OK, "{page}");
-    assert!(page.contains("30 would be sent"), "{page}");
+    assert!(page.contains("30 deliveries will be replayed"), "{page}");
     assert!(page.contains("127.0.0.1"), "the endpoint by its URL: {page}");
     let before = receiver.count();
     let form = Form::find(&page, "/replays").fill("rate_per_second", "10");

@@ -33,7 +33,7 @@ async fn every_page_has_its_picture() {
         take(&browser, &folder, &name).await;
     }
     browser.open(&program.url(&world.delivery_page())).await;
-    browser.press("The event").await;
+    browser.press("View event").await;
     take(&browser, &folder, "event").await;
     let replays = program.api().get("/tenants/globex/replays").await;
     let replay = replays["data"][0]["id"].as_str().expect("a replay");
@@ -41,7 +41,7 @@ async fn every_page_has_its_picture() {
     take(&browser, &folder, "replay").await;
     browser.open(&program.url("/dead-letters")).await;
     browser.click("input[name=group]").await;
-    browser.press("Preview a replay").await;
+    browser.press("Preview replay").await;
     take(&browser, &folder, "replay-preview").await;
     let (_, link) = program
         .api()

@@ -96,7 +96,7 @@ async fn the_newest_version_is_told_by_its_name_however_they_were_published() {
     }
     let mut person = Person::signed_in(&program).await;
     let (_, page) = person.visit("/event-types/a.apart").await;
-    assert!(page.contains("v10.1 (newest)"), "{page}");
+    assert!(page.contains("v10.1 (latest)"), "{page}");
     assert!(page.contains("&#34;data&#34;: {}"), "any object is taken: {page}");
     // Each version has its own time of publishing.
     database
@@ -264,7 +264,7 @@ async fn pages_warn_when_producers_move_past_a_pinned_version() {
     let mut person = Person::signed_in(&program).await;
     let path = format!("/endpoints/{}", endpoint.id);
     let old = "/tenants/acme/events";
-    assert!(!person.visit(&path).await.1.contains("asks for version"));
+    assert!(!person.visit(&path).await.1.contains("is pinned to version"));
 
     let schemas = r#"{"schemas":{"2026-06-01":{"type":"object"},"2025-12-31":{}}}"#;
     let (status, told) = put(&api, "invoice.paid", schemas).await;
@@ -277,17 +277,17 @@ async fn pages_warn_when_producers_move_past_a_pinned_version() {
     }
     let (_, page) = person.visit(&path).await;
     assert!(
-        page.contains("2026-06-01") && page.contains("is published"),
+        page.contains("2026-06-01") && page.contains("is available"),
         "{page}"
     );
-    assert!(!person.visit("/endpoints").await.1.contains("old version"));
+    assert!(!person.visit("/endpoints").await.1.contains("outdated version"));
     api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
         .await;
     let (_, page) = person.visit(&path).await;
-    assert!(page.contains("Producers have moved on"), "{page}");
+    assert!(page.contains("Events are now published with version"), "{page}");
     let (_, page) = person.visit("/endpoints").await;
     assert!(
-        page.contains("old version") && page.contains("producers emit 2026-06-01"),
+        page.contains("outdated version") && page.contains("published with version 2026-06-01"),
         "{page}"
     );
 }

@@ -1,4 +1,4 @@
-//! One's own account: role, password, open sessions.
+//! The account page of the signed-in user: role, password and active sessions.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -14,7 +14,7 @@ use crate::{
     Shared,
     auth::{ADMIN_LOGIN, Session, Submitted, expired_cookie},
     people,
-    problem::Kind,
+    problem::{Kind, Problem},
 };
 
 #[derive(Template, WebTemplate)]
@@ -23,9 +23,10 @@ pub(crate) struct AccountPage {
     frame: Frame,
     login: String,
     sessions: i64,
-    is_of_settings: bool,
-    /// What is wrong with the password that was given.
-    fault: Option<String>,
+    /// The password comes from POSTRIDER_ADMIN_PASSWORD and can't be changed here.
+    is_managed_by_settings: bool,
+    /// Why the password was not changed.
+    error: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -41,13 +42,13 @@ pub(crate) async fn show(
     load(&app, session, None).await
 }
 
-async fn load(app: &Shared, session: Session, fault: Option<String>) -> Result<AccountPage, PageProblem> {
+async fn load(app: &Shared, session: Session, error: Option<String>) -> Result<AccountPage, PageProblem> {
     Ok(AccountPage {
         login: session.login.clone(),
         sessions: session.count_open(&app.pool).await?,
-        is_of_settings: session.login == ADMIN_LOGIN,
+        is_managed_by_settings: session.login == ADMIN_LOGIN,
         frame: Frame::new(session, "account"),
-        fault,
+        error,
     })
 }
 
@@ -62,9 +63,18 @@ pub(crate) async fn change_password(
             Ok((set_cookie(&set), Redirect::to("/sign-in")).into_response())
         }
         Err(problem) if problem.kind == Kind::Invalid => {
-            let (status, fault) = (problem.status(), problem.in_words());
-            Ok((status, load(&app, session, Some(fault)).await?).into_response())
+            let (status, error) = (problem.status(), password_error(&problem));
+            Ok((status, load(&app, session, Some(error)).await?).into_response())
         }
         Err(problem) => Err(problem.into()),
+    }
+}
+
+/// Names the fields as the form does. The problem names them as JSON pointers.
+fn password_error(problem: &Problem) -> String {
+    match problem.errors.first() {
+        Some(fault) if fault.pointer == "/current" => "Current password is incorrect.".to_owned(),
+        Some(fault) if fault.pointer == "/new" => format!("New password: {}.", fault.detail),
+        _ => problem.in_words(),
     }
 }

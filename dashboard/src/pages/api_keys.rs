@@ -1,4 +1,4 @@
-//! API keys: made, shown once, revoked. For admins.
+//! The API keys page for admins: keys are created, shown once and revoked here.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -23,14 +23,14 @@ use crate::{
 };
 
 const KEYS_SHOWN_MAX: i64 = 500;
-const DONE: [(&str, &str); 1] = [("revoked", "The key is revoked. It opens nothing any more.")];
+const DONE: [(&str, &str); 1] = [("revoked", "Key revoked.")];
 
 #[derive(Template, WebTemplate)]
 #[template(path = "api_keys.html")]
 pub(crate) struct KeysPage {
     frame: Frame,
     keys: Vec<KeyRow>,
-    /// Made just now, and shown this once.
+    /// The key that was just created; it is shown only once.
     new: Option<KeyView>,
 }
 
@@ -82,9 +82,9 @@ pub(crate) async fn create(
         name: form.name,
     };
     let mut transaction = tables::begin(&app.pool).await?;
-    let made = make(&mut transaction, &actor, wanted).await?;
+    let created = make(&mut transaction, &actor, wanted).await?;
     transaction.commit().await?;
-    load(&app, session, Some(made)).await
+    load(&app, session, Some(created)).await
 }
 
 pub(crate) async fn revoke(

@@ -1,4 +1,4 @@
-//! Who did what, the newest first.
+//! The audit log, newest entries first.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -36,7 +36,7 @@ struct Entry {
     action: String,
     tenant: Option<String>,
     subject: String,
-    /// Each with its name.
+    /// Name and value.
     details: Vec<(String, String)>,
 }
 
@@ -53,9 +53,9 @@ impl From<AuditRow> for Entry {
     }
 }
 
-/// What was not said is not told.
+/// The fields of an entry's details, without nulls.
 fn details(detail: Value) -> Vec<(String, String)> {
-    let words = |value: Value| match value {
+    let text = |value: Value| match value {
         Value::String(text) => text,
         value => value.to_string(),
     };
@@ -63,9 +63,9 @@ fn details(detail: Value) -> Vec<(String, String)> {
         Value::Object(fields) => fields
             .into_iter()
             .filter(|(_, value)| !value.is_null())
-            .map(|(name, value)| (name.replace('_', " "), words(value)))
+            .map(|(name, value)| (name.replace('_', " "), text(value)))
             .collect(),
-        value => vec![(String::new(), words(value))],
+        value => vec![(String::new(), text(value))],
     }
 }
 
@@ -85,7 +85,10 @@ pub(crate) async fn show(
     Query(query): Query<AuditQuery>,
 ) -> Result<AuditPage, PageProblem> {
     if !is_plain_text(&query.actor, ACTOR_BYTES_MAX) {
-        return Err(Problem::bad_request("There is no such actor.").into());
+        return Err(Problem::bad_request(format!(
+            "Invalid actor: must be plain text of at most {ACTOR_BYTES_MAX} bytes."
+        ))
+        .into());
     }
     let before = query.cursor.as_deref().map(listing::decode::<i64>).transpose()?;
     let tenant = match query.tenant.as_str() {
@@ -93,7 +96,7 @@ pub(crate) async fn show(
         slug => Some(tenants::find(&app.pool, slug).await?.map(|row| row.id)),
     };
     let page = match tenant {
-        // A tenant that is not there did nothing.
+        // An unknown tenant has no entries.
         Some(None) => listing::Page {
             data: Vec::new(),
             next_cursor: None,
@@ -122,11 +125,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn details_are_told_by_name_and_without_what_is_null() {
-        let told = details(json!({ "overlap_seconds": 60, "type": null, "url": "https://a.example" }));
+    fn details_are_named_and_nulls_are_omitted() {
+        let found = details(json!({ "overlap_seconds": 60, "type": null, "url": "https://a.example" }));
         let pairs = [("overlap seconds", "60"), ("url", "https://a.example")];
         assert_eq!(
-            told,
+            found,
             pairs.map(|(name, value)| (name.to_owned(), value.to_owned()))
         );
         assert_eq!(details(json!(7)), [(String::new(), "7".to_owned())]);

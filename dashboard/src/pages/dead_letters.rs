@@ -1,4 +1,4 @@
-//! Dead letters: in groups, of which some can be chosen to be replayed, and one by one below.
+//! The dead letters page: groups that can be selected for a bulk replay, and a list of individual dead letters.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -20,7 +20,7 @@ use crate::{
 };
 
 const LINES: i64 = 50;
-/// The largest groups; the others are found by their endpoint.
+/// The largest groups are listed; the others can be found by endpoint.
 const GROUPS: i64 = 100;
 
 #[derive(Default, Deserialize)]
@@ -34,7 +34,7 @@ pub(crate) struct DeadLettersQuery {
 struct DeadLine {
     line: Line,
     reason: &'static str,
-    died: Moment,
+    failed_at: Moment,
 }
 
 #[derive(Template, WebTemplate)]
@@ -50,11 +50,11 @@ pub(crate) struct DeadLettersPage {
 }
 
 impl DeadLettersPage {
-    fn why(&self, group: &Group) -> &'static str {
-        in_words(group.reason)
+    fn reason(&self, group: &Group) -> &'static str {
+        reason_label(group.reason)
     }
 
-    fn takes_replays(&self, group: &Group) -> bool {
+    fn can_replay(&self, group: &Group) -> bool {
         matches!(
             group.endpoint_state,
             EndpointState::Active | EndpointState::Paused
@@ -109,20 +109,20 @@ pub(crate) async fn show(
             .iter()
             .map(|delivery| DeadLine {
                 line: Line::from(delivery),
-                reason: delivery.reason.map_or("unknown", in_words),
-                died: Moment(delivery.died_at),
+                reason: delivery.reason.map_or("Unknown reason", reason_label),
+                failed_at: Moment(delivery.died_at),
             })
             .collect(),
         next: next.map(|id| listing::encode(&id)),
     })
 }
 
-pub(super) const fn in_words(reason: DeadReason) -> &'static str {
+pub(super) const fn reason_label(reason: DeadReason) -> &'static str {
     match reason {
-        DeadReason::Exhausted => "exhausted: every attempt of the schedule failed",
-        DeadReason::Gone => "the endpoint answered 410 Gone",
-        DeadReason::EndpointDisabled => "the endpoint is disabled",
-        DeadReason::TooOld => "it waited too long",
-        DeadReason::RefusedAddress => "the address is not one that may be called",
+        DeadReason::Exhausted => "All attempts failed",
+        DeadReason::Gone => "The endpoint responded with 410 Gone",
+        DeadReason::EndpointDisabled => "The endpoint is disabled",
+        DeadReason::TooOld => "Queued for too long",
+        DeadReason::RefusedAddress => "The address is not allowed",
     }
 }

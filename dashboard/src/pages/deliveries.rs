@@ -1,4 +1,4 @@
-//! All deliveries, the newest first. The filters live in the address.
+//! The list of deliveries, newest first. The filters are part of the address, so that a view can be shared.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -20,9 +20,9 @@ use crate::{
 };
 
 const LINES: i64 = 50;
-/// Types offered by the filter.
+/// Event types suggested by the filter.
 const TYPES_OFFERED_MAX: i64 = 200;
-/// Times back from now that the filter offers: the word in the address, what the page says, and the minutes.
+/// Time ranges offered by the filter: the value in the address, the label, and the minutes.
 const WITHIN: [(&str, &str, i64); 4] = [
     ("15m", "last 15 minutes", 15),
     ("1h", "last hour", 60),
@@ -30,7 +30,7 @@ const WITHIN: [(&str, &str, i64); 4] = [
     ("7d", "last 7 days", 7 * 24 * 60),
 ];
 
-/// What the address says, as it says it: empty is all.
+/// The filters as given in the address. An empty filter matches everything.
 #[derive(Default, Clone, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct DeliveriesQuery {
@@ -48,7 +48,7 @@ pub(crate) struct DeliveriesQuery {
 }
 
 impl DeliveriesQuery {
-    /// The same filters for another page of the list.
+    /// The address of another page with the same filters.
     fn address(&self, cursor: Option<&str>) -> String {
         let mut address = url::form_urlencoded::Serializer::new(String::new());
         let fields = [
@@ -77,7 +77,7 @@ impl DeliveriesQuery {
         self.address(None) == "/deliveries?"
     }
 
-    /// One of the filters that are out of sight is set.
+    /// Whether a filter under “More filters” is set.
     fn has_more(&self) -> bool {
         [&self.endpoint, &self.event, &self.since, &self.until]
             .into_iter()
@@ -85,7 +85,7 @@ impl DeliveriesQuery {
     }
 }
 
-/// Why nothing is listed, when the filters name something that is not there.
+/// Why the list is empty: a filter names something that does not exist.
 enum Nothing {
     Tenant,
     Endpoint,
@@ -93,13 +93,13 @@ enum Nothing {
 }
 
 impl Nothing {
-    const fn words(&self) -> &'static str {
+    const fn message(&self) -> &'static str {
         match self {
-            Self::Tenant => "There is no tenant of this name.",
+            Self::Tenant => "There is no tenant with this ID.",
             Self::Endpoint => {
-                "There is no endpoint of this id. It begins with ep_ and stands on the endpoint's page."
+                "There is no endpoint with this ID. Endpoint IDs start with ep_ and are shown in the endpoint's settings."
             }
-            Self::Event => "There is no event of this id.",
+            Self::Event => "There is no event with this ID.",
         }
     }
 }
@@ -111,10 +111,10 @@ pub(crate) struct DeliveriesPage {
     query: DeliveriesQuery,
     types: Vec<String>,
     nothing: Option<Nothing>,
-    /// The id named events of this many tenants; the newest is shown.
+    /// How many tenants have an event with the given ID; the newest is shown.
     tenants_with_event: usize,
     lines: Vec<Line>,
-    /// How far back was looked, when that was given up before the page was full.
+    /// How far back the search went, if it stopped before the page was full.
     searched_to: Moment,
     next: Option<String>,
 }
@@ -195,7 +195,9 @@ async fn filter(
     }
     if let Some(name) = given(&query.r#type) {
         if !is_type_name(name) {
-            return Err(Problem::bad_request("type is not the name of an event type."));
+            return Err(Problem::bad_request(format!(
+                "Invalid type {name:?}: an event type may contain only lower-case letters, digits, underscores and dots."
+            )));
         }
         filter.event_type = Some(name.to_owned());
     }
@@ -216,7 +218,7 @@ async fn filter(
     Ok(Ok(filter))
 }
 
-/// An id that a producer chose is its tenant's own: without one, several may have it.
+/// IDs chosen by producers are unique only within a tenant, so several tenants may have the same one.
 async fn find_events(app: &Shared, tenant: Option<TenantId>, id: &str) -> Result<Vec<EventId>, Problem> {
     if !events::is_public_id(id) {
         return Ok(Vec::new());
@@ -230,7 +232,7 @@ async fn find_events(app: &Shared, tenant: Option<TenantId>, id: &str) -> Result
     })
 }
 
-/// RFC 3339, or what the browser's own field for times sends, which is taken as UTC.
+/// RFC 3339, or the format of `datetime-local` inputs, which is read as UTC.
 fn read_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
     let plain = NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M")
         .or_else(|_| NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S"));
@@ -245,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_holds_what_was_asked_for_and_no_more() {
+    fn an_address_contains_only_the_filters_that_are_set() {
         let query = DeliveriesQuery {
             state: "dead".to_owned(),
             r#type: "a&b=c".to_owned(),
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_as_the_browser_writes_them_and_as_programs_do() {
+    fn times_are_read_from_browsers_and_as_rfc_3339() {
         let at = |text| read_time("since", text).map(|time| time.timestamp()).ok();
         assert_eq!(at("2026-05-28T10:00"), at("2026-05-28T12:00:00+02:00"));
         assert_eq!(at("yesterday"), None);

@@ -1,4 +1,4 @@
-//! One delivery: a timeline of its attempts in words, what was sent and what came back, and the button to replay it.
+//! The page of a delivery: a timeline of its attempts with requests and responses, and the replay button.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use axum::{
     extract::{Path, State},
     response::Redirect,
 };
-use postrider_proto::{DeliveryId, DeliveryState, TenantId};
+use postrider_proto::{DeadReason, DeliveryId, DeliveryState, TenantId};
 
-use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, Pretty, dead_letters::in_words};
+use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, Pretty, dead_letters::reason_label};
 use crate::{
     Shared,
     api::deliveries::attempts_of,
@@ -29,7 +29,7 @@ use crate::{
 const REFRESH: Duration = Duration::from_secs(1);
 const DONE: [(&str, &str); 1] = [(
     "replayed",
-    "It is back in line and goes out as soon as the endpoint has room.",
+    "Queued: it will be sent as soon as the endpoint has capacity.",
 )];
 
 #[derive(Template, WebTemplate)]
@@ -37,23 +37,24 @@ const DONE: [(&str, &str); 1] = [(
 pub(crate) struct DeliveryPage {
     frame: Frame,
     line: Line,
-    /// Its event's page.
+    /// The event's generated ID, which its page is found by.
     event_number: String,
     version: String,
     now: Markup,
     is_pending: bool,
     pretty: Pretty,
     raw: String,
+    bytes: usize,
     curl: String,
     curl_hides: bool,
 }
 
-/// The part that comes anew while it is on its way.
+/// The part that is updated live while the delivery is pending.
 #[derive(Template)]
 #[template(path = "delivery_now.html")]
 struct Now {
     line: Line,
-    reason: Option<&'static str>,
+    reason: Option<String>,
     due: Moment,
     is_pending: bool,
     attempts: Vec<Attempt>,
@@ -62,6 +63,17 @@ struct Now {
 impl Now {
     fn moment(&self, attempt: &Attempt) -> Moment {
         Moment(Some(attempt.started_at))
+    }
+}
+
+/// Why a delivery failed. A delivery that was replayed after a success has attempts that did not fail.
+fn failure_reason(reason: DeadReason, attempts: &[Attempt]) -> String {
+    match (reason, attempts.len()) {
+        (DeadReason::Exhausted, 1) => "The only attempt failed".to_owned(),
+        (DeadReason::Exhausted, count) if count > 1 && attempts.iter().all(Attempt::has_failed) => {
+            format!("All {count} attempts failed")
+        }
+        _ => reason_label(reason).to_owned(),
     }
 }
 
@@ -76,7 +88,7 @@ async fn load(app: &Shared, scope: Option<TenantId>, id: DeliveryId) -> Result<(
     let attempts = attempts_of(app, &mut *app.pool.acquire().await?, &delivery).await?;
     let now = Now {
         line: Line::from(&delivery),
-        reason: delivery.reason.map(in_words),
+        reason: delivery.reason.map(|reason| failure_reason(reason, &attempts)),
         due: Moment(delivery.due_at),
         is_pending: delivery.state() == DeliveryState::Pending,
         attempts,
@@ -108,6 +120,7 @@ pub(crate) async fn show(
         now: Markup::of(&now)?,
         pretty: Pretty::of(&raw),
         raw,
+        bytes: body.len(),
         curl_hides: curl.contains(crate::transcript::HIDDEN),
         curl,
     })

@@ -1,5 +1,5 @@
-//! The API's description as a page, made once from the document itself. It needs no key, no script and nothing from
-//! elsewhere.
+//! The API reference as a page, rendered once from the OpenAPI document. It needs no key, no script and no external
+//! resources.
 
 use std::sync::LazyLock;
 
@@ -19,7 +19,7 @@ struct Docs {
     introduction: Vec<String>,
     groups: Vec<Group>,
     schemas: Vec<Shape>,
-    refusals: Vec<Refusal>,
+    errors: Vec<ErrorType>,
 }
 
 struct Group {
@@ -37,19 +37,19 @@ struct Call {
     description: String,
     parameters: Vec<Field>,
     body: Option<Kind>,
-    answers: Vec<Answer>,
-    refused_with: Vec<String>,
+    responses: Vec<CallResponse>,
+    error_statuses: Vec<String>,
 }
 
-struct Answer {
+struct CallResponse {
     status: String,
-    words: String,
+    description: String,
     kind: Option<Kind>,
 }
 
-/// A component that has a section of its own, or a type in words.
+/// A type: either a schema with its own section on the page, or a plain JSON type.
 struct Kind {
-    words: String,
+    name: String,
     link: Option<String>,
 }
 
@@ -68,7 +68,7 @@ struct Shape {
     fields: Vec<Field>,
 }
 
-struct Refusal {
+struct ErrorType {
     status: String,
     urn: String,
     title: String,
@@ -77,7 +77,7 @@ struct Refusal {
 pub(crate) async fn show() -> Response {
     static PAGE: LazyLock<String> = LazyLock::new(|| {
         page(openapi::value()).render().unwrap_or_else(|error| {
-            tracing::error!(%error, "the description can't be shown");
+            tracing::error!(%error, "failed to render the API reference");
             String::new()
         })
     });
@@ -119,8 +119,8 @@ fn page(document: &Value) -> Docs {
             .collect(),
         groups,
         schemas,
-        refusals: openapi::refusals()
-            .map(|(status, urn, title)| Refusal {
+        errors: openapi::refusals()
+            .map(|(status, urn, title)| ErrorType {
                 status: status.to_string(),
                 urn,
                 title: title.to_owned(),
@@ -134,7 +134,7 @@ fn calls(document: &Value, tag: &str) -> Vec<Call> {
         .flat_map(|(path, methods)| entries(methods).map(move |(method, call)| (path, method, call)))
         .filter(|(_, _, call)| call["tags"][0] == tag)
         .map(|(path, method, call)| {
-            let (refused, answered): (Vec<_>, Vec<_>) =
+            let (errors, successes): (Vec<_>, Vec<_>) =
                 entries(&call["responses"]).partition(|(_, response)| response.get("$ref").is_some());
             Call {
                 id: text(&call["operationId"]),
@@ -146,17 +146,17 @@ fn calls(document: &Value, tag: &str) -> Vec<Call> {
                 body: call["requestBody"]["content"]
                     .get("application/json")
                     .map(|content| kind(&content["schema"])),
-                answers: answered
+                responses: successes
                     .into_iter()
-                    .map(|(status, response)| Answer {
+                    .map(|(status, response)| CallResponse {
                         status: status.clone(),
-                        words: text(&response["description"]),
+                        description: text(&response["description"]),
                         kind: entries(&response["content"])
                             .next()
                             .map(|(_, content)| kind(&content["schema"])),
                     })
                     .collect(),
-                refused_with: refused.into_iter().map(|(status, _)| status.clone()).collect(),
+                error_statuses: errors.into_iter().map(|(status, _)| status.clone()).collect(),
             }
         })
         .collect()
@@ -173,7 +173,7 @@ fn parameter(value: &Value) -> Field {
     }
 }
 
-/// Of an object, or of all the objects that it is made of.
+/// The fields of an object, including those of the objects it combines with `allOf`.
 fn fields(schema: &Value) -> Vec<Field> {
     let required: Vec<&str> = list(&schema["required"]).filter_map(Value::as_str).collect();
     let own = entries(&schema["properties"]).map(|(name, property)| Field {
@@ -191,7 +191,7 @@ fn fields(schema: &Value) -> Vec<Field> {
             required: true,
             kind: kind(part),
             limits: String::new(),
-            description: "and all its fields".to_owned(),
+            description: "plus all fields of this object".to_owned(),
         }],
         None => fields(part),
     });
@@ -201,30 +201,30 @@ fn fields(schema: &Value) -> Vec<Field> {
 fn kind(schema: &Value) -> Kind {
     if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
         return Kind {
-            words: name.to_owned(),
+            name: name.to_owned(),
             link: Some(format!("schema-{name}")),
         };
     }
     if let Some(one) = list(&schema["oneOf"]).find(|one| one.get("$ref").is_some()) {
         let mut found = kind(one);
-        found.words.push_str(" or null");
+        found.name.push_str(" or null");
         return found;
     }
     if let Some(items) = schema.get("items") {
         let mut found = kind(items);
-        found.words = format!("list of {}", found.words);
+        found.name = format!("array of {}", found.name);
         return found;
     }
-    let words = match &schema["type"] {
+    let name = match &schema["type"] {
         Value::String(one) => one.clone(),
         Value::Array(many) => many
             .iter()
             .filter_map(Value::as_str)
             .collect::<Vec<_>>()
             .join(" or "),
-        _ => "any JSON".to_owned(),
+        _ => "any JSON value".to_owned(),
     };
-    Kind { words, link: None }
+    Kind { name, link: None }
 }
 
 fn limits(schema: &Value) -> String {
@@ -236,17 +236,17 @@ fn limits(schema: &Value) -> String {
             .collect();
         found.push(values.join(", "));
     }
-    for (key, words) in [
-        ("minimum", "from"),
-        ("maximum", "to"),
-        ("minLength", "at least"),
-        ("maxLength", "at most"),
-        ("maxItems", "at most"),
-        ("maxProperties", "at most"),
+    for (key, label) in [
+        ("minimum", "min"),
+        ("maximum", "max"),
+        ("minLength", "min length"),
+        ("maxLength", "max length"),
+        ("maxItems", "max items"),
+        ("maxProperties", "max properties"),
         ("default", "default"),
     ] {
         if let Some(value) = schema.get(key).filter(|value| value.is_number()) {
-            found.push(format!("{words} {value}"));
+            found.push(format!("{label} {value}"));
         }
     }
     found.extend(schema["pattern"].as_str().map(str::to_owned));
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_every_call_and_every_link_on_it_leads_somewhere() {
+    fn the_page_lists_every_call_and_has_no_broken_links() {
         let html = page(openapi::value()).render().expect("a page");
         for (path, _) in entries(&openapi::value()["paths"]) {
             assert!(html.contains(&path.replace('"', "&#34;")), "{path}");
@@ -280,7 +280,7 @@ mod tests {
             .skip(1)
             .filter_map(|rest| rest.split('"').next())
         {
-            assert!(html.contains(&format!("id=\"{link}\"")), "#{link} leads nowhere");
+            assert!(html.contains(&format!("id=\"{link}\"")), "#{link} is broken");
         }
         assert!(!html.contains("<script") && !html.contains("style=\""));
     }

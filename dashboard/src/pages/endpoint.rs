@@ -1,4 +1,4 @@
-//! One endpoint: how it is and was, its latest deliveries, and the buttons to pause and to test it.
+//! The overview of an endpoint: health, statistics and latest deliveries, with actions to pause, test and probe it.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::{
     DoneQuery, Frame, Line, Markup, PageProblem,
-    endpoint_trials::{Tried, read_answer},
+    endpoint_trials::{Tried, read_response},
 };
 use crate::{
     Pool, Shared,
@@ -27,7 +27,7 @@ use crate::{
     auth::{Actor, Confirmed, Session, Submitted, Tenant},
     chart::{self, Histogram, Svg},
     deliveries::{self, Filter},
-    figures::{Series, Totals, class_words, grouped, ms_words, percent_words, time_words},
+    figures::{Series, Totals, class_label, format_duration, format_ms, format_percent, grouped},
     idempotency::Claim,
     input::{Body, OptionalBody, Query},
     live::{Content, Live, Stream},
@@ -42,21 +42,24 @@ use crate::{
 
 const REFRESH: Duration = Duration::from_secs(2);
 const LINES: i64 = 8;
-/// A quarter of an hour each.
+/// 15 minutes each.
 const STEPS: usize = 96;
 
 const DONE: [(&str, &str); 5] = [
-    ("paused", "Paused. What comes for it waits."),
-    ("resumed", "It is active again, and what waited goes out."),
-    ("saved", "Saved, and in effect."),
+    ("paused", "Endpoint paused. New events are queued."),
+    ("resumed", "Endpoint resumed. Queued events are being sent."),
+    ("saved", "Saved."),
     (
         "created",
-        "It is there. Reveal its secret and give it to whoever runs the receiver.",
+        "Endpoint added. Reveal its secret and share it with whoever runs the receiver.",
     ),
-    ("rotated", "Rotated. Both secrets sign until the old one retires."),
+    (
+        "rotated",
+        "Secret rotated. Requests are signed with both secrets until the old one expires.",
+    ),
 ];
 
-/// An endpoint with its tenant, and what stands at the top of each of its pages.
+/// An endpoint and its tenant, as shown at the top of each of its pages.
 pub(super) struct Subject {
     pub(super) row: EndpointRow,
     pub(super) tenant: Tenant,
@@ -90,20 +93,18 @@ impl Subject {
         self.row.settings.state
     }
 
-    /// Why it is disabled, and what to do.
-    pub(super) fn trouble(&self) -> Option<&'static str> {
+    /// Why the endpoint is paused or disabled, and what to do about it.
+    pub(super) fn notice(&self) -> Option<&'static str> {
         match (self.state(), self.row.settings.state_reason.as_deref()) {
             (EndpointState::Disabled, Some("gone")) => Some(
-                "It answered 410 Gone, which asks not to be called again. New events are not queued for it. \
-                 Enable it when the receiver is back; what it missed can then be replayed.",
+                "Disabled because it responded with 410 Gone. New events are not queued for it. Enable it once the \
+                 receiver is back; missed events can then be replayed.",
             ),
             (EndpointState::Disabled, _) => Some(
-                "It failed for five days without one success and was disabled. New events are not queued for it. \
-                 Mend the receiver, send a test, then enable it; what it missed can be replayed.",
+                "Disabled after five days without a successful delivery. New events are not queued for it. Fix the \
+                 receiver, send a test event, then enable the endpoint; missed events can be replayed.",
             ),
-            (EndpointState::Paused, _) => {
-                Some("It is paused. What comes for it waits and goes out when it is resumed.")
-            }
+            (EndpointState::Paused, _) => Some("Paused. New events are queued and sent when it is resumed."),
             (EndpointState::Active | EndpointState::Deleted, _) => None,
         }
     }
@@ -126,7 +127,7 @@ pub(crate) struct EndpointPage {
     lines: Vec<Line>,
 }
 
-/// The part that comes anew.
+/// The part that is updated live.
 #[derive(Template)]
 #[template(path = "endpoint_now.html")]
 struct Now {
@@ -135,18 +136,20 @@ struct Now {
     histogram: Option<Histogram>,
     activity: Option<ActivityRow>,
     concurrency: usize,
-    places: Svg,
+    in_flight_bar: Svg,
     oldest: Option<String>,
     state: EndpointState,
 }
 
 impl Now {
     fn success(&self) -> String {
-        self.total.success_percent().map_or("–".to_owned(), percent_words)
+        self.total
+            .success_percent()
+            .map_or("–".to_owned(), format_percent)
     }
 
     fn percentile(&self, share: f64) -> String {
-        self.total.percentile_ms(share).map_or("–".to_owned(), ms_words)
+        self.total.percentile_ms(share).map_or("–".to_owned(), format_ms)
     }
 
     fn failures(&self) -> Vec<(&'static str, String, Svg)> {
@@ -155,20 +158,39 @@ impl Now {
         failures
             .into_iter()
             .map(|(class, count)| {
-                let bar = chart::share("bad", count as f64, highest, class_words(class));
-                (class_words(class), grouped(count), bar)
+                let bar = chart::share("bad", count as f64, highest, class_label(class));
+                (class_label(class), grouped(count), bar)
             })
             .collect()
     }
 
+    /// Queued deliveries as reported by dispatchers. Without a report, the number for a paused endpoint is unknown.
+    fn queued(&self) -> String {
+        let is_paused = self.state == EndpointState::Paused;
+        match &self.activity {
+            Some(activity) => {
+                let more = if activity.more_waiting { "+" } else { "" };
+                let count = format!("{}{more}", grouped(activity.waiting));
+                if is_paused {
+                    format!("on hold ({count})")
+                } else {
+                    count
+                }
+            }
+            None if is_paused => "on hold".to_owned(),
+            None => "0".to_owned(),
+        }
+    }
+
+    /// The CSS class, the state and its explanation.
     fn circuit(&self) -> (&'static str, &'static str, &'static str) {
         match &self.activity {
             Some(activity) if activity.circuit_open => (
                 "open",
                 "open",
-                "ten failures in a row: one attempt at a time probes it until one succeeds",
+                "Opened after 10 consecutive failures. One attempt at a time is let through until one succeeds.",
             ),
-            _ => ("closed", "closed", "attempts go out as usual"),
+            _ => ("closed", "closed", "Attempts are sent as usual."),
         }
     }
 }
@@ -192,16 +214,16 @@ async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
     Ok(Now {
         health: chart::health(&series),
         histogram: chart::histogram(&total),
-        places: chart::share(
+        in_flight_bar: chart::share(
             "accent",
             f64::from(in_flight),
             concurrency as f64,
-            "Places of the bulkhead in use",
+            "Concurrent requests in use",
         ),
         oldest: activity
             .as_ref()
             .and_then(|activity| activity.oldest_at)
-            .map(|at| time_words(now - at)),
+            .map(|at| format_duration(now - at)),
         state: row.settings.state,
         total,
         activity,
@@ -306,7 +328,7 @@ pub(crate) struct TrialFields {
 }
 
 impl TrialFields {
-    /// What the API takes.
+    /// The body of the API request.
     fn body<T: DeserializeOwned>(&self) -> Result<OptionalBody<T>, Problem> {
         let wanted = Some(self.r#type.trim()).filter(|name| !name.is_empty());
         serde_json::from_value(json!({ "type": wanted }))
@@ -315,7 +337,7 @@ impl TrialFields {
     }
 }
 
-/// The page again, with what came of the test.
+/// Sends a test event and renders the page with its result.
 pub(crate) async fn test(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
@@ -329,15 +351,15 @@ pub(crate) async fn test(
         tenant: subject.tenant.clone(),
         endpoint: id,
     };
-    let answer = trials::test(State(app.clone()), asked, Claim::default(), form.body()?).await?;
+    let response = trials::test(State(app.clone()), asked, Claim::default(), form.body()?).await?;
     let tried = Tried {
-        test: Some(read_answer(answer).await?),
+        test: Some(read_response(response).await?),
         ..Tried::default()
     };
     Ok(page(&app, &session, subject, "", tried).await?)
 }
 
-/// The page again, with what the probe found.
+/// Runs the probe and renders the page with its findings.
 pub(crate) async fn probe(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
@@ -351,9 +373,9 @@ pub(crate) async fn probe(
         tenant: subject.tenant.clone(),
         endpoint: id,
     };
-    let answer = trials::probe(State(app.clone()), asked, Claim::default(), form.body()?).await?;
+    let response = trials::probe(State(app.clone()), asked, Claim::default(), form.body()?).await?;
     let tried = Tried {
-        probe: Some(read_answer(answer).await?),
+        probe: Some(read_response(response).await?),
         ..Tried::default()
     };
     Ok(page(&app, &session, subject, "", tried).await?)

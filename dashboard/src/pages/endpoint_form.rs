@@ -1,5 +1,5 @@
-//! An endpoint's settings as the fields of a form, and back into what the API takes. Pure: the rules for each field are
-//! the API's own, so that a page can't allow what the API refuses.
+//! Converts an endpoint's settings to form fields and back to an API request. The API validates the values, so that a page
+//! can't accept what the API rejects.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{api::endpoint_rules::write_wait, problem::Fault, tables::endpoints::EndpointSettings};
 
-/// As the browser sends it. Empty is the platform's own setting.
+/// The form as submitted by the browser. An empty field means the default.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Fields {
@@ -26,7 +26,7 @@ pub(crate) struct Fields {
     pub(super) signature: String,
     pub(super) rotate_every_days: String,
     pub(super) headers: String,
-    /// A checkbox: there when it is ticked.
+    /// Checkboxes are sent only when they are checked.
     pub(super) ordered: Option<String>,
     pub(super) drop_headers: Option<String>,
 }
@@ -71,7 +71,7 @@ impl From<&EndpointSettings> for Fields {
 }
 
 impl Fields {
-    /// What the API takes, or what in the fields can't even be read as that.
+    /// The API request, or the fields that can't be converted to one.
     pub(super) fn to_json(&self) -> Result<Value, Vec<Fault>> {
         let mut faults = Vec::new();
         let mut fault = |field: &str, detail: &str| {
@@ -95,7 +95,7 @@ impl Fields {
         match pairs(&self.versions, ['=', ':']) {
             Some(versions) => form.insert("versions".to_owned(), json!(versions)),
             None => {
-                fault("versions", "each line is a type, = and a version");
+                fault("versions", "must have one “type = version” per line");
                 None
             }
         };
@@ -104,11 +104,11 @@ impl Fields {
                 form.insert("filter".to_owned(), Value::Null);
             }
             text => match (serde_json::from_str::<Value>(text), find_duplicate(text)) {
-                (Ok(_), Some(twice)) => fault("filter", &format!("has {twice} twice")),
+                (Ok(_), Some(twice)) => fault("filter", &format!("contains {twice} more than once")),
                 (Ok(filter), None) => {
                     form.insert("filter".to_owned(), filter);
                 }
-                (Err(error), _) => fault("filter", &format!("is not JSON: {error}")),
+                (Err(error), _) => fault("filter", &format!("is not valid JSON: {error}")),
             },
         }
         for (name, text) in [
@@ -125,7 +125,7 @@ impl Fields {
                     Ok(number) => {
                         form.insert(name.to_owned(), json!(number));
                     }
-                    Err(_) => fault(name, "must be a whole number"),
+                    Err(_) => fault(name, &format!("must be a whole number, not {text:?}")),
                 },
             }
         }
@@ -138,17 +138,17 @@ impl Fields {
                 json!(waits)
             },
         );
-        form.insert("ordered".to_owned(), json!(is_ticked(&self.ordered)));
+        form.insert("ordered".to_owned(), json!(is_checked(&self.ordered)));
         form.insert("signature".to_owned(), text_or_null(&self.signature));
         match pairs(&self.headers, [':', ':']) {
             Some(headers) if !headers.is_empty() => {
                 form.insert("headers".to_owned(), json!(headers));
             }
-            Some(_) if is_ticked(&self.drop_headers) => {
+            Some(_) if is_checked(&self.drop_headers) => {
                 form.insert("headers".to_owned(), Value::Null);
             }
             Some(_) => {}
-            None => fault("headers", "each line is a name, a colon and a value"),
+            None => fault("headers", "must have one “Name: value” per line"),
         }
         if faults.is_empty() {
             Ok(Value::Object(form))
@@ -158,25 +158,25 @@ impl Fields {
     }
 }
 
-/// What is wrong with the fields, to be shown beside them.
+/// Field errors, shown beside their fields.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Wrong(pub(super) Vec<Fault>);
+pub(super) struct FieldErrors(pub(super) Vec<Fault>);
 
-impl Wrong {
+impl FieldErrors {
     pub(super) fn of(&self, field: &str) -> Option<String> {
         let below = format!("/{field}");
-        let told: Vec<&str> = self
+        let details: Vec<&str> = self
             .0
             .iter()
             .filter(|fault| fault.pointer == below || fault.pointer.starts_with(&format!("{below}/")))
             .map(|fault| fault.detail.as_str())
             .collect();
-        (!told.is_empty()).then(|| told.join("; "))
+        (!details.is_empty()).then(|| details.join("; "))
     }
 }
 
-/// As browsers send a checkbox that has no value of its own.
-fn is_ticked(checkbox: &Option<String>) -> bool {
+/// Browsers send `on` for a checkbox without a value of its own.
+fn is_checked(checkbox: &Option<String>) -> bool {
     checkbox.as_deref() == Some("on")
 }
 
@@ -192,7 +192,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// Lines of a name and a value. None when one has no separator.
+/// Lines of a name and a value. `None` if a line has no separator.
 fn pairs(text: &str, separators: [char; 2]) -> Option<BTreeMap<String, String>> {
     text.lines()
         .map(str::trim)
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_become_what_the_api_takes() {
+    fn fields_become_an_api_request() {
         let json = fields().to_json().expect("a form");
         assert_eq!(json["url"], "https://example.com/hook");
         assert_eq!(json["types"], json!(["invoice.*", "customer.created"]));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_read_is_named_by_its_field() {
+    fn unreadable_values_are_reported_by_field() {
         let bad = Fields {
             versions: "invoice.paid".to_owned(),
             filter: "{".to_owned(),
@@ -244,21 +244,21 @@ mod tests {
             headers: "x".to_owned(),
             ..fields()
         };
-        let wrong = Wrong(bad.to_json().expect_err("faults"));
+        let errors = FieldErrors(bad.to_json().expect_err("faults"));
         for field in ["versions", "filter", "concurrency", "headers"] {
-            assert!(wrong.of(field).is_some(), "{field}");
+            assert!(errors.of(field).is_some(), "{field}");
         }
-        assert_eq!(wrong.of("url"), None);
+        assert_eq!(errors.of("url"), None);
         let twice = Fields {
             filter: r#"{"/a":{"eq":1},"/a":{"eq":2}}"#.to_owned(),
             ..fields()
         };
-        let wrong = Wrong(twice.to_json().expect_err("faults"));
-        assert!(wrong.of("filter").is_some());
+        let errors = FieldErrors(twice.to_json().expect_err("faults"));
+        assert!(errors.of("filter").is_some());
     }
 
     #[test]
-    fn headers_stay_unless_they_are_given_or_dropped() {
+    fn headers_are_kept_unless_replaced_or_removed() {
         let mut form = Fields {
             headers: String::new(),
             ..fields()

@@ -1,4 +1,4 @@
-//! An endpoint's secrets: which are in force and until when, revealed on request, rotated with an overlap.
+//! The secrets page of an endpoint: active secrets and their expiry, revealed on request, and rotation with an overlap.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -26,20 +26,20 @@ use crate::{
     },
 };
 
-/// Overlaps that are offered: seconds, and what the page says.
+/// The overlaps offered: seconds and label.
 const OVERLAPS: [(&str, &str); 5] = [
     ("3600", "1 hour"),
     ("86400", "24 hours"),
     ("259200", "3 days"),
     ("604800", "7 days"),
-    ("0", "none: the old secret stops at once (it leaked)"),
+    ("0", "None – revoke the old secret now"),
 ];
 
 struct Line {
     state: &'static str,
     created: Moment,
     retires: Moment,
-    /// Only when it was asked for.
+    /// Set only on the page that reveals it.
     shown: Option<String>,
 }
 
@@ -114,7 +114,7 @@ pub(crate) async fn show(
         .into_response())
 }
 
-/// The page again, with the secrets in it. A form and not a link: it is written to the audit log.
+/// Renders the page with the secrets. A form and not a link, because it is recorded in the audit log.
 pub(crate) async fn reveal(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
@@ -125,9 +125,9 @@ pub(crate) async fn reveal(
     let subject = Subject::find(&app, &session, &id).await?;
     let path = Path((subject.tenant.slug.clone(), id));
     let tenant = Extension(subject.tenant.clone());
-    let answer = api::secrets::reveal(State(app.clone()), actor, tenant, path).await?;
-    let told = serde_json::to_value(&answer.0).unwrap_or_default();
-    let shown: Vec<Option<String>> = told["data"]
+    let response = api::secrets::reveal(State(app.clone()), actor, tenant, path).await?;
+    let revealed = serde_json::to_value(&response.0).unwrap_or_default();
+    let shown: Vec<Option<String>> = revealed["data"]
         .as_array()
         .into_iter()
         .flatten()
@@ -159,7 +159,7 @@ pub(crate) async fn rotate(
     let overlap: i64 = fields
         .overlap_seconds
         .parse()
-        .map_err(|_| Problem::bad_request("The overlap is a number of seconds."))?;
+        .map_err(|_| Problem::bad_request("Invalid overlap: must be a whole number of seconds."))?;
     let form = serde_json::from_value(json!({ "overlap_seconds": overlap }))
         .map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
     let path = Path((subject.tenant.slug.clone(), id.clone()));

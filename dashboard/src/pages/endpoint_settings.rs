@@ -1,4 +1,4 @@
-//! An endpoint's settings: made, changed and deleted here, by the API's own rules.
+//! The pages that add an endpoint and change or delete it. The API validates the settings.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::{
     DoneQuery, Frame, PageProblem, When,
     endpoint::{Subject, framed},
-    endpoint_form::{Fields, Wrong},
+    endpoint_form::{FieldErrors, Fields},
 };
 use crate::{
     Shared, api,
@@ -27,7 +27,7 @@ use crate::{
     transcript::custom_header_names,
 };
 
-const ANSWER_BYTES_MAX: usize = 1024 * 1024;
+const RESPONSE_BYTES_MAX: usize = 1024 * 1024;
 
 #[derive(Template, WebTemplate)]
 #[template(path = "endpoint_settings.html")]
@@ -36,7 +36,7 @@ struct SettingsPage {
     tab: &'static str,
     subject: Subject,
     fields: Fields,
-    wrong: Wrong,
+    errors: FieldErrors,
     header_names: Vec<String>,
     defaults: Defaults,
 }
@@ -46,12 +46,12 @@ struct SettingsPage {
 struct NewPage {
     frame: Frame,
     fields: Fields,
-    wrong: Wrong,
+    errors: FieldErrors,
     header_names: Vec<String>,
     defaults: Defaults,
 }
 
-/// What an empty field means.
+/// The values used for empty fields.
 struct Defaults {
     concurrency: u16,
     timeout_ms: u128,
@@ -71,7 +71,7 @@ fn settings_page(
     session: &Session,
     subject: Subject,
     fields: Fields,
-    wrong: Wrong,
+    errors: FieldErrors,
     done: &str,
 ) -> SettingsPage {
     SettingsPage {
@@ -81,7 +81,7 @@ fn settings_page(
         defaults: Defaults::of(app),
         subject,
         fields,
-        wrong,
+        errors,
     }
 }
 
@@ -93,10 +93,18 @@ pub(crate) async fn show(
 ) -> Result<Response, PageProblem> {
     let subject = Subject::find(&app, &session, &id).await?;
     let fields = Fields::from(&subject.row.settings);
-    Ok(settings_page(&app, &session, subject, fields, Wrong::default(), &query.done).into_response())
+    Ok(settings_page(
+        &app,
+        &session,
+        subject,
+        fields,
+        FieldErrors::default(),
+        &query.done,
+    )
+    .into_response())
 }
 
-/// What the API makes of the fields; its faults are for the fields, other problems are the page's.
+/// Converts the form to an API request.
 fn read(fields: &Fields) -> Result<EndpointForm, Problem> {
     let json = fields.to_json().map_err(Problem::faults)?;
     serde_json::from_value(json).map_err(|error| Problem::invalid("", error.to_string()))
@@ -121,7 +129,7 @@ pub(crate) async fn save(
     match saved {
         Ok(_) => Ok(Redirect::to(&format!("/endpoints/{id}/settings?done=saved")).into_response()),
         Err(problem) if problem.kind == Kind::Invalid => {
-            let page = settings_page(&app, &session, subject, fields, Wrong(problem.errors), "");
+            let page = settings_page(&app, &session, subject, fields, FieldErrors(problem.errors), "");
             Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
         }
         Err(problem) => Err(problem.into()),
@@ -157,14 +165,14 @@ pub(crate) async fn blank(
         types: "*".to_owned(),
         ..Fields::default()
     };
-    new_page(&app, &session, fields, Wrong::default()).into_response()
+    new_page(&app, &session, fields, FieldErrors::default()).into_response()
 }
 
-fn new_page(app: &Shared, session: &Session, fields: Fields, wrong: Wrong) -> NewPage {
+fn new_page(app: &Shared, session: &Session, fields: Fields, errors: FieldErrors) -> NewPage {
     NewPage {
         frame: Frame::new(session.clone(), "endpoints"),
         fields,
-        wrong,
+        errors,
         header_names: Vec::new(),
         defaults: Defaults::of(app),
     }
@@ -176,34 +184,35 @@ pub(crate) async fn create(
     actor: Extension<Actor>,
     Submitted(fields): Submitted<Fields>,
 ) -> Result<Response, PageProblem> {
-    let made = async {
+    let created = async {
         let tenant = owner(&app, &session, &fields.tenant).await?;
         let form = read(&fields)?;
         let claim = Claim::default();
         api::endpoints::create(State(app.clone()), actor, Extension(tenant), claim, Body(form)).await
     };
-    match made.await {
-        Ok(answer) => {
-            let body = read_body(answer.into_body(), ANSWER_BYTES_MAX).await?;
-            let made: Value = serde_json::from_slice(&body).unwrap_or_default();
-            let id = made["id"].as_str().unwrap_or_default();
+    match created.await {
+        Ok(response) => {
+            let body = read_body(response.into_body(), RESPONSE_BYTES_MAX).await?;
+            let endpoint: Value = serde_json::from_slice(&body).unwrap_or_default();
+            let id = endpoint["id"].as_str().unwrap_or_default();
             Ok(Redirect::to(&format!("/endpoints/{id}/secrets?done=created")).into_response())
         }
         Err(problem) if problem.kind == Kind::Invalid => {
-            let page = new_page(&app, &session, fields, Wrong(problem.errors));
+            let page = new_page(&app, &session, fields, FieldErrors(problem.errors));
             Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
         }
         Err(problem) => Err(problem.into()),
     }
 }
 
-/// A customer's is their own, whatever the form says.
+/// The tenant of a new endpoint. For customers it is always their own, whatever the form says.
 async fn owner(app: &Shared, session: &Session, slug: &str) -> Result<Tenant, Problem> {
     if let Some(own) = &session.tenant {
         return Ok(own.clone());
     }
     let found = tenants::find(&app.pool, slug.trim()).await?;
-    let row = found.ok_or_else(|| Problem::invalid("/tenant", "there is no tenant of this name"))?;
+    let row =
+        found.ok_or_else(|| Problem::invalid("/tenant", format!("there is no tenant {:?}", slug.trim())))?;
     Ok(Tenant {
         id: row.id,
         slug: row.slug,

@@ -1,4 +1,4 @@
-//! What came of a test event or a probe, as the API told it, for the endpoint's page.
+//! The results of test events and probes on the endpoint's page, read from the API's responses.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use serde::{Deserialize, de::DeserializeOwned};
 use crate::{
     input::read_body,
     problem::{Kind, Problem},
-    transcript::{attempt_tone, attempt_words},
+    transcript::{attempt_summary, attempt_tone},
 };
 
-const ANSWER_BYTES_MAX: usize = 1024 * 1024;
+const RESPONSE_BYTES_MAX: usize = 1024 * 1024;
 
-/// At most one of them is there.
+/// At most one of them is set.
 #[derive(Debug, Default)]
 pub(super) struct Tried {
     pub(super) test: Option<Test>,
@@ -33,8 +33,8 @@ pub(super) struct Test {
 }
 
 impl Test {
-    pub(super) fn in_words(&self) -> String {
-        attempt_words(self.status, self.error.as_deref(), &self.outcome)
+    pub(super) fn summary(&self) -> String {
+        attempt_summary(self.status, self.error.as_deref(), &self.outcome)
     }
 
     pub(super) fn tone(&self) -> &'static str {
@@ -61,25 +61,28 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    /// The class of its badge, and the word in it.
+    /// The CSS class and the text of its badge.
     pub(super) fn badge(&self) -> (&'static str, &'static str) {
         match self.verdict.as_str() {
-            "pass" => ("good", "right"),
-            "warning" => ("wait", "look at it"),
-            "fail" => ("bad", "wrong"),
-            _ => ("mute", "not tried"),
+            "pass" => ("good", "Pass"),
+            "warning" => ("wait", "Warning"),
+            "fail" => ("bad", "Fail"),
+            _ => ("mute", "Skipped"),
         }
     }
 
-    pub(super) fn is_trouble(&self) -> bool {
+    pub(super) fn needs_attention(&self) -> bool {
         matches!(self.verdict.as_str(), "warning" | "fail")
     }
 }
 
-pub(super) async fn read_answer<T: DeserializeOwned>(answer: Response) -> Result<T, Problem> {
-    let body = read_body(answer.into_body(), ANSWER_BYTES_MAX).await?;
+pub(super) async fn read_response<T: DeserializeOwned>(response: Response) -> Result<T, Problem> {
+    let body = read_body(response.into_body(), RESPONSE_BYTES_MAX).await?;
     serde_json::from_slice(&body).map_err(|error| {
-        tracing::error!(%error, "the answer to a trial can't be read");
-        Problem::new(Kind::Internal, "It has been logged.")
+        tracing::error!(%error, "failed to parse the result of a test or probe");
+        Problem::new(
+            Kind::Internal,
+            "The result could not be read. The error has been logged.",
+        )
     })
 }

@@ -1,4 +1,4 @@
-//! All endpoints with how they were in the last day, and how far the rotation of their secrets is.
+//! The list of endpoints with their health over the last 24 hours, and the list of secret rotations.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::{
     Shared,
     auth::Session,
     chart::{self, Svg},
-    figures::{Series, percent_words},
+    figures::{Series, format_percent},
     input::{Query, is_plain_text},
     listing,
     problem::Problem,
@@ -45,8 +45,8 @@ struct EndpointLine {
     health: Svg,
     success: Option<String>,
     activity: Option<ActivityRow>,
-    /// The versions it asks for that producers have moved on from.
-    left_behind: Option<String>,
+    /// Pinned versions that events are no longer published with.
+    outdated_pins: Option<String>,
 }
 
 impl EndpointLine {
@@ -82,7 +82,10 @@ pub(crate) async fn show(
     let scope = narrowed(&app, &session, &query.tenant).await?;
     let text = Some(query.text.trim()).filter(|text| !text.is_empty());
     if text.is_some_and(|text| !is_plain_text(text, TEXT_BYTES_MAX)) {
-        return Err(Problem::bad_request("The text to look for is too long.").into());
+        return Err(Problem::bad_request(format!(
+            "Invalid search text: must be plain text of at most {TEXT_BYTES_MAX} bytes."
+        ))
+        .into());
     }
     let narrow = Narrow {
         tenant: scope.unwrap_or_default(),
@@ -111,7 +114,7 @@ pub(crate) async fn show(
     })
 }
 
-/// None when the tenant that was named is not there.
+/// `None` if the given tenant does not exist.
 async fn narrowed(app: &Shared, session: &Session, slug: &str) -> Result<Option<Option<TenantId>>, Problem> {
     Ok(match (session.scope(), slug) {
         (Some(own), _) => Some(Some(own)),
@@ -128,7 +131,11 @@ fn parse_state(word: &str) -> Result<EndpointState, Problem> {
     ]
     .into_iter()
     .find(|state| state.as_str() == word)
-    .ok_or_else(|| Problem::bad_request("state is active, paused or disabled."))
+    .ok_or_else(|| {
+        Problem::bad_request(format!(
+            "Invalid state {word:?}: must be active, paused or disabled."
+        ))
+    })
 }
 
 async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLine>, Problem> {
@@ -157,11 +164,11 @@ async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLin
         .into_iter()
         .map(|row| (row.endpoint_id, row))
         .collect();
-    let mut left_behind: HashMap<EndpointId, Vec<String>> = HashMap::new();
+    let mut outdated_pins: HashMap<EndpointId, Vec<String>> = HashMap::new();
     for pin in endpoints::outdated_pins(&app.pool, &ids).await? {
         if let Some(emitted) = pin.emitted {
-            left_behind.entry(pin.endpoint_id).or_default().push(format!(
-                "It asks for {} of {}; producers emit {emitted}.",
+            outdated_pins.entry(pin.endpoint_id).or_default().push(format!(
+                "Pinned to version {} of {}; events are published with version {emitted}.",
                 pin.pinned, pin.event_type
             ));
         }
@@ -172,9 +179,9 @@ async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLin
             let series = series.remove(&row.id).unwrap_or_else(|| empty.clone());
             EndpointLine {
                 health: chart::health(&series),
-                success: series.total().success_percent().map(percent_words),
+                success: series.total().success_percent().map(format_percent),
                 activity: activity.remove(&row.id),
-                left_behind: left_behind.remove(&row.id).map(|pins| pins.join(" ")),
+                outdated_pins: outdated_pins.remove(&row.id).map(|pins| pins.join(" ")),
                 row,
             }
         })

@@ -1,5 +1,5 @@
-//! The catalogue: event types, their versions, each schema as a table, what differs between two, and an example body.
-//! The same for the team and for customers: it is the same for all tenants.
+//! The event type catalogue: versions, schemas as tables, changes between versions and an example body. The team and
+//! customers see the same pages, because event types are shared by all tenants.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -83,7 +83,7 @@ pub(crate) async fn list(
 #[serde(default)]
 pub(crate) struct TypeQuery {
     version: String,
-    /// The version it is compared with.
+    /// The version to compare with.
     against: String,
 }
 
@@ -94,9 +94,9 @@ pub(crate) struct TypePage {
     name: String,
     description: String,
     thin: bool,
-    /// When the version that is shown was.
+    /// When the version shown was published.
     published: Moment,
-    /// The newest first.
+    /// Newest first.
     versions: Vec<String>,
     version: String,
     against: Option<String>,
@@ -105,7 +105,7 @@ pub(crate) struct TypePage {
     differences: Vec<Difference>,
     breaks: Vec<Break>,
     example: String,
-    /// Whether the example passes the schema's own check.
+    /// Whether the example is valid against the schema.
     example_fits: bool,
 }
 
@@ -131,7 +131,7 @@ pub(crate) async fn show(
             .ok_or_else(missing)?,
     };
     let shown = published.get(at).ok_or_else(missing)?;
-    // Without a choice: the one before it.
+    // The default is the previous version.
     let against = match query.against.as_str() {
         "" => published.get(at + 1),
         wanted => Some(
@@ -144,7 +144,7 @@ pub(crate) async fn show(
     let schema = value_of(shown);
     let old = against.map(value_of);
     let own = fields(&schema);
-    // A sketch where nothing can be made that fits.
+    // Falls back to an approximate example if no valid one can be generated.
     let (data, fits) = match sample(&schema) {
         Ok(data) => (data, true),
         Err(_) => (example(&schema).to_string(), false),

@@ -1,4 +1,4 @@
-//! HTML that a template of ours has rendered, to be put into another page as it is.
+//! HTML rendered by one of our own templates, which other templates include without escaping it again.
 
 use std::fmt;
 
@@ -10,11 +10,14 @@ use crate::problem::{Kind, Problem};
 pub(crate) struct Markup(pub(super) String);
 
 impl Markup {
-    /// A template escapes what comes from outside; nothing else can become markup.
+    /// Only templates can produce markup, and templates escape external input.
     pub(super) fn of(template: &impl Template) -> Result<Self, Problem> {
         template.render().map(Self).map_err(|error| {
-            tracing::error!(%error, "a part of a page could not be rendered");
-            Problem::new(Kind::Internal, "It has been logged.")
+            tracing::error!(%error, "failed to render part of a page");
+            Problem::new(
+                Kind::Internal,
+                "The page could not be rendered. The error has been logged.",
+            )
         })
     }
 }

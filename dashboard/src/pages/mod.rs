@@ -1,5 +1,5 @@
-//! The pages, a file for each, rendered on the server and readable without JavaScript.
-//! Invariant: everything that came from outside is text: templates escape it, and no URL of a customer is a link.
+//! The pages of the dashboard and the customer portal, rendered on the server and usable without JavaScript.
+//! Invariant: external input is always text. Templates escape it, and customers' URLs are never links.
 
 pub(crate) mod account;
 pub(crate) mod api_keys;
@@ -46,7 +46,7 @@ use crate::{
     auth::{Role, Rule, Session},
     deliveries::Delivery,
     problem::{Kind, Problem},
-    transcript::{error_words, outcome_word},
+    transcript::{error_summary, outcome_name},
 };
 
 pub(crate) async fn stylesheet() -> Response {
@@ -71,7 +71,7 @@ pub(crate) async fn font() -> Response {
     )
 }
 
-/// Served by the program itself. Looked for again after a while, so that a new version is seen soon.
+/// Assets are compiled into the program. They are cached briefly, so that browsers pick up a new version soon.
 fn asset(kind: &'static str, content: impl IntoResponse) -> Response {
     let headers = [
         (header::CONTENT_TYPE, kind),
@@ -80,15 +80,15 @@ fn asset(kind: &'static str, content: impl IntoResponse) -> Response {
     (headers, content).into_response()
 }
 
-/// What stands around every page of a person who is signed in.
+/// The frame around every page of a signed-in user: menu, account and toast.
 #[derive(Debug, Clone)]
 struct Frame {
     login: String,
     csrf: String,
-    /// Which entry of the menu is marked.
+    /// The current menu entry.
     here: &'static str,
-    /// What was just done: a sentence that goes away by itself.
-    said: Option<&'static str>,
+    /// Confirmation of the last action; disappears after a few seconds.
+    toast: Option<&'static str>,
     role: Role,
 }
 
@@ -98,12 +98,12 @@ impl Frame {
             login: session.login,
             csrf: session.csrf,
             here,
-            said: None,
+            toast: None,
             role: session.role,
         }
     }
 
-    /// Whether to show the forms and buttons that lead to routes of this rule.
+    /// Whether to show forms and buttons for routes with this rule.
     fn may_operate(&self) -> bool {
         Rule::Operate.admits(self.role)
     }
@@ -129,12 +129,12 @@ impl Frame {
         }
     }
 
-    /// With the sentence for `?done=…`, which a form's handler put there. An unknown word says nothing: what stands in an
-    /// address was perhaps written by somebody else.
-    fn with_done(mut self, done: &str, sentences: &[(&str, &'static str)]) -> Self {
-        self.said = sentences
+    /// Sets the toast for `?done=…`, which form handlers redirect with. Unknown values are ignored, because anyone can
+    /// write an address.
+    fn with_done(mut self, done: &str, messages: &[(&str, &'static str)]) -> Self {
+        self.toast = messages
             .iter()
-            .find_map(|(word, sentence)| (*word == done).then_some(*sentence));
+            .find_map(|(word, message)| (*word == done).then_some(*message));
         self
     }
 
@@ -149,26 +149,26 @@ impl Frame {
     }
 }
 
-/// The query of a page that a form leads back to.
+/// The query of a page that a form handler redirects to.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct DoneQuery {
     done: String,
 }
 
-/// A delivery as a line of a list.
+/// A delivery as a row of a list.
 #[derive(Debug, Clone)]
 struct Line {
     id: String,
     event: String,
     event_type: String,
     tenant: String,
-    /// Its public id.
+    /// The endpoint's public ID.
     endpoint: String,
     url: String,
     state: &'static str,
     attempts: i16,
-    said: String,
+    last_response: String,
     created: Moment,
 }
 
@@ -183,16 +183,16 @@ impl From<&Delivery> for Line {
             url: delivery.url.clone(),
             state: delivery.state().as_str(),
             attempts: delivery.attempt_count,
-            said: said(delivery),
+            last_response: last_response(delivery),
             created: Moment(delivery.created_at()),
         }
     }
 }
 
-/// Of a body that is laid out for people. Most are shown whole; what is nested deeply could grow a hundredfold.
-const LAID_OUT_BYTES_MAX: usize = 256 * 1024;
+/// The maximum size of a formatted body. Indentation can make a deeply nested body a hundred times larger.
+const FORMATTED_BYTES_MAX: usize = 256 * 1024;
 
-/// A body for people, with a note where only its beginning is shown.
+/// A formatted body, which may be truncated.
 #[derive(Debug, Clone)]
 struct Pretty {
     text: String,
@@ -200,14 +200,14 @@ struct Pretty {
 }
 
 impl Pretty {
-    const KIB_MAX: usize = LAID_OUT_BYTES_MAX / 1024;
+    const KIB_MAX: usize = FORMATTED_BYTES_MAX / 1024;
 
     fn of(body: &str) -> Self {
-        let LaidOut { text, is_cut } = lay_out_within(body, LAID_OUT_BYTES_MAX);
+        let LaidOut { text, is_cut } = lay_out_within(body, FORMATTED_BYTES_MAX);
         Self { text, is_cut }
     }
 
-    /// For what is shown nowhere else: as it is, where it would be cut.
+    /// The formatted text, or the original where the formatted one would be truncated.
     fn whole(text: &str) -> String {
         match Self::of(text) {
             Self { is_cut: true, .. } => text.to_owned(),
@@ -216,18 +216,18 @@ impl Pretty {
     }
 }
 
-/// What the latest attempt came to, in a few words.
-fn said(delivery: &Delivery) -> String {
+/// The result of the latest attempt: status code, error or outcome.
+fn last_response(delivery: &Delivery) -> String {
     match (delivery.status, &delivery.error, delivery.outcome) {
         (Some(status), _, _) => status.to_string(),
-        (None, Some(error), _) => error_words(error),
-        (None, None, Some(outcome)) => outcome_word(outcome).replace('_', " "),
-        (None, None, None) => "not tried yet".to_owned(),
+        (None, Some(error), _) => error_summary(error),
+        (None, None, Some(outcome)) => outcome_name(outcome).replace('_', " "),
+        (None, None, None) => "not attempted yet".to_owned(),
     }
 }
 
-/// A time for people, with the exact one for programs. In a template `{{ moment }}` is a `<time>`, which the script turns
-/// into the reader's zone.
+/// A point in time. In a template `{{ moment }}` renders a `<time>` element, which the script converts to the time zone of
+/// the user.
 #[derive(Debug, Clone, Copy)]
 struct Moment(Option<DateTime<Utc>>);
 
@@ -238,14 +238,14 @@ impl fmt::Display for Moment {
             Some(_) => write!(
                 f,
                 "<time datetime=\"{exact}\" title=\"{exact}\">{}</time>",
-                self.words(),
+                self.text(),
                 exact = self.exact()
             ),
         }
     }
 }
 
-/// Nothing in it comes from outside.
+/// It contains no external input.
 impl HtmlSafe for Moment {}
 
 /// For templates: `{{ row.created_at.when() }}`.
@@ -266,7 +266,7 @@ impl When for Option<DateTime<Utc>> {
 }
 
 impl Moment {
-    fn words(&self) -> String {
+    fn text(&self) -> String {
         self.0
             .map(|time| time.format("%Y-%m-%d %H:%M:%S UTC").to_string())
             .unwrap_or_default()
@@ -279,7 +279,7 @@ impl Moment {
     }
 }
 
-/// A problem as a page.
+/// An error page.
 #[derive(Template, WebTemplate)]
 #[template(path = "problem.html")]
 struct ProblemPage {
@@ -301,9 +301,9 @@ impl IntoResponse for PageProblem {
         let status = self.0.status();
         let page = ProblemPage {
             status: status.as_u16(),
-            // The API's own title speaks of keys.
+            // The API's title refers to API keys.
             title: match self.0.kind {
-                Kind::Forbidden => "That is not for you to do",
+                Kind::Forbidden => "You don't have permission",
                 _ => self.0.title(),
             },
             detail: self.0.in_words(),

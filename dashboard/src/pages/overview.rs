@@ -1,5 +1,5 @@
-//! How everything is right now and was lately. Made of the minute statistics and of what dispatchers say they have in
-//! hand; no attempt is counted for it. A customer sees the same of their own tenant.
+//! The overview: current load and recent statistics. It reads the per-minute counters and the activity that dispatchers
+//! report, and never counts attempts. Customers see the same page for their own tenant.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
     Pool, Shared,
     auth::Session,
     chart::{self, Chart},
-    figures::{Series, Totals, grouped, ms_words, percent_words, time_words},
+    figures::{Series, Totals, format_duration, format_ms, format_percent, grouped},
     input::Query,
     live::{Content, Live, Stream},
     problem::Problem,
@@ -65,10 +65,10 @@ impl Range {
         }
     }
 
-    /// What one bar of the chart is.
-    const fn step_words(self) -> &'static str {
+    /// The time that one bar of the chart covers.
+    const fn bar_label(self) -> &'static str {
         match self {
-            Self::Hour => "a minute",
+            Self::Hour => "1 minute",
             Self::Day => "30 minutes",
             Self::Week => "3 hours",
         }
@@ -103,7 +103,7 @@ impl OverviewPage {
     }
 }
 
-/// The part that comes anew.
+/// The part that is updated live.
 #[derive(Template)]
 #[template(path = "overview_now.html")]
 struct Now {
@@ -122,14 +122,16 @@ struct Now {
 
 impl Now {
     fn success(&self) -> String {
-        self.total.success_percent().map_or("–".to_owned(), percent_words)
+        self.total
+            .success_percent()
+            .map_or("–".to_owned(), format_percent)
     }
 
     fn percentile(&self, share: f64) -> String {
-        self.total.percentile_ms(share).map_or("–".to_owned(), ms_words)
+        self.total.percentile_ms(share).map_or("–".to_owned(), format_ms)
     }
 
-    fn waiting(&self) -> String {
+    fn queued(&self) -> String {
         let known = self.system.waiting_in_memory;
         grouped(match self.is_team {
             true => (self.system.in_queue + self.system.in_retries).max(known),
@@ -137,8 +139,8 @@ impl Now {
         })
     }
 
-    fn failed_percent(worst: &WorstRow) -> String {
-        percent_words(100.0 * worst.failed as f64 / worst.attempts.max(1) as f64)
+    fn failure_rate(worst: &WorstRow) -> String {
+        format_percent(100.0 * worst.failed as f64 / worst.attempts.max(1) as f64)
     }
 
     fn shards(&self) -> i64 {
@@ -201,10 +203,10 @@ async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Now,
     Ok(Now {
         is_team: scope.is_none(),
         range,
-        per_second: rate_words(last_minute / 60.0),
+        per_second: format_rate(last_minute / 60.0),
         last_minute: grouped(last_minute.round() as i64),
         total: series.total(),
-        oldest: system.oldest_at.map(|at| time_words(system.now - at)),
+        oldest: system.oldest_at.map(|at| format_duration(system.now - at)),
         outcomes: chart::outcomes(&series),
         latency: chart::latency(&series),
         worst: statistics::worst(pool, scope, series.begin, WORST_MAX).await?,
@@ -213,7 +215,7 @@ async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Now,
     })
 }
 
-/// This minute's so far, and of the one before the part that is less than sixty seconds ago.
+/// The current minute so far, plus the share of the previous minute that lies within the last sixty seconds.
 fn last_sixty_seconds(minutes: &Series, now: DateTime<Utc>) -> f64 {
     let [before, current] = minutes.steps.as_slice() else {
         return 0.0;
@@ -222,7 +224,7 @@ fn last_sixty_seconds(minutes: &Series, now: DateTime<Utc>) -> f64 {
     current.delivered as f64 + before.delivered as f64 * (1.0 - elapsed)
 }
 
-fn rate_words(per_second: f64) -> String {
+fn format_rate(per_second: f64) -> String {
     match per_second {
         rate if rate >= 100.0 => grouped(rate.round() as i64),
         rate if rate >= 10.0 => format!("{rate:.1}"),
@@ -235,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_sixty_seconds_take_a_part_of_the_minute_before() {
+    fn the_last_sixty_seconds_include_part_of_the_previous_minute() {
         let now = DateTime::from_timestamp(615, 0).expect("a time");
         let mut minutes = Series::until(now, TimeDelta::minutes(1), 2);
         minutes.steps[0].delivered = 60;
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_range_is_an_hour() {
+    fn an_unknown_range_defaults_to_an_hour() {
         assert_eq!(Range::read("24h"), Range::Day);
         assert_eq!(Range::read("<script>"), Range::Hour);
     }

@@ -1,4 +1,4 @@
-//! People of the team and their roles. For admins.
+//! The people page for admins: team members and their roles.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -21,8 +21,8 @@ use crate::{
 
 const PEOPLE_SHOWN_MAX: i64 = 500;
 const DONE: [(&str, &str); 2] = [
-    ("changed", "The role is changed, from their next click on."),
-    ("removed", "The person is removed and signed out everywhere."),
+    ("changed", "Role updated."),
+    ("removed", "Person removed and signed out everywhere."),
 ];
 
 struct Person {
@@ -30,11 +30,11 @@ struct Person {
     role: PersonRole,
     created: Moment,
     sessions: i64,
-    /// The settings' own admin, and whoever is looking, are not changed here.
+    /// The admin from the settings and the current user can't be changed here.
     is_fixed: bool,
 }
 
-/// A password that is on this page and nowhere else.
+/// A generated password, which is shown only once.
 struct NewPassword {
     login: String,
     password: String,

@@ -1,4 +1,5 @@
-//! The way in for customers: a link is exchanged for a session, and is gone from the address with the redirect.
+//! The entrance of the customer portal. A portal link is exchanged for a session, and the redirect removes its token from
+//! the address.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -34,8 +35,8 @@ pub(crate) async fn enter(
     headers: HeaderMap,
     Query(query): Query<EnterQuery>,
 ) -> Result<Response, PageProblem> {
-    // A mail program or a browser that looks ahead must not use the link up before the customer does.
-    if method == Method::HEAD || is_look_ahead(&headers) {
+    // A mail client or browser that prefetches the link must not use it up.
+    if method == Method::HEAD || is_prefetch(&headers) {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     Ok(match portal::redeem(&app, &query.token, address).await? {
@@ -47,7 +48,7 @@ pub(crate) async fn enter(
     })
 }
 
-fn is_look_ahead(headers: &HeaderMap) -> bool {
+fn is_prefetch(headers: &HeaderMap) -> bool {
     ["sec-purpose", "purpose", "x-moz", "x-purpose"]
         .iter()
         .filter_map(|name| headers.get(*name)?.to_str().ok())
@@ -59,15 +60,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looking_ahead_is_told_from_coming_in() {
+    fn prefetches_are_recognised() {
         let with = |name: &'static str, value: &str| {
             HeaderMap::from_iter([(
                 axum::http::HeaderName::from_static(name),
                 value.parse().expect("a value"),
             )])
         };
-        assert!(is_look_ahead(&with("sec-purpose", "prefetch;prerender")));
-        assert!(is_look_ahead(&with("x-moz", "prefetch")));
-        assert!(!is_look_ahead(&with("sec-fetch-dest", "document")));
+        assert!(is_prefetch(&with("sec-purpose", "prefetch;prerender")));
+        assert!(is_prefetch(&with("x-moz", "prefetch")));
+        assert!(!is_prefetch(&with("sec-fetch-dest", "document")));
     }
 }

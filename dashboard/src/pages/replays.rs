@@ -1,5 +1,5 @@
-//! Bulk replays: those that run with a bar and the time left, those that are over, a look at what one would send, and the
-//! buttons to begin and to cancel one.
+//! The pages for bulk replays: the list with progress and time left, the page of a replay, the preview, and the actions
+//! that start and cancel one.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use axum::{
 };
 use data_encoding::BASE64URL_NOPAD;
 use postrider_dispatcher::replays::{self, RATE_DEFAULT, RATE_MAX, Replay};
-use postrider_proto::{ReplayKind, ReplayState, TenantId};
+use postrider_proto::{DeadReason, ReplayKind, ReplayState, TenantId};
 use serde::Deserialize;
 
-use super::{DoneQuery, Frame, Markup, Moment, PageProblem};
+use super::{DoneQuery, Frame, Markup, Moment, PageProblem, dead_letters::reason_label};
 use crate::{
     App, Shared,
     api::replays::{DryRun, ReplayForm, Wanted, begin, dry_run, find, read, stop},
@@ -31,8 +31,8 @@ use crate::{
 };
 
 const LINES: i64 = 25;
-/// Groups that can be replayed at once, each by a replay of its own.
-const ASKS_MAX: usize = 50;
+/// Groups that can be replayed at once. Each becomes its own replay.
+const GROUPS_MAX: usize = 50;
 const REFRESH: Duration = Duration::from_secs(1);
 
 #[derive(Default, Deserialize)]
@@ -67,25 +67,33 @@ impl Shown {
         self.replay.state == ReplayState::Running
     }
 
-    fn what(&self) -> String {
-        let replay = &self.replay;
-        let mut words = match (replay.kind, replay.delivery_state.as_deref()) {
-            (ReplayKind::Missing, _) => "Events it never got".to_owned(),
-            (ReplayKind::Deliveries, Some("dead")) => "Dead letters".to_owned(),
-            (ReplayKind::Deliveries, Some("delivered")) => "Delivered ones again".to_owned(),
-            (ReplayKind::Deliveries, Some(_)) => "Those that wait".to_owned(),
-            (ReplayKind::Deliveries, None) => "Whatever has not arrived".to_owned(),
-        };
-        if let Some(reason) = replay.reason {
-            words = format!("{words} ({reason})");
+    /// What is replayed.
+    fn selection(&self) -> &'static str {
+        match (self.replay.kind, self.replay.delivery_state.as_deref()) {
+            (ReplayKind::Missing, _) => "Missed events",
+            (ReplayKind::Deliveries, Some("dead")) => "Dead letters",
+            (ReplayKind::Deliveries, Some("delivered")) => "Delivered events",
+            (ReplayKind::Deliveries, Some(_)) => "Pending deliveries",
+            (ReplayKind::Deliveries, None) => "Undelivered events",
         }
-        words
     }
 
-    /// In words that a person can plan by.
+    /// `Replay of dead letters: order.created`.
+    fn title(&self) -> String {
+        let title = format!("Replay of {}", self.selection().to_lowercase());
+        match &self.replay.event_type {
+            Some(name) => format!("{title}: {name}"),
+            None => title,
+        }
+    }
+
+    fn reason(&self) -> Option<&'static str> {
+        self.replay.reason.map(reason_label)
+    }
+
     fn time_left(&self) -> String {
         match self.replay.seconds_left() {
-            None => "not known yet".to_owned(),
+            None => "estimating…".to_owned(),
             Some(seconds) if seconds < 90 => format!("{seconds} s"),
             Some(seconds) if seconds < 5_400 => format!("{} min", seconds / 60),
             Some(seconds) => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
@@ -93,10 +101,9 @@ impl Shown {
     }
 
     fn rate(&self) -> String {
-        self.replay.rate().map_or_else(
-            || "not measured yet".to_owned(),
-            |rate| format!("{rate:.0} a second"),
-        )
+        self.replay
+            .rate()
+            .map_or_else(|| "measuring…".to_owned(), |rate| format!("{rate:.0} per second"))
     }
 
     fn percent(&self) -> i64 {
@@ -106,7 +113,7 @@ impl Shown {
         }
     }
 
-    fn arrived(&self) -> i64 {
+    fn delivered(&self) -> i64 {
         let replay = &self.replay;
         (replay.done() - replay.skipped - replay.retrying - replay.dead).max(0)
     }
@@ -151,7 +158,7 @@ pub(crate) struct ReplayPage {
     now: Markup,
 }
 
-/// The part that comes anew.
+/// The part that is updated live.
 #[derive(Template)]
 #[template(path = "replay_now.html")]
 struct Now<'a> {
@@ -165,12 +172,9 @@ pub(crate) async fn show(
     Query(query): Query<DoneQuery>,
 ) -> Result<ReplayPage, PageProblem> {
     let shown = Shown::from(find(&app, session.scope(), &id).await?);
-    let sentences = [
-        ("started", "The replay has begun."),
-        ("cancelled", "The replay was cancelled."),
-    ];
+    let messages = [("started", "Replay started."), ("cancelled", "Replay cancelled.")];
     Ok(ReplayPage {
-        frame: Frame::new(session, "replays").with_done(&query.done, &sentences),
+        frame: Frame::new(session, "replays").with_done(&query.done, &messages),
         now: Markup::of(&Now { shown: &shown })?,
         shown,
     })
@@ -197,12 +201,20 @@ pub(crate) async fn follow(
     })
 }
 
-/// One of what is looked at before it is begun.
+/// One of the replays that would be started.
 struct Preview {
     form: ReplayForm,
-    /// The endpoint's URL; the id that was asked for where there is none.
+    /// The endpoint's URL, or the given ID if there is no such endpoint.
     endpoint: String,
     found: Result<DryRun, String>,
+}
+
+impl Preview {
+    fn reason(&self) -> Option<&'static str> {
+        let given = self.form.reason.as_deref()?;
+        let reason = DeadReason::ALL.iter().find(|reason| reason.as_str() == given)?;
+        Some(reason_label(*reason))
+    }
 }
 
 #[derive(Template, WebTemplate)]
@@ -211,22 +223,23 @@ pub(crate) struct PreviewPage {
     frame: Frame,
     previews: Vec<Preview>,
     total: i64,
-    /// The forms again, for the button.
+    /// The requests, encoded for the form that starts them.
     asks: String,
     rate: i32,
     rate_max: i32,
 }
 
-/// What would be sent: of groups of dead letters (`group=endpoint~type~reason`, several), or of one form.
+/// Previews the replay of several groups of dead letters (`group=endpoint~type~reason`), or of one request.
 pub(crate) async fn preview(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
     RawQuery(query): RawQuery,
 ) -> Result<PreviewPage, PageProblem> {
     let forms = read_query(query.as_deref().unwrap_or_default());
-    if forms.is_empty() || forms.len() > ASKS_MAX {
+    if forms.is_empty() || forms.len() > GROUPS_MAX {
         return Err(Problem::bad_request(format!(
-            "Choose between 1 and {ASKS_MAX} groups. Go back and choose."
+            "Select between 1 and {GROUPS_MAX} groups, not {}.",
+            forms.len()
         ))
         .into());
     }
@@ -289,7 +302,7 @@ fn read_query(query: &str) -> Vec<ReplayForm> {
     }
     if groups.is_empty() && one.endpoint.is_some() {
         let ReplayForm { kind, state, .. } = &mut one;
-        // The choice of the form is one word for both.
+        // The form has a single choice for both fields.
         if kind.as_deref() != Some("missing") {
             *state = state.take().or(kind.take()).filter(|word| word != "failed");
         }
@@ -313,7 +326,7 @@ fn read_group(text: &str) -> Option<ReplayForm> {
     })
 }
 
-/// What a browser's field for a time holds has no zone.
+/// Values of `datetime-local` inputs have no time zone.
 fn in_utc(text: String) -> String {
     match text.len() {
         16 => format!("{text}:00Z"),
@@ -322,10 +335,10 @@ fn in_utc(text: String) -> String {
     }
 }
 
-/// The tenant is the endpoint's, and of a customer no other than their own.
+/// The endpoint to replay to. Customers find only their own.
 async fn endpoint_of(app: &App, scope: Option<TenantId>, form: &ReplayForm) -> Result<EndpointRow, Problem> {
-    let missing = || Problem::invalid("/endpoint", "there is no such endpoint");
     let public_id = form.endpoint.as_deref().unwrap_or_default();
+    let missing = || Problem::invalid("/endpoint", format!("there is no endpoint {public_id:?}"));
     let number = endpoints::find_number(&app.pool, scope, public_id)
         .await?
         .ok_or_else(missing)?;
@@ -349,11 +362,11 @@ pub(crate) async fn start(
 ) -> Result<Redirect, PageProblem> {
     let asked = || serde_json::from_slice(&BASE64URL_NOPAD.decode(form.asks.as_bytes()).ok()?).ok();
     let asks: Vec<ReplayForm> =
-        asked().ok_or_else(|| Problem::bad_request("The form can't be read. Go back and try again."))?;
-    if asks.is_empty() || asks.len() > ASKS_MAX {
-        return Err(Problem::bad_request("There is nothing to replay.").into());
+        asked().ok_or_else(|| Problem::bad_request("Malformed form. Go back and try again."))?;
+    if asks.is_empty() || asks.len() > GROUPS_MAX {
+        return Err(Problem::bad_request("Nothing to replay.").into());
     }
-    // Before the transaction: whoever holds one connection must not wait for another.
+    // Before the transaction: a request that holds a connection must not wait for another one.
     let mut all = Vec::new();
     for mut ask in asks.iter().cloned() {
         ask.rate_per_second = form.rate_per_second;
@@ -397,7 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_and_single_forms_are_read_from_the_address() {
+    fn groups_and_single_requests_are_read_from_the_address() {
         let forms = read_query("group=ep_1~invoice.paid~gone&group=ep_2~a~exhausted&since=2026-01-01T00:00");
         assert_eq!(forms.len(), 2);
         assert_eq!(forms[0].endpoint.as_deref(), Some("ep_1"));

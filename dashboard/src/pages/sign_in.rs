@@ -1,4 +1,4 @@
-//! The forms for signing in and out. Who somebody is, `auth` says.
+//! The sign-in and sign-out forms. `auth` checks passwords and manages sessions.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -20,11 +20,12 @@ use crate::{
         Actor, ClientAddress, Confirmed, Session, SignIn, cookie, expired_cookie, session_cookie, sign_in,
         sign_in_cookie, tokens_match,
     },
+    figures::counted,
     problem::Problem,
     tables,
 };
 
-/// Ties the form to the browser that asked for it: there is no session yet.
+/// Ties the form to the browser that requested it, because there is no session yet.
 const FORM_COOKIE: &str = "postrider_sign_in";
 
 #[derive(Template, WebTemplate)]
@@ -58,10 +59,10 @@ pub(crate) async fn submit(
     headers: HeaderMap,
     form: Result<Form<SignInForm>, axum::extract::rejection::FormRejection>,
 ) -> Result<Response, PageProblem> {
-    let Form(form) = form.map_err(|_| Problem::bad_request("The form can't be read."))?;
+    let Form(form) = form.map_err(|_| Problem::bad_request("Malformed form."))?;
     let expected = cookie(&headers, FORM_COOKIE).unwrap_or_default();
     if !tokens_match(&form.csrf, expected) {
-        let notice = "The form was too old. Try again.".to_owned();
+        let notice = "This page expired. Please sign in again.".to_owned();
         return Ok(form_page(&app, StatusCode::FORBIDDEN, Some(notice)));
     }
     Ok(match sign_in(&app, address, &form.login, &form.password).await? {
@@ -70,12 +71,15 @@ pub(crate) async fn submit(
             (set_cookie(&set), Redirect::to("/")).into_response()
         }
         SignIn::Wrong => {
-            let notice = "The login or the password is not right.".to_owned();
+            let notice = "Incorrect login or password.".to_owned();
             form_page(&app, StatusCode::UNAUTHORIZED, Some(notice))
         }
         SignIn::TooOften(wait) => {
             let seconds = wait.as_secs() + 1;
-            let notice = format!("Too many attempts. Try again in {seconds} s.");
+            let notice = format!(
+                "Too many attempts. Try again in {}.",
+                counted(seconds, "second", "seconds")
+            );
             let mut response = form_page(&app, StatusCode::TOO_MANY_REQUESTS, Some(notice));
             response
                 .headers_mut()
@@ -107,7 +111,7 @@ pub(crate) async fn leave(
     Ok((set_cookie(&set), Redirect::to("/sign-in")).into_response())
 }
 
-/// Every session of the person, on every machine; of a customer, every one of their tenant.
+/// Ends all sessions of the user. For customers these are all sessions of their tenant.
 pub(crate) async fn leave_everywhere(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,

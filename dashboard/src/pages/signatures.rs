@@ -1,5 +1,5 @@
-//! The signature debugger: a delivery that was sent, or a request that somebody pastes, taken apart.
-//! What is computed with a secret is shown only to who may see the secret; `signed` says why.
+//! The signature debugger page: inspects the signatures of a delivery or of a pasted request.
+//! Signatures computed with a secret are shown only to users who may see the secret; see `signed`.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -25,7 +25,7 @@ use crate::{
 
 const SECRETS_SHOWN_MAX: i64 = 20;
 const PICKS: i64 = 8;
-/// More of the signed bytes is not shown; the commands hold all of them.
+/// Longer content is truncated on the page; the commands include all of it.
 const SHOWN_BYTES_MAX: usize = 16 * 1024;
 
 #[derive(Default, Deserialize)]
@@ -35,7 +35,7 @@ pub(crate) struct SignaturesQuery {
     attempt: Option<i16>,
 }
 
-/// A delivery to choose from.
+/// A recent delivery to choose from.
 struct Pick {
     id: String,
     event: String,
@@ -43,7 +43,7 @@ struct Pick {
     url: String,
 }
 
-/// One signature of the header, and where it comes from.
+/// A signature of the header and the secret it was made with.
 struct Made {
     signature: String,
     state: &'static str,
@@ -51,7 +51,7 @@ struct Made {
     retires: Moment,
 }
 
-/// An attempt taken apart.
+/// The details of an attempt.
 struct Shown {
     delivery: String,
     event: String,
@@ -61,7 +61,7 @@ struct Shown {
     format: &'static str,
     sent: Moment,
     header: String,
-    before: String,
+    prefix: String,
     content: String,
     content_bytes: usize,
     is_cut: bool,
@@ -70,7 +70,7 @@ struct Shown {
     mistakes: Vec<Mistake>,
 }
 
-/// What was pasted, so that the form has it still.
+/// The pasted request, kept so that the form can show it again.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PasteForm {
@@ -100,7 +100,7 @@ pub(crate) async fn show(
     let wanted = query.delivery.trim();
     let shown = match wanted {
         "" => None,
-        text => Some(take_apart(&app, &session, text, query.attempt).await?),
+        text => Some(inspect(&app, &session, text, query.attempt).await?),
     };
     let mut page = blank(&app, session).await?;
     page.wanted = wanted.to_owned();
@@ -137,12 +137,7 @@ async fn known(app: &Shared, endpoint: &EndpointRow) -> Result<Vec<Known>, Probl
     Ok(Known::open(&app.vault, endpoint.owner(), rows))
 }
 
-async fn take_apart(
-    app: &Shared,
-    session: &Session,
-    text: &str,
-    number: Option<i16>,
-) -> Result<Shown, Problem> {
+async fn inspect(app: &Shared, session: &Session, text: &str, number: Option<i16>) -> Result<Shown, Problem> {
     let missing = || Problem::not_found("delivery");
     let id: DeliveryId = text.parse().map_err(|_| missing())?;
     let delivery = deliveries::find(&app.pool, session.scope(), id)
@@ -165,7 +160,7 @@ async fn take_apart(
         .iter()
         .find(|attempt| number.is_none_or(|number| attempt.number == number))
         .ok_or_else(|| {
-            Problem::conflict("Nothing was sent yet in this attempt: there is no signature to look at.")
+            Problem::conflict("No request was sent in this attempt, so there is no signature to inspect.")
         })?;
     let header = attempt.signature.clone().unwrap_or_default();
     let event = delivery.event();
@@ -180,25 +175,25 @@ async fn take_apart(
     let made: Vec<Made> = signed::signatures(&header)
         .into_iter()
         .map(|signature| {
-            let maker = request.maker(&signature, &secrets);
+            let secret = request.secret_of(&signature, &secrets);
             Made {
-                state: maker.map_or("unknown", |known| known.state(now)),
-                created: Moment(maker.map(|known| known.created_at)),
-                retires: Moment(maker.and_then(|known| known.retires_at)),
+                state: secret.map_or("unknown", |known| known.state(now)),
+                created: Moment(secret.map(|known| known.created_at)),
+                retires: Moment(secret.and_then(|known| known.retires_at)),
                 signature,
             }
         })
         .collect();
-    // A secret that may be seen may be computed with; whoever may not see it gets the words alone.
+    // Users who may not see the secret get the explanations without the signatures.
     let frame = Frame::new(session.clone(), "signatures");
     let mut mistakes = secrets
         .first()
         .map_or(Vec::new(), |known| request.mistakes(known));
     if !frame.may_manage() {
-        mistakes.iter_mut().for_each(|mistake| mistake.made.clear());
+        mistakes.iter_mut().for_each(|mistake| mistake.signature.clear());
     }
     let content = request.content();
-    let before = content.len() - body.len();
+    let prefix = content.len() - body.len();
     let cut = content.len().min(SHOWN_BYTES_MAX);
     Ok(Shown {
         delivery: id.to_string(),
@@ -207,8 +202,8 @@ async fn take_apart(
         numbers: sent.iter().map(|attempt| attempt.number).collect(),
         format: endpoint.settings.signature.as_str(),
         sent: Moment(Some(attempt.started_at)),
-        before: String::from_utf8_lossy(&content[..before]).into_owned(),
-        content: String::from_utf8_lossy(&content[before..cut.max(before)]).into_owned(),
+        prefix: String::from_utf8_lossy(&content[..prefix]).into_owned(),
+        content: String::from_utf8_lossy(&content[prefix..cut.max(prefix)]).into_owned(),
         content_bytes: content.len(),
         is_cut: cut < content.len(),
         commands: request.commands(
@@ -222,7 +217,7 @@ async fn take_apart(
     })
 }
 
-/// Changes nothing, and answers with a page: what is pasted may be longer than an address.
+/// Checks a pasted request. It is a POST although it changes nothing, because a body may be too long for an address.
 pub(crate) async fn check(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
@@ -233,7 +228,7 @@ pub(crate) async fn check(
     let header = form.signature.trim();
     let time = signed::time_of(header).or_else(|| form.timestamp.trim().parse().ok());
     let secrets = known(&app, &endpoint).await?;
-    // A form's lines end in \r\n whatever was pasted; bodies are sent with \n or none.
+    // Browsers submit line breaks as \r\n; bodies are sent with \n.
     let body = form.body.replace("\r\n", "\n");
     let request = Request {
         format: endpoint.settings.signature,
@@ -244,8 +239,9 @@ pub(crate) async fn check(
     let verdict = match time {
         Some(_) => request.verdict(header, &secrets, Utc::now()),
         None => Verdict {
-            good: false,
-            words: "There is no time: it is the t of the header, or Webhook-Timestamp.".to_owned(),
+            is_valid: false,
+            message: "The timestamp is missing: enter Webhook-Timestamp, or a Webhook-Signature with t=."
+                .to_owned(),
         },
     };
     let mut page = blank(&app, session).await?;

@@ -1,4 +1,4 @@
-//! What the installation stands on: dispatchers with their shards, partitions, sizes.
+//! The system page: dispatchers and their shards, partitions and table sizes.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,11 @@ use super::{Frame, Moment, PageProblem};
 use crate::{
     Shared,
     auth::Session,
+    figures::grouped,
     tables::system::{self, DatabaseRow, DispatcherRow, ShardRow, TableRow},
 };
 
-/// Older days are summed up.
+/// Older days are combined into one row.
 const DAYS_SHOWN: usize = 31;
 
 /// One day's partitions.
@@ -54,7 +55,7 @@ impl SystemPage {
         ranges(&dispatcher.shards)
     }
 
-    /// Without what the distribution says of its own package.
+    /// The version without the suffix that Linux distributions add.
     fn postgres(&self) -> &str {
         self.database.version.split(' ').next().unwrap_or_default()
     }
@@ -95,7 +96,7 @@ pub(crate) async fn show(
     })
 }
 
-/// Partitions are named after their table and day: `events_20261116`. The newest first.
+/// Groups partitions by day, newest first. They are named `events_20261116`.
 fn by_day(partitions: Vec<TableRow>) -> Vec<Day> {
     let mut days: BTreeMap<NaiveDate, Day> = BTreeMap::new();
     for partition in partitions {
@@ -119,7 +120,7 @@ fn by_day(partitions: Vec<TableRow>) -> Vec<Day> {
 fn summed(days: &[Day]) -> Option<Day> {
     let oldest = days.last()?;
     Some(Day {
-        name: format!("{} and older, from {}", days[0].name, oldest.name),
+        name: format!("{} and older, since {}", days[0].name, oldest.name),
         events: days.iter().map(|day| day.events).sum(),
         attempts: days.iter().map(|day| day.attempts).sum(),
         bytes: days.iter().map(|day| day.bytes).sum(),
@@ -135,14 +136,14 @@ fn ranges(shards: &[i16]) -> String {
             _ => spans.push((*shard, *shard)),
         }
     }
-    let words: Vec<String> = spans
+    let ranges: Vec<String> = spans
         .into_iter()
         .map(|(first, last)| match first == last {
             true => first.to_string(),
             false => format!("{first}–{last}"),
         })
         .collect();
-    words.join(", ")
+    ranges.join(", ")
 }
 
 fn size(bytes: i64) -> String {
@@ -153,21 +154,9 @@ fn size(bytes: i64) -> String {
         (1_000, "kB"),
     ];
     match units.into_iter().find(|(unit, _)| bytes >= *unit) {
-        Some((unit, word)) => format!("{:.1} {word}", bytes as f64 / unit as f64),
+        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / unit as f64),
         None => format!("{bytes} B"),
     }
-}
-
-/// With a thin space between thousands.
-fn grouped(number: i64) -> String {
-    let digits = number.unsigned_abs().to_string();
-    let groups: Vec<&str> = digits
-        .as_bytes()
-        .rchunks(3)
-        .rev()
-        .filter_map(|group| std::str::from_utf8(group).ok())
-        .collect();
-    format!("{}{}", if number < 0 { "−" } else { "" }, groups.join("\u{2009}"))
 }
 
 #[cfg(test)]
@@ -175,17 +164,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_for_people() {
+    fn ranges_and_sizes_are_formatted() {
         assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0–2, 5, 7–8");
         assert_eq!(ranges(&[]), "");
         assert_eq!(size(999), "999 B");
         assert_eq!(size(1_500_000), "1.5 MB");
-        assert_eq!(grouped(1_234_567), "1\u{2009}234\u{2009}567");
-        assert_eq!(grouped(12), "12");
     }
 
     #[test]
-    fn partitions_are_put_together_by_day() {
+    fn partitions_are_grouped_by_day() {
         let part = |name: &str, rows, bytes| TableRow {
             name: name.to_owned(),
             rows,
@@ -197,11 +184,11 @@ mod tests {
             part("events_20261116", 2, 1_000),
             part("odd", 9, 9),
         ]);
-        let told: Vec<_> = days
+        let found: Vec<_> = days
             .iter()
             .map(|d| (d.name.as_str(), d.events, d.attempts, d.bytes))
             .collect();
-        assert_eq!(told, [("2026-11-16", 2, 3, 1_100), ("2026-11-15", 1, 0, 10)]);
+        assert_eq!(found, [("2026-11-16", 2, 3, 1_100), ("2026-11-15", 1, 0, 10)]);
         assert!(summed(&[]).is_none());
         assert_eq!(summed(&days).map(|day| day.bytes), Some(1_110));
     }

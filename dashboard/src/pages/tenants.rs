@@ -1,4 +1,4 @@
-//! Tenants: found, made, renamed, removed, and the way into a customer's own pages.
+//! The tenant pages: search, creation, settings, deletion, and portal links for customers.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -32,16 +32,13 @@ use crate::{
 const LINES: i64 = 50;
 const KEYS_SHOWN_MAX: i64 = 100;
 const ENTRIES_SHOWN: i64 = 10;
-const WORDS_BYTES_MAX: usize = 200;
+const SEARCH_BYTES_MAX: usize = 200;
 const DONE: [(&str, &str); 3] = [
-    ("made", "The tenant is made."),
-    ("changed", "The tenant is changed."),
-    (
-        "ended",
-        "Everybody who came by a link of this tenant is signed out.",
-    ),
+    ("made", "Tenant created."),
+    ("changed", "Tenant updated."),
+    ("ended", "All customers of this tenant were signed out."),
 ];
-const DONE_LIST: [(&str, &str); 1] = [("removed", "The tenant is deleted; nothing more is sent for it.")];
+const DONE_LIST: [(&str, &str); 1] = [("removed", "Tenant deleted.")];
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -55,7 +52,7 @@ pub(crate) struct TenantsQuery {
 #[template(path = "tenants.html")]
 pub(crate) struct TenantsPage {
     frame: Frame,
-    words: String,
+    search: String,
     lines: Vec<TenantSummary>,
     next: Option<String>,
 }
@@ -71,8 +68,11 @@ pub(crate) async fn list(
     Extension(session): Extension<Session>,
     Query(query): Query<TenantsQuery>,
 ) -> Result<TenantsPage, PageProblem> {
-    if !is_plain_text(&query.q, WORDS_BYTES_MAX) {
-        return Err(Problem::bad_request("These words can't be looked for.").into());
+    if !is_plain_text(&query.q, SEARCH_BYTES_MAX) {
+        return Err(Problem::bad_request(format!(
+            "Invalid search text: must be plain text of at most {SEARCH_BYTES_MAX} bytes."
+        ))
+        .into());
     }
     let after = query
         .cursor
@@ -83,7 +83,7 @@ pub(crate) async fn list(
     let page = listing::Page::cut(found, LINES, |tenant| tenant.row.slug.clone());
     Ok(TenantsPage {
         frame: Frame::new(session, "tenants").with_done(&query.done, &DONE_LIST),
-        words: query.q,
+        search: query.q,
         lines: page.data,
         next: page.next_cursor,
     })
@@ -95,11 +95,11 @@ pub(crate) struct TenantPage {
     frame: Frame,
     tenant: TenantSummary,
     created: Moment,
-    /// In force, of this tenant alone.
+    /// Active keys that are limited to this tenant.
     keys: Vec<KeyRow>,
     customers: i64,
     entries: Vec<AuditRow>,
-    /// Made just now, and shown this once.
+    /// The portal link that was just created; it is shown only once.
     link: Option<Link>,
 }
 
@@ -162,7 +162,7 @@ pub(crate) struct MakeForm {
     name: String,
 }
 
-/// What is there already is not changed by a form that says "new".
+/// Creates a tenant. Unlike the API's PUT, it never changes an existing one.
 pub(crate) async fn make(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
@@ -170,10 +170,10 @@ pub(crate) async fn make(
 ) -> Result<Redirect, PageProblem> {
     let slug = form.id.trim();
     if tenants::find(&app.pool, slug).await?.is_some() {
-        return Err(Problem::conflict("There is a tenant of this id already.").into());
+        return Err(Problem::conflict(format!("A tenant with the ID {slug:?} already exists.")).into());
     }
     let wanted = TenantForm {
-        name: said(form.name),
+        name: text_or_none(form.name),
         ..TenantForm::default()
     };
     let (row, _) = store(&app, &actor, slug, wanted).await?;
@@ -195,7 +195,7 @@ pub(crate) async fn change(
 ) -> Result<Redirect, PageProblem> {
     let row = find(&app, &slug).await?;
     let wanted = TenantForm {
-        name: said(form.name),
+        name: text_or_none(form.name),
         rotate_every_days: days("rotate_every_days", &form.rotate_every_days)?,
         retention_days: days("retention_days", &form.retention_days)?,
         all_operational_events: Some(row.all_operational_events),
@@ -207,20 +207,20 @@ pub(crate) async fn change(
 fn days(field: &str, text: &str) -> Result<Option<i64>, Problem> {
     match text.trim() {
         "" => Ok(None),
-        text => text
-            .parse()
-            .map(Some)
-            .map_err(|_| Problem::invalid(format!("/{field}"), "must be a whole number of days")),
+        text => text.parse().map(Some).map_err(|_| {
+            let detail = format!("must be a whole number of days, not {text:?}");
+            Problem::invalid(format!("/{field}"), detail)
+        }),
     }
 }
 
-fn said(text: String) -> Option<String> {
+fn text_or_none(text: String) -> Option<String> {
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
 #[derive(Deserialize)]
 pub(crate) struct RemoveForm {
-    /// The id, written once more.
+    /// The tenant ID, repeated as a confirmation.
     confirm: String,
 }
 
@@ -231,7 +231,7 @@ pub(crate) async fn delete(
     Submitted(form): Submitted<RemoveForm>,
 ) -> Result<Redirect, PageProblem> {
     if form.confirm.trim() != slug {
-        return Err(Problem::invalid("/confirm", "must be the id of the tenant, to be sure").into());
+        return Err(Problem::invalid("/confirm", format!("must be the tenant ID {slug:?}")).into());
     }
     remove(&app, &actor, &slug).await?;
     Ok(Redirect::to("/tenants?done=removed"))

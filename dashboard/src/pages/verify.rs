@@ -1,4 +1,4 @@
-//! How to verify a signature, in four languages, with the real header of the endpoint's latest delivery.
+//! The verification code page: snippets in four languages, with the headers of the endpoint's latest delivery.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -16,7 +16,7 @@ use crate::{
     tables::{attempts, endpoints, events},
 };
 
-/// A longer body is told of and not written into the snippet.
+/// Requests with a longer body are not shown as a sample.
 const BODY_SHOWN_MAX: usize = 4 * 1024;
 const ENDPOINTS_SHOWN_MAX: i64 = 100;
 
@@ -51,7 +51,7 @@ const LANGUAGES: [Language; 4] = [
     },
 ];
 
-/// The latest request that the endpoint took.
+/// The latest request that the endpoint accepted.
 struct Sample {
     event: String,
     timestamp: i64,
@@ -127,7 +127,7 @@ pub(crate) async fn show(
     })
 }
 
-/// The endpoint that took the latest delivery: there is a real header to show.
+/// The endpoint of the latest successful delivery, which has a real header to show.
 async fn latest(app: &Shared, scope: Option<TenantId>) -> Result<Option<EndpointId>, Problem> {
     let filter = Filter {
         tenant: scope,
