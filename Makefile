@@ -21,7 +21,7 @@ test: $(NODE)/installed ## installs what is missing and runs every test
 	@rm -f $(POSTRIDER_TEST_SKIPPED)
 	@cargo test --workspace; status=$$?; sh tests/skipped.sh; exit $$status
 
-bench: ## measures deliveries against a bare HTTP client, in the same run
+bench: ## measures deliveries compared with the bare HTTP client, in one run
 	@sh deploy/install.sh postgres
 	cargo build --release
 	@$${CARGO_TARGET_DIR:-target}/release/postrider bench
