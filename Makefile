@@ -1,15 +1,15 @@
-# The commands of this project. `make help` lists them.
+# Project commands. `make help` lists them.
 
 VENV := target/python
 NODE := target/node
 export POSTRIDER_TEST_PYTHON := $(CURDIR)/$(VENV)/bin/python
 export POSTRIDER_TEST_NODE_PATH := $(CURDIR)/$(NODE)/node_modules
-# Tests that could not run on this machine, one in a line.
+# Tests that could not run on this machine, one per line.
 export POSTRIDER_TEST_SKIPPED := $(CURDIR)/target/skipped-tests
 
 .PHONY: help run test bench chaos soak overload neighbours screenshots fmt lint install
 
-help: ## what can be made
+help: ## lists the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-11s %s\n", $$1, $$2 }'
 
 run: ## installs what is missing, builds, and starts everything on a private Postgres in .postrider/
@@ -26,28 +26,28 @@ bench: ## measures deliveries compared with the bare HTTP client, in one run
 	cargo build --release --package postrider --package postrider-bench
 	@$${CARGO_TARGET_DIR:-target}/release/postrider-bench
 
-screenshots: $(NODE)/installed ## makes the pictures of every page in docs/screenshots/
+screenshots: $(NODE)/installed ## takes screenshots of every page into docs/screenshots/
 	cargo test --test it -- --ignored --exact screenshots::every_page_has_its_picture
 
 SEED ?= $(shell date +%s)
 MINUTES ?=
 
-chaos: ## tries to lose an event: SEED=… repeats a plan of faults, MINUTES=… is how long (10), BAD=… which bad tenants
+chaos: ## tries to lose an event: SEED=… repeats a fault plan, MINUTES=… sets the duration (10), BAD=… the bad tenants
 	@sh deploy/install.sh postgres pgbouncer
 	POSTRIDER_CHAOS_SEED=$(SEED) POSTRIDER_CHAOS_BAD=$(BAD) POSTRIDER_CHAOS_SECONDS=$$(($(or $(MINUTES),10) * 60)) \
 		cargo test --test chaos -- --exact runs::nothing_is_lost_whatever_happens --nocapture
 
-soak: ## half of the measured throughput for MINUTES=… (30); the report goes to docs/soak/
+soak: ## runs at half the measured throughput for MINUTES=… (30) and writes a report to docs/soak/
 	@sh deploy/install.sh postgres
 	POSTRIDER_SOAK_SECONDS=$$(($(or $(MINUTES),30) * 60)) \
 		cargo test --release --test chaos -- --exact soak::half_the_throughput_for_long_changes_nothing --ignored --nocapture
 
-overload: ## more than can be delivered for MINUTES=… (10), and how it is caught up with
+overload: ## emits more than can be delivered for MINUTES=… (10), then watches it catch up
 	@sh deploy/install.sh postgres
 	POSTRIDER_OVERLOAD_SECONDS=$$(($(or $(MINUTES),10) * 60)) cargo test --release --test chaos -- --nocapture \
 		--exact overload::a_backlog_grows_on_disk_and_not_in_memory_and_drains_in_order_while_emits_stay_fast
 
-neighbours: ## how soon healthy tenants are served beside a bad one, over alone: ROWS=1,5 chooses, SECONDS=… of each stage (25)
+neighbours: ## measures the latency of healthy tenants next to a bad one, relative to alone: ROWS=1,5 selects, SECONDS=… per stage (25)
 	@sh deploy/install.sh postgres
 	POSTRIDER_NEIGHBOURS_ROWS=$(ROWS) POSTRIDER_NEIGHBOURS_SECONDS=$(or $(SECONDS),25) cargo test --release --test chaos -- --nocapture \
 		--ignored --exact neighbours::healthy_tenants_are_served_beside_a_bad_one_as_they_are_alone
@@ -58,12 +58,12 @@ install: ## only installs what is missing
 fmt: ## formats the code
 	cargo fmt --all
 
-lint: ## the checks that need no test
+lint: ## checks formatting, clippy and the deployment files
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	@sh deploy/check.sh
 
-# Libraries of others verify our signatures in the tests. Node comes with the Python packages, so that its version does
+# In the tests, third-party libraries verify our signatures. Node comes with the Python packages, so that its version does
 # not depend on the system.
 $(VENV)/installed: tests/judges/requirements.txt | install
 	python3 -m venv $(VENV)

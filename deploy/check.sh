@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks what is in deploy/, and that the API's description is one that clients can be made from. What a missing program would check is passed over, and said so. (Whether what is told of
-# settings and metrics is true is a test: src/settings/tests.rs, tests/it/figures.rs.)
+# Checks the files in deploy/, and that clients can be generated from the OpenAPI document. Checks whose tool is missing are
+# skipped with a message. (Documented settings and metrics are checked by src/settings/tests.rs and tests/it/figures.rs.)
 # usage: check.sh
 set -eu
 cd "$(dirname "$0")/.."
@@ -11,30 +11,30 @@ fail() {
     echo "check.sh: $*" >&2
     failed=1
 }
-# check NAME COMMAND…: runs it where there is a program of this name.
+# check NAME COMMAND…: runs the command if the program NAME is installed.
 check() {
     name=$1
     shift
     if ! command -v "$name" >/dev/null; then
-        echo "check.sh: $name is not installed: passed over" >&2
+        echo "check.sh: $name is not installed: skipped" >&2
     elif ! output=$("$@" 2>&1); then
         fail "$*"
         echo "$output" >&2
     fi
 }
 
-# What checks comes from PyPI, and promtool from Debian's package, unpacked and not installed: it would start a service.
+# The tools come from PyPI. promtool comes from Debian's package, which is only unpacked: installing it would start a service.
 get_tools() {
     [ ! -e "$tools/installed" ] || return 0
     mkdir -p "$tools/prometheus"
     if ! python3 -m venv "$tools" || ! "$tools/bin/python" -m pip install --quiet --disable-pip-version-check \
         --requirement deploy/requirements.txt; then
-        echo "check.sh: the tools of deploy/requirements.txt can't be had" >&2
+        echo "check.sh: could not install the tools in deploy/requirements.txt" >&2
         return 0
     fi
     if ! command -v promtool >/dev/null; then
         (cd "$tools" && apt-get download -qq prometheus && dpkg -x prometheus_*.deb prometheus && rm prometheus_*.deb) ||
-            { echo "check.sh: promtool can't be had" >&2 && return 0; }
+            { echo "check.sh: could not download promtool" >&2 && return 0; }
     fi
     touch "$tools/installed"
 }
@@ -47,7 +47,7 @@ check promtool promtool check rules deploy/prometheus/alerts.yaml
 check promtool promtool test rules deploy/prometheus/alerts_test.yaml
 for file in deploy/kubernetes/*.yaml; do
     case $file in
-    # One has no kind that the cluster knows, the other gets its name only there.
+    # kustomization.yaml is not a cluster resource, and migrate.yaml uses generateName.
     */kustomization.yaml | */migrate.yaml) ;;
     *) check kubernetes-validate kubernetes-validate --strict --quiet "$file" ;;
     esac

@@ -1,17 +1,17 @@
 #!/bin/sh
 # Installs what a development machine lacks, with the system's own package manager.
 # usage: install.sh [postgres] [pgbouncer] [python] [curl] [jq] [openssl] [namespaces] [strace] [browser]
-# Does nothing, and needs no network, when everything is there. Starts no service and makes no system cluster.
+# Does nothing, and needs no network, if everything is present. Starts no service and creates no system cluster.
 set -eu
 
 postgres_major_min=14
 
-# The newest server's major version, or nothing.
+# Prints the major version of the newest installed server, if any.
 postgres_major() {
     for program in "$(command -v postgres || true)" /usr/lib/postgresql/*/bin/postgres /usr/pgsql-*/bin/postgres \
         /usr/libexec/postgresql*/postgres /usr/lib/postgresql*/bin/postgres /opt/homebrew/opt/postgresql*/bin/postgres \
         /usr/local/opt/postgresql*/bin/postgres /usr/local/pgsql/bin/postgres; do
-        # hstore comes in a package of its own on some systems.
+        # Some systems ship hstore in a separate package.
         [ -x "$program" ] && has_hstore "$program" && "$program" --version
     done 2>/dev/null | sed -n 's/.*(PostgreSQL) \([0-9]*\).*/\1/p' | sort -n | tail -n 1
 }
@@ -27,16 +27,16 @@ has() {
         major=$(postgres_major)
         [ -n "$major" ] && [ "$major" -ge $postgres_major_min ]
         ;;
-    # Debian keeps it out of the PATH of those who are not root.
+    # On Debian it is not in the PATH of non-root users.
     pgbouncer) [ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null ;;
     python) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
     curl | jq | openssl) command -v "$1" >/dev/null ;;
-    # Some tests make a network of their own. Only Linux has that.
+    # Some tests create a network namespace, which only Linux has.
     namespaces) [ "$(uname)" != Linux ] || { command -v ip && command -v unshare; } >/dev/null ;;
-    # Who was connected to is watched by it. Only Linux has it.
+    # A test watches outgoing connections with it. Linux only.
     strace) [ "$(uname)" != Linux ] || command -v strace >/dev/null ;;
     browser) command -v chromium >/dev/null && command -v chromedriver >/dev/null ;;
-    *) echo "install.sh: it is not known how to install $1" >&2 && exit 2 ;;
+    *) echo "install.sh: don't know how to install $1" >&2 && exit 2 ;;
     esac
 }
 
@@ -46,12 +46,12 @@ as_root() {
     elif command -v sudo >/dev/null; then
         sudo "$@"
     else
-        echo "install.sh: run this as root, or install sudo: $*" >&2
+        echo "install.sh: run this as root or install sudo: $*" >&2
         exit 1
     fi
 }
 
-# What a thing is called by a package manager.
+# Package names by package manager.
 packages() {
     case $1-$2 in
     apt-postgres) echo postgresql ;;
@@ -74,13 +74,13 @@ packages() {
 }
 
 install_apt() {
-    # Debian makes and starts a cluster when the server is installed. This file is asked before it does.
+    # Debian creates and starts a cluster when the server is installed, unless this file says not to.
     settings=/etc/postgresql-common/createcluster.conf
     if ! grep -qs '^create_main_cluster *= *false' $settings; then
         as_root mkdir -p /etc/postgresql-common
         echo 'create_main_cluster = false' | as_root tee -a $settings >/dev/null
     fi
-    # And it starts what it installs, unless this says no.
+    # It also starts services it installs, unless policy-rc.d forbids it.
     policy=/usr/sbin/policy-rc.d
     if [ ! -e $policy ]; then
         printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null
@@ -116,7 +116,7 @@ names=
 for thing in $missing; do
     names="$names $(packages "$family" "$thing")"
 done
-# Each name is a word of its own.
+# Word splitting is intended: each name is one argument.
 # shellcheck disable=SC2086
 case $manager in
 apt-get) install_apt $names ;;
@@ -126,12 +126,12 @@ pacman) as_root pacman -Sy --noconfirm --needed $names ;;
 zypper) as_root zypper --non-interactive install $names ;;
 brew) brew install $names ;;
 *)
-    echo "install.sh: no known package manager here. Install these and try again:" >&2
+    echo "install.sh: no supported package manager found. Install these and try again:" >&2
     for thing in $missing; do
         case $thing in
-        postgres) echo "  PostgreSQL $postgres_major_min or newer: the server with its contrib modules" >&2 ;;
+        postgres) echo "  PostgreSQL $postgres_major_min or newer: server and contrib modules" >&2 ;;
         python) echo "  Python 3 with venv" >&2 ;;
-        browser) echo "  Chromium with its chromedriver" >&2 ;;
+        browser) echo "  Chromium and chromedriver" >&2 ;;
         *) echo "  $thing" >&2 ;;
         esac
     done
@@ -141,8 +141,8 @@ esac
 
 for thing in $missing; do
     if ! has "$thing"; then
-        echo "install.sh: $thing was installed, but is not new enough or not where it is looked for." >&2
-        [ "$thing" != postgres ] || echo "PostgreSQL $postgres_major_min or newer is needed." >&2
+        echo "install.sh: $thing was installed, but is too old or not in a known location." >&2
+        [ "$thing" != postgres ] || echo "PostgreSQL $postgres_major_min or newer is required." >&2
         exit 1
     fi
 done

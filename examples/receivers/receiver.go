@@ -1,12 +1,12 @@
-// A complete webhook receiver with nothing but Go's standard library.
+// A complete webhook receiver using only Go's standard library.
 //
 //	WEBHOOK_SECRET=whsec_... go run receiver.go
 //
-// It checks the signature over the raw bytes, handles each event once however often it comes, ignores news that is older
-// than what it knows, and answers fast. While a secret is being rotated, set both with a comma between them.
+// It verifies the signature over the raw bytes, processes each event once however often it arrives, ignores stale sequence
+// numbers, and responds fast. During a rotation, set both secrets separated by a comma.
 //
 // Go's standard library has database/sql, but no driver. Import one below and set WEBHOOK_DRIVER and WEBHOOK_DATABASE.
-// Without them events are remembered in memory: enough to try it, but a restart forgets.
+// Without them ids are kept in memory: enough to try it out, but lost on restart.
 package main
 
 import (
@@ -46,7 +46,8 @@ type event struct {
 	} `json:"data"`
 }
 
-// isGenuine tells whether one of the secrets made one of the signatures in `t=<unix>,v1=<hex>[,v1=<hex>]`, just now.
+// isGenuine reports whether one of the secrets produced one of the signatures in `t=<unix>,v1=<hex>[,v1=<hex>]`, within
+// the tolerance.
 func isGenuine(header string, body []byte, secrets []string, now int64) bool {
 	if len(header) > headerBytesMax {
 		return false
@@ -90,12 +91,12 @@ func isGenuine(header string, body []byte, secrets []string, now int64) bool {
 	return false
 }
 
-// A store does the work and remembers the event: both or neither. It says what it did.
+// A store does the work and remembers the event, atomically. It returns what it did.
 type store interface {
 	handle(ctx context.Context, e event) (string, error)
 }
 
-// sqlStore keeps both in one transaction of your database. The statements are SQLite's and Postgres's.
+// sqlStore does both in one transaction of your database. The statements work in SQLite and Postgres.
 type sqlStore struct{ db *sql.DB }
 
 func openSQL(driver, source string) (store, error) {
@@ -119,7 +120,7 @@ func (s sqlStore) handle(ctx context.Context, e event) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer tx.Rollback() // Nothing happens after a commit.
+	defer tx.Rollback() // A no-op after a commit.
 	rows, err := affected(tx.ExecContext(ctx, "INSERT INTO received (id) VALUES ($1) ON CONFLICT DO NOTHING", e.ID))
 	if err != nil {
 		return "", err
@@ -127,7 +128,7 @@ func (s sqlStore) handle(ctx context.Context, e event) (string, error) {
 	if rows == 0 {
 		return "seen before", nil
 	}
-	// The work. Keep it this small: what takes longer goes into a queue of your own, in this transaction.
+	// The work. Keep it this small: put anything slow into your own queue, in this transaction.
 	rows, err = affected(tx.ExecContext(ctx,
 		`INSERT INTO invoices (id, status, sequence) VALUES ($1, $2, $3)
 		 ON CONFLICT (id) DO UPDATE
@@ -150,7 +151,7 @@ func affected(result sql.Result, err error) (int64, error) {
 	return result.RowsAffected()
 }
 
-// memoryStore does the same with nothing behind it.
+// memoryStore does the same in memory.
 type memoryStore struct {
 	lock     sync.Mutex
 	received map[string]bool
@@ -182,7 +183,7 @@ func receiver(secrets []string, s store) http.HandlerFunc {
 			w.WriteHeader(http.StatusRequestEntityTooLarge)
 			return
 		case err != nil:
-			return // It hung up.
+			return // The client disconnected.
 		case !isGenuine(r.Header.Get("Webhook-Signature"), body, secrets, time.Now().Unix()):
 			w.WriteHeader(http.StatusUnauthorized)
 			return
@@ -195,10 +196,10 @@ func receiver(secrets []string, s store) http.HandlerFunc {
 		done, err := s.handle(r.Context(), e)
 		if err != nil {
 			log.Print(err)
-			w.WriteHeader(http.StatusServiceUnavailable) // It is sent again.
+			w.WriteHeader(http.StatusServiceUnavailable) // It will be retried.
 			return
 		}
-		// Anything but 2xx is sent again: an event that came before, or came late, is a success.
+		// Anything but 2xx is retried, so return 2xx for duplicates and stale events too.
 		w.WriteHeader(http.StatusNoContent)
 		fmt.Println(done, e.ID)
 	}
@@ -221,7 +222,7 @@ func main() {
 			log.Fatal(err)
 		}
 	} else {
-		log.Print("no WEBHOOK_DRIVER: events are remembered in memory, until a restart")
+		log.Print("WEBHOOK_DRIVER is not set: ids are kept in memory and lost on restart")
 	}
 	port := os.Getenv("PORT")
 	if port == "" {

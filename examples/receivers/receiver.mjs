@@ -1,9 +1,9 @@
-// A complete webhook receiver with nothing but Node's standard library (Node 22.13 or newer, for node:sqlite).
+// A complete webhook receiver using only Node's standard library (Node 22.13 or newer, for node:sqlite).
 //
 //     WEBHOOK_SECRET=whsec_... node receiver.mjs
 //
-// It checks the signature over the raw bytes, handles each event once however often it comes, ignores news that is older
-// than what it knows, and answers fast. While a secret is being rotated, set both with a comma between them.
+// It verifies the signature over the raw bytes, processes each event once however often it arrives, ignores stale sequence
+// numbers, and responds fast. During a rotation, set both secrets separated by a comma.
 
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import { createServer } from 'node:http';
@@ -19,7 +19,7 @@ if (SECRETS.length === 0) {
   process.exit(1);
 }
 
-/** Whether one of our secrets made one of the signatures in `t=<unix>,v1=<hex>[,v1=<hex>]`, just now. */
+/** Whether one of our secrets produced one of the signatures in `t=<unix>,v1=<hex>[,v1=<hex>]`, within the tolerance. */
 function isGenuine(header, body, now) {
   if (!/^[!-~]{1,4096}$/.test(header)) return false;
   const parts = header.split(',').map((part) => [part.slice(0, part.indexOf('=')), part.slice(part.indexOf('=') + 1)]);
@@ -47,13 +47,13 @@ const work = db.prepare(
    WHERE excluded.sequence IS NULL OR excluded.sequence > COALESCE(invoices.sequence, 0)`,
 );
 
-/** Does the work and remembers the event in one transaction: both or neither. Says what it did. */
+/** Does the work and stores the event's id in one transaction. Returns what it did. */
 function handle(event) {
   db.exec('BEGIN IMMEDIATE');
   try {
     let done = 'seen before';
     if (remember.run(event.id).changes === 1) {
-      // The work. Keep it this small: what takes longer goes into a queue of your own, in this transaction.
+      // The work. Keep it this small: put anything slow into your own queue, in this transaction.
       const { changes } = work.run(event.data.id, event.type, event.sequence ?? null);
       done = changes === 1 ? 'handled' : 'stale';
     }
@@ -65,7 +65,7 @@ function handle(event) {
   }
 }
 
-/** The bytes as they came in, or nothing when they are too many. */
+/** The raw body, or undefined if it is too large. */
 async function read(request) {
   const chunks = [];
   let size = 0;
@@ -85,11 +85,11 @@ const server = createServer(async (request, response) => {
     if (!isGenuine(request.headers['webhook-signature'] ?? '', body, Date.now() / 1000)) return answer(401);
     const event = JSON.parse(body);
     const done = handle(event);
-    // Anything but 2xx is sent again: an event that came before, or came late, is a success.
+    // Anything but 2xx is retried, so return 2xx for duplicates and stale events too.
     answer(204);
     console.log(done, event.id);
   } catch (error) {
-    // What can't be read will never be; everything else is sent again.
+    // Malformed input will never succeed; everything else is worth a retry.
     answer(error instanceof SyntaxError || error instanceof TypeError ? 400 : 503);
   }
 });

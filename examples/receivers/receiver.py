@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A complete webhook receiver with nothing but Python's standard library.
+"""A complete webhook receiver using only Python's standard library.
 
     WEBHOOK_SECRET=whsec_... python3 receiver.py
 
-It checks the signature over the raw bytes, handles each event once however often it comes, ignores news that is older
-than what it knows, and answers fast. While a secret is being rotated, set both with a comma between them.
+It verifies the signature over the raw bytes, processes each event once however often it arrives, ignores stale sequence
+numbers, and responds fast. During a rotation, set both secrets separated by a comma.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ SIGNATURES_MAX = 10
 
 
 def is_genuine(header, body, now):
-    """Whether one of our secrets made one of the signatures in `t=<unix>,v1=<hex>[,v1=<hex>]`, just now."""
+    """Whether one of our secrets produced one of the signatures in `t=<unix>,v1=<hex>[,v1=<hex>]`, within the tolerance."""
     if not re.fullmatch(r"[!-~]{1,4096}", header):
         return False
     parts = [part.partition("=") for part in header.split(",")]
@@ -42,14 +42,14 @@ def is_genuine(header, body, now):
 
 
 def handle(event):
-    """Does the work and remembers the event in one transaction: both or neither. Says what it did."""
+    """Does the work and stores the event's id in one transaction. Returns what it did."""
     db = sqlite3.connect(DATABASE, timeout=10, isolation_level=None)
     try:
         db.execute("BEGIN IMMEDIATE")
         new = db.execute("INSERT INTO received (id) VALUES (?) ON CONFLICT DO NOTHING", (event["id"],)).rowcount
         if not new:
             return "seen before"
-        # The work. Keep it this small: what takes longer goes into a queue of your own, in this transaction.
+        # The work. Keep it this small: put anything slow into your own queue, in this transaction.
         changed = db.execute(
             """INSERT INTO invoices (id, status, sequence) VALUES (?, ?, ?)
                ON CONFLICT (id) DO UPDATE
@@ -60,7 +60,7 @@ def handle(event):
         db.execute("COMMIT")
         return "handled" if changed else "stale"
     finally:
-        # Rolls back what was not committed.
+        # Rolls back unless committed.
         db.close()
 
 
@@ -80,9 +80,9 @@ class Receiver(BaseHTTPRequestHandler):
             done = handle(event)
         except (ValueError, KeyError, TypeError):
             return self.answer(400)
-        # Anything but 2xx is sent again: an event that came before, or came late, is a success.
+        # Anything but 2xx is retried, so return 2xx for duplicates and stale events too.
         self.answer(204)
-        # One write: other requests are told of at the same time.
+        # A single write, so that lines of concurrent requests do not mix.
         sys.stdout.write(f"{done} {event['id']}\n")
         sys.stdout.flush()
 

@@ -4,8 +4,8 @@
 //! WEBHOOK_SECRET=whsec_... WEBHOOK_DATABASE=postgresql://localhost/shop cargo run --example receiver
 //! ```
 //!
-//! It checks the signature over the raw bytes, handles each event once however often it comes, ignores news that is
-//! older than what it knows, and answers fast. While a secret is being rotated, set both with a comma between them.
+//! It verifies the signature over the raw bytes, processes each event once however often it arrives, ignores stale sequence
+//! numbers, and responds fast. During a rotation, set both secrets separated by a comma.
 
 use std::{env, sync::Arc, time::SystemTime};
 
@@ -42,7 +42,7 @@ struct Receiver {
     pool: PgPool,
 }
 
-/// `Bytes`, not `Json`: what was signed is the body as it came in.
+/// `Bytes`, not `Json`: the signature covers the raw body.
 async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body: Bytes) -> StatusCode {
     let header = headers
         .get("webhook-signature")
@@ -58,19 +58,19 @@ async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body
         return StatusCode::BAD_REQUEST;
     };
     match handle(&receiver.pool, &event).await {
-        // Anything but 2xx is sent again: an event that came before, or came late, is a success.
+        // Anything but 2xx is retried, so return 2xx for duplicates and stale events too.
         Ok(done) => {
             println!("{done} {}", event.id);
             StatusCode::NO_CONTENT
         }
         Err(error) => {
-            eprintln!("{} could not be handled and will come again: {error}", event.id);
+            eprintln!("could not process {}, it will be retried: {error}", event.id);
             StatusCode::SERVICE_UNAVAILABLE
         }
     }
 }
 
-/// Does the work and remembers the event in one transaction: both or neither. Says what it did.
+/// Does the work and stores the event's id in one transaction. Returns what it did.
 async fn handle(pool: &PgPool, event: &Event) -> Result<&'static str, sqlx::Error> {
     let mut tx = pool.begin().await?;
     let new = sqlx::query("insert into received (id) values ($1) on conflict do nothing")
@@ -80,7 +80,7 @@ async fn handle(pool: &PgPool, event: &Event) -> Result<&'static str, sqlx::Erro
     if new.rows_affected() == 0 {
         return Ok("seen before");
     }
-    // The work. Keep it this small: what takes longer goes into a queue of your own, in this transaction.
+    // The work. Keep it this small: put anything slow into your own queue, in this transaction.
     let changed = sqlx::query(
         "insert into invoices (id, status, sequence) values ($1, $2, $3)
          on conflict (id) do update

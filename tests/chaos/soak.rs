@@ -297,8 +297,8 @@ impl Report {
         std::fs::create_dir_all(folder).expect("a folder");
         let mut drifted = Vec::new();
         let mut text = format!(
-            "# Soak\n\n`make soak` held {:.0} deliveries a second, {:.0} % of the {:.0} that this machine reaches, emits among them, for \
-             {:.0} minutes: one process, {ENDPOINTS} endpoints, bodies of half a kilobyte, a database with its durability on.\n\n\
+            "# Soak\n\n`make soak` sustained {:.0} deliveries per second, {:.0} % of this machine's maximum of {:.0}, including the emits, for \
+             {:.0} minutes: one process, {ENDPOINTS} endpoints, bodies of half a kilobyte, a database with durability on.\n\n\
              | | first tenth | last tenth | change | flat |\n|---|---|---|---|---|\n",
             self.held,
             100.0 * SHARE,
@@ -324,7 +324,7 @@ impl Report {
             std::fs::write(folder.join(format!("{file}.svg")), plot(&self.samples, title, of))
                 .expect("written");
         }
-        text.push_str("\nEach within 10 %, or below what a look can tell apart.\n\n");
+        text.push_str("\nFlat means within 10 %, or below the noise of the measurement.\n\n");
         for (file, title, ..) in CURVES {
             let _ = writeln!(text, "![{title}]({file}.svg)\n");
         }

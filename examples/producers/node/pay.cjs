@@ -1,4 +1,4 @@
-// Marks an invoice as paid and tells the customer, in one transaction.
+// Marks an invoice as paid and emits the event, in one transaction.
 const { Client } = require("pg");
 
 async function main() {
@@ -20,7 +20,7 @@ async function main() {
     await client.query(process.env.ROLL_BACK ? "rollback" : "commit");
     console.log(rows[0].id);
   } finally {
-    // An error before the commit ends the connection, and with it the transaction.
+    // After an error, closing the connection rolls back the transaction.
     await client.end();
   }
 }

@@ -1,4 +1,4 @@
-"""Marks an invoice as paid and tells the customer, in one transaction."""
+"""Marks an invoice as paid and emits the event, in one transaction."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import psycopg
 invoice = os.environ["INVOICE"]
 
 with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
-    # Leaving the block commits; an exception rolls everything back, the event too.
+    # Leaving the block commits; an exception rolls back everything, including the event.
     with connection.transaction() as transaction:
         connection.execute("update invoices set paid = true where id = %s", (invoice,))
         (event_id,) = connection.execute(

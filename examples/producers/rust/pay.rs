@@ -1,5 +1,5 @@
-//! Marks an invoice as paid and tells the customer, in one transaction. The crate checks the data against the type's
-//! schema as well.
+//! Marks an invoice as paid and emits the event, in one transaction. The crate also validates the data against the type's
+//! schema.
 
 use std::env;
 
@@ -14,7 +14,7 @@ async fn main() -> anyhow::Result<()> {
         env::var("TENANT").context("TENANT")?,
         env::var("INVOICE").context("INVOICE")?,
     );
-    // One for each database: it keeps compiled schemas.
+    // One per database: it caches compiled schemas.
     let sender = Sender::default();
     let mut connection = PgConnection::connect(&database).await?;
 
