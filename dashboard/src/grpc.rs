@@ -19,13 +19,15 @@ use tonic::{Code, Request, Response, Status, Streaming, metadata::MetadataMap, s
 
 use crate::{
     App, Shared,
+    actions::emits::OwnedEvent,
     api::{batch, events},
-    emits::OwnedEvent,
-    input::size,
-    meters::{Call, METERS, Source},
-    pool::proves_rollback,
-    problem::{Fault, Kind, Problem},
-    traced::{Carried, Traced},
+    http::{
+        input::size,
+        metrics::{Call, METERS, Source},
+        problem::{Fault, Kind, Problem},
+        trace_context::{Carried, Traced},
+    },
+    tables::pool::proves_rollback,
 };
 
 /// The generated code.

@@ -4,41 +4,15 @@
 //! The path of a request: `routes` (which rule) → `auth` (identity and permission) → `api/<noun>` or `pages/<page>` →
 //! `tables/<table>`.
 
+mod actions;
 mod api;
-mod audit;
 mod auth;
-mod chart;
-mod curl;
-mod deliveries;
-mod emits;
-mod export;
-mod figures;
 pub mod grpc;
-mod idempotency;
-mod input;
-mod listening;
-mod listing;
-mod live;
-mod meters;
-mod misread;
+mod http;
 mod openapi;
 mod pages;
-mod patience;
-mod people;
-mod pool;
-mod problem;
-mod replay;
-mod replica;
 mod routes;
-mod schema_table;
-mod settled;
-mod shares;
-mod signed;
-mod slots;
 mod tables;
-mod traced;
-mod transcript;
-mod trials;
 
 use std::{
     io,
@@ -52,22 +26,20 @@ use postrider_proto::TenantId;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use live::Live;
-use patience::Patient;
+use http::idle_timeout::Patient;
+use pages::live::Live;
 
+pub use actions::{emits::Emits, trials::Trials};
 #[doc(hidden)]
 pub use api::events::read_emit_body;
 pub use auth::{
     PasswordError, REQUEST_RATE_DEFAULT, RequestRates, Role, Rule, TENANT_REQUEST_RATE_DEFAULT,
     TrustedProxies, set_admin_password,
 };
-pub use emits::Emits;
+pub use http::{shares::Limits, slots::Slots};
 pub use openapi::document as openapi_document;
-pub use pool::{Held, Pool, Reserves, STATEMENT_TIMEOUT};
 pub use routes::Route;
-pub use shares::Limits;
-pub use slots::Slots;
-pub use trials::Trials;
+pub use tables::pool::{Held, Pool, Reserves, STATEMENT_TIMEOUT};
 
 /// Everything the API and the pages need; created by the root.
 #[derive(Clone)]
@@ -99,7 +71,10 @@ pub struct App {
 
 /// Slots for listener streams.
 pub fn streams() -> Arc<Slots<TenantId>> {
-    Slots::new(listening::STREAMS_MAX, listening::STREAMS_PER_TENANT_MAX)
+    Slots::new(
+        actions::listening::STREAMS_MAX,
+        actions::listening::STREAMS_PER_TENANT_MAX,
+    )
 }
 
 /// Cloning it for each request only increments a reference count.
@@ -123,16 +98,16 @@ pub async fn serve(
     replica: Option<Pool>,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    meters::start();
+    http::metrics::start();
     let app = Arc::new(app);
-    tokio::spawn(listening::sweep(app.clone(), stop.clone()));
+    tokio::spawn(actions::listening::sweep(app.clone(), stop.clone()));
     let failures = auth::failures::keep(app.clone(), stop.clone());
     // With the peer's address: failed sign-ins are counted by it.
     let live = Live::until(stop.clone());
     let mut router = routes::build(app.clone(), None, live.clone()).0;
     if let Some(pool) = replica {
         let follows = Arc::new(AtomicBool::new(false));
-        tokio::spawn(replica::watch(
+        tokio::spawn(tables::read_replica::watch(
             app.pool.clone(),
             pool.clone(),
             follows.clone(),
@@ -143,7 +118,7 @@ pub async fn serve(
             ..App::clone(&app)
         };
         let reads = routes::build(app.clone(), Some(Arc::new(reading)), live).0;
-        router = replica::serve(router.clone(), reads.fallback_service(router), follows);
+        router = tables::read_replica::serve(router.clone(), reads.fallback_service(router), follows);
     }
     let service = router.into_make_service_with_connect_info::<SocketAddr>();
     // `tap_io` does nothing here except that it provides the peer's address for a custom listener.

@@ -15,11 +15,13 @@ use tower_http::{catch_panic::CatchPanicLayer, trace::TraceLayer};
 use crate::{
     Shared, api,
     auth::{self, Counts, Gate, Rule},
-    idempotency,
-    live::Live,
-    meters::{self, Counted},
-    openapi, pages,
-    problem::{Kind, Problem},
+    http::{
+        idempotency,
+        metrics::{self, Counted},
+        problem::{Kind, Problem},
+    },
+    openapi,
+    pages::{self, live::Live},
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,7 +204,7 @@ impl Routes {
         }
         let route = route
             .route_layer(from_fn_with_state(gate, auth::check))
-            .route_layer(from_fn_with_state(Counted::of(path, rule), meters::measure));
+            .route_layer(from_fn_with_state(Counted::of(path, rule), metrics::measure));
         self.router = self.router.route(path, route);
         self.list.push(Route { method, path, rule });
         self

@@ -13,11 +13,10 @@ use utoipa::ToSchema;
 use super::{Answer, endpoint_rules::Faults};
 use crate::{
     Shared,
-    audit::{self, Action, Entry},
+    actions::audit::{self, Action, Entry},
     auth::{Actor, Tenant},
-    input::Body,
+    http::{input::Body, problem::Problem},
     openapi::shapes,
-    problem::Problem,
     tables::{
         self,
         alerts::{self, AlertRow},

@@ -17,13 +17,15 @@ use utoipa::ToSchema;
 use super::Answer;
 use crate::{
     Shared,
-    audit::{self, Action, Entry},
+    actions::audit::{self, Action, Entry},
     auth::{Actor, fingerprint},
-    idempotency::{Claim, Work},
-    input::{Body, Query, is_plain_text},
-    listing::{Page, PageQuery},
+    http::{
+        idempotency::{Claim, Work},
+        input::{Body, Query, is_plain_text},
+        pagination::{Page, PageQuery},
+        problem::{Problem, excerpt},
+    },
     openapi::shapes,
-    problem::{Problem, excerpt},
     tables::{self, api_keys, tenants},
 };
 

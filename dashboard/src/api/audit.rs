@@ -9,8 +9,10 @@ use utoipa::ToSchema;
 use super::Answer;
 use crate::{
     Shared,
-    input::Query,
-    listing::{Page, PageQuery},
+    http::{
+        input::Query,
+        pagination::{Page, PageQuery},
+    },
     openapi::shapes,
     tables::audit::{self, Narrowed},
 };

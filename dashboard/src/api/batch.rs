@@ -21,13 +21,15 @@ use utoipa::ToSchema;
 use super::events::{EmitForm, refusal};
 use crate::{
     App, Shared,
-    emits::OwnedEvent,
-    idempotency::{Claim, Work},
-    input::{Text, read_form},
-    meters::{METERS, Source},
+    actions::emits::OwnedEvent,
+    http::{
+        idempotency::{Claim, Work},
+        input::{Text, read_form},
+        metrics::{METERS, Source},
+        problem::{Fault, Kind, Problem},
+        trace_context::{Carried, Traced},
+    },
     openapi::shapes,
-    problem::{Fault, Kind, Problem},
-    traced::{Carried, Traced},
 };
 
 /// Errors reported per event, so that a response about a thousand invalid events stays small.

@@ -9,7 +9,7 @@ use serde_json::{Value, json, value::RawValue};
 use super::Answer;
 use crate::{
     Shared,
-    problem::Problem,
+    http::problem::Problem,
     tables::{event_types, schemas},
 };
 

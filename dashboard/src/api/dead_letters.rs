@@ -14,15 +14,17 @@ use serde::Deserialize;
 use super::deliveries::parse_time;
 use crate::{
     Shared,
+    actions::export::{self, Exported, Format},
     auth::Tenant,
-    deliveries::{Filter, first_id_of},
-    export::{self, Exported, Format},
-    input::Query,
-    listing::{self, Page},
-    problem::{Kind, Problem},
+    http::{
+        input::Query,
+        pagination::{self, Page},
+        problem::{Kind, Problem},
+    },
     tables::{
         self,
         dead_letters::{self, Group, GroupFilter, read_reason},
+        deliveries::{Filter, first_id_of},
         endpoints, event_types,
     },
 };
@@ -47,7 +49,7 @@ pub(crate) async fn list(
     headers: HeaderMap,
     Query(query): Query<DeadLetterQuery>,
 ) -> Result<Response, Problem> {
-    let limit = listing::limit(query.limit.as_deref())?;
+    let limit = pagination::limit(query.limit.as_deref())?;
     let format = Format::wanted(query.format.as_deref(), &headers)?;
     let time = |name: &str, text: &Option<String>| text.as_deref().map(|t| parse_time(name, t)).transpose();
     let (since, until) = (time("since", &query.since)?, time("until", &query.until)?);
@@ -77,7 +79,7 @@ pub(crate) async fn list(
         let wanted = Exported {
             name: "dead-letters",
             filter: (!is_missing).then_some(filter),
-            after: query.cursor.as_deref().map(listing::decode).transpose()?,
+            after: query.cursor.as_deref().map(pagination::decode).transpose()?,
             limit: query.limit.is_some().then_some(limit),
         };
         let share = app.limits.exports.take(&tenant.slug).await?;
@@ -91,7 +93,7 @@ pub(crate) async fn list(
             Some(name) => Some(event_types::numbers(&app.pool, name).await?),
         },
         reason,
-        after: query.cursor.as_deref().map(listing::decode).transpose()?,
+        after: query.cursor.as_deref().map(pagination::decode).transpose()?,
     };
     let groups = match (is_missing, since.is_some() || until.is_some()) {
         (true, _) => Vec::new(),

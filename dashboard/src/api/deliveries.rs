@@ -15,17 +15,24 @@ use utoipa::ToSchema;
 use super::{Answer, events};
 use crate::{
     Shared,
+    actions::{
+        export::{self, Exported, Format},
+        replay::Asked,
+    },
     auth::{Actor, Arrived, Tenant},
-    deliveries::{self, Delivery, Filter},
-    export::{self, Exported, Format},
-    idempotency::{Claim, Work},
-    input::Query,
-    listing::{self, Page},
+    http::{
+        idempotency::{Claim, Work},
+        input::Query,
+        pagination::{self, Page},
+        problem::Problem,
+    },
     openapi::shapes,
-    problem::Problem,
-    replay::Asked,
-    tables::{attempts, endpoints},
-    transcript::{Attempt, custom_header_names},
+    tables::{
+        attempt_view::{Attempt, custom_header_names},
+        attempts,
+        deliveries::{self, Delivery, Filter},
+        endpoints,
+    },
 };
 
 #[derive(Default, Deserialize)]
@@ -136,8 +143,8 @@ pub(crate) async fn list(
     headers: HeaderMap,
     Query(query): Query<DeliveryQuery>,
 ) -> Result<Response, Problem> {
-    let limit = listing::limit(query.limit.as_deref())?;
-    let after = query.cursor.as_deref().map(listing::decode).transpose()?;
+    let limit = pagination::limit(query.limit.as_deref())?;
+    let after = query.cursor.as_deref().map(pagination::decode).transpose()?;
     let format = Format::wanted(query.format.as_deref(), &headers)?;
     let filter = filter(&app, &tenant, &query).await?;
     if let Some(format) = format {
@@ -156,7 +163,7 @@ pub(crate) async fn list(
     };
     let page = Page {
         data: found.iter().map(DeliveryView::from).collect(),
-        next_cursor: next.map(|id| listing::encode(&id)),
+        next_cursor: next.map(|id| pagination::encode(&id)),
     };
     Ok(Json(page).into_response())
 }
@@ -295,7 +302,7 @@ pub(crate) async fn replay(
     let id = parse_id(&id)?;
     let asked = Asked { arrived, seen: None };
     let mut work = Work::begin(&app, claim).await?;
-    crate::replay::replay(&mut work, &actor, Some(tenant.id), id, asked).await?;
+    crate::actions::replay::replay(&mut work, &actor, Some(tenant.id), id, asked).await?;
     let delivery = load(&app, &mut work, &tenant, id).await?;
     let response = work.commit(StatusCode::ACCEPTED, &delivery).await?;
     app.wake.now();

@@ -9,7 +9,7 @@ use sqlx::PgExecutor;
 
 use super::endpoint_rules::Faults;
 use crate::{
-    problem::Problem,
+    http::problem::Problem,
     tables::endpoints::{self as table, EndpointRow},
 };
 

@@ -27,9 +27,11 @@ use super::{
     },
 };
 use crate::{
-    input::{given, given_object, is_plain_text},
+    http::{
+        input::{given, given_object, is_plain_text},
+        problem::Problem,
+    },
     openapi::shapes,
-    problem::Problem,
     tables::endpoints::EndpointSettings,
 };
 

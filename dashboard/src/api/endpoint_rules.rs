@@ -18,8 +18,8 @@ use postrider_proto::{
 use serde_json::Value;
 
 use crate::{
-    problem::{Fault, Problem, excerpt},
-    transcript::HIDDEN,
+    http::problem::{Fault, Problem, excerpt},
+    tables::attempt_view::HIDDEN,
 };
 
 /// Collects all errors, not only the first one.

@@ -35,20 +35,24 @@ use super::{
 };
 use crate::{
     Shared,
-    audit::{self, Action, Entry},
+    actions::{
+        audit::{self, Action, Entry},
+        wait_until_applied::{self, settled},
+    },
     auth::{Actor, Tenant},
-    idempotency::{Claim, Work},
-    input::{Body, Query},
-    listing::{Page, PageQuery},
+    http::{
+        idempotency::{Claim, Work},
+        input::{Body, Query},
+        pagination::{Page, PageQuery},
+        problem::Problem,
+    },
     openapi::shapes,
-    problem::Problem,
-    settled::{self, settled},
     tables::{
         self,
+        attempt_view::{HIDDEN, custom_header_names},
         endpoints::{self as table, EndpointRow, EndpointSettings},
         schemas,
     },
-    transcript::{HIDDEN, custom_header_names},
 };
 
 /// Null where the platform default applies.
@@ -249,7 +253,7 @@ pub(crate) async fn patch(
         detail: Some(serde_json::json!({"url": settings.url, "state": settings.state})),
     };
     audit::write(&mut transaction, entry).await?;
-    let xid = settled::current(&mut transaction).await?;
+    let xid = wait_until_applied::current(&mut transaction).await?;
     transaction.commit().await?;
     app.wake.now();
     settled(&app.pool, row.shard, &xid).await?;
@@ -328,7 +332,7 @@ pub(crate) async fn delete(
         detail: None,
     };
     audit::write(&mut transaction, entry).await?;
-    let xid = settled::current(&mut transaction).await?;
+    let xid = wait_until_applied::current(&mut transaction).await?;
     transaction.commit().await?;
     app.wake.now();
     settled(&app.pool, row.shard, &xid).await?;

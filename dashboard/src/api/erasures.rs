@@ -12,10 +12,12 @@ use utoipa::ToSchema;
 use super::Answer;
 use crate::{
     Shared,
-    input::Query,
-    listing::{Page, PageQuery},
+    http::{
+        input::Query,
+        pagination::{Page, PageQuery},
+        problem::Problem,
+    },
     openapi::shapes,
-    problem::Problem,
     tables::is_public_id,
 };
 

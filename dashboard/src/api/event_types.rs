@@ -27,12 +27,14 @@ use super::{
 };
 use crate::{
     Shared,
-    audit::{self, Action, Entry},
+    actions::audit::{self, Action, Entry},
     auth::Actor,
-    input::{Query, Text, is_plain_text},
-    listing::{Page, PageQuery},
+    http::{
+        input::{Query, Text, is_plain_text},
+        pagination::{Page, PageQuery},
+        problem::{Fault, Kind, Problem, excerpt},
+    },
     openapi::shapes,
-    problem::{Fault, Kind, Problem, excerpt},
     tables::{self, event_types::EventTypeRow, schemas},
 };
 

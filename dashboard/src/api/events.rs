@@ -22,17 +22,21 @@ use uuid::Uuid;
 use super::{Answer, deliveries::DeliveryView};
 use crate::{
     Shared,
+    actions::emits::OwnedEvent,
     auth::Tenant,
-    deliveries::{self, Filter},
-    emits::OwnedEvent,
-    idempotency::{Claim, Work},
-    input::{Query, Text},
-    listing::{Page, PageQuery, encode},
-    meters::{Key, METERS, Repeated, Source},
+    http::{
+        idempotency::{Claim, Work},
+        input::{Query, Text},
+        metrics::{Key, METERS, Repeated, Source},
+        pagination::{Page, PageQuery, encode},
+        problem::{Fault, Kind, Problem, sentence},
+        trace_context::Traced,
+    },
     openapi::shapes,
-    problem::{Fault, Kind, Problem, sentence},
-    tables::events::{self, EventRow},
-    traced::Traced,
+    tables::{
+        deliveries::{self, Filter},
+        events::{self, EventRow},
+    },
 };
 
 /// The data plus the fields around it.

@@ -11,7 +11,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use super::Answer;
-use crate::{Shared, openapi, problem::Problem};
+use crate::{Shared, http::problem::Problem, openapi};
 
 const DATABASE_TIME_MAX: Duration = Duration::from_secs(1);
 

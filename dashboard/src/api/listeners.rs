@@ -28,13 +28,17 @@ use super::{
 };
 use crate::{
     Shared,
-    audit::{self, Action, Entry},
+    actions::{
+        audit::{self, Action, Entry},
+        listening::{LIFE, STREAMS_MAX, STREAMS_PER_TENANT_MAX, Session},
+    },
     auth::{Actor, Tenant},
-    idempotency::{Claim, Work},
-    input::OptionalBody,
-    listening::{LIFE, STREAMS_MAX, STREAMS_PER_TENANT_MAX, Session},
+    http::{
+        idempotency::{Claim, Work},
+        input::OptionalBody,
+        problem::{Kind, Problem},
+    },
     openapi::shapes,
-    problem::{Kind, Problem},
     tables::{
         self,
         endpoints::{self, EndpointSettings},

@@ -26,6 +26,6 @@ pub(crate) mod trials;
 
 use axum::Json;
 
-use crate::problem::Problem;
+use crate::http::problem::Problem;
 
 type Answer<T> = Result<Json<T>, Problem>;

@@ -8,9 +8,11 @@ use utoipa::ToSchema;
 use crate::{
     Shared,
     auth::{Actor, Tenant, portal},
-    idempotency::{Claim, Work},
-    input::OptionalBody,
-    problem::Problem,
+    http::{
+        idempotency::{Claim, Work},
+        input::OptionalBody,
+        problem::Problem,
+    },
     tables::tenants,
 };
 

@@ -22,14 +22,18 @@ use utoipa::ToSchema;
 use super::{Answer, deliveries::parse_time, endpoint_rules::Faults};
 use crate::{
     App, Shared,
-    audit::{self, Action, Entry},
+    actions::{
+        audit::{self, Action, Entry},
+        wait_until_applied::{self, all_settled},
+    },
     auth::{Actor, Tenant},
-    idempotency::{Claim, Work},
-    input::{OptionalBody, Query},
-    listing::{Page, PageQuery},
+    http::{
+        idempotency::{Claim, Work},
+        input::{OptionalBody, Query},
+        pagination::{Page, PageQuery},
+        problem::{Kind, Problem, excerpt},
+    },
     openapi::shapes,
-    problem::{Kind, Problem, excerpt},
-    settled::{self, all_settled},
     tables::{self, endpoints, event_types, is_public_id, random_public_id},
 };
 
@@ -434,7 +438,7 @@ pub(crate) async fn stop(
         detail: None,
     };
     audit::write(&mut transaction, entry).await?;
-    let xid = settled::current(&mut transaction).await?;
+    let xid = wait_until_applied::current(&mut transaction).await?;
     transaction.commit().await?;
     app.wake.now();
     all_settled(&app.pool, &shards, &xid).await?;

@@ -8,8 +8,10 @@ use super::Answer;
 use crate::{
     Shared,
     auth::Tenant,
-    input::Query,
-    listing::{Page, PageQuery},
+    http::{
+        input::Query,
+        pagination::{Page, PageQuery},
+    },
     tables::rotations::{self, Of, RotationRow},
 };
 

@@ -20,13 +20,17 @@ use utoipa::ToSchema;
 use super::{Answer, endpoint_rules::check_secret};
 use crate::{
     Shared,
-    audit::{self, Action, Entry},
+    actions::{
+        audit::{self, Action, Entry},
+        wait_until_applied::settled,
+    },
     auth::{Actor, Tenant},
-    idempotency::{Claim, Work},
-    input::OptionalBody,
+    http::{
+        idempotency::{Claim, Work},
+        input::OptionalBody,
+        problem::{Kind, Problem},
+    },
     openapi::shapes,
-    problem::{Kind, Problem},
-    settled::settled,
     tables::{self, endpoints, secrets},
 };
 

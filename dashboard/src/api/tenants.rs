@@ -19,13 +19,17 @@ use utoipa::ToSchema;
 use super::{Answer, endpoint_rules::Faults};
 use crate::{
     Shared,
-    audit::{self, Action, Entry},
+    actions::{
+        audit::{self, Action, Entry},
+        wait_until_applied::{self, settled},
+    },
     auth::{Actor, Tenant},
-    input::{OptionalBody, Query, is_plain_text},
-    listing::{Page, PageQuery},
+    http::{
+        input::{OptionalBody, Query, is_plain_text},
+        pagination::{Page, PageQuery},
+        problem::{Problem, excerpt},
+    },
     openapi::shapes,
-    problem::{Problem, excerpt},
-    settled::{self, settled},
     tables::{self, api_keys, endpoints, random_public_id, tenants::TenantRow},
 };
 
@@ -212,7 +216,7 @@ pub(crate) async fn remove(app: &Shared, actor: &Actor, slug: &str) -> Result<St
         detail: None,
     };
     audit::write(&mut transaction, entry).await?;
-    let xid = settled::current(&mut transaction).await?;
+    let xid = wait_until_applied::current(&mut transaction).await?;
     transaction.commit().await?;
     app.wake.now();
     shards.sort_unstable();

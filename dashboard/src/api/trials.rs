@@ -13,19 +13,25 @@ use utoipa::ToSchema;
 
 use crate::{
     Shared,
-    audit::{self, Action, Entry},
+    actions::{
+        audit::{self, Action, Entry},
+        trials::{
+            self, PROBES, TESTS, Target,
+            checks::{Check, Finding, Verdict, has_passed, score},
+            event::Model,
+            probe::Probe,
+        },
+    },
     auth::{Actor, Tenant},
-    idempotency::{Claim, Running, Work},
-    input::OptionalBody,
+    http::{
+        idempotency::{Claim, Running, Work},
+        input::OptionalBody,
+        problem::Problem,
+    },
     openapi::shapes,
-    problem::Problem,
-    tables::endpoints::{self, EndpointRow},
-    transcript::Attempt,
-    trials::{
-        self, PROBES, TESTS, Target,
-        checks::{Check, Finding, Verdict, has_passed, score},
-        event::Model,
-        probe::Probe,
+    tables::{
+        attempt_view::Attempt,
+        endpoints::{self, EndpointRow},
     },
 };
 

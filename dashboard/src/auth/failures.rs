@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::Actor;
 use crate::{
     App,
-    audit::{self, Action, Entry},
+    actions::audit::{self, Action, Entry},
 };
 
 const WINDOW: Duration = Duration::from_secs(60);

@@ -42,10 +42,13 @@ pub(crate) use session::{
 pub(crate) use sign_in::{SignIn, sign_in};
 
 use crate::{
-    Shared, idempotency,
-    input::BodyWait,
+    Shared,
+    http::{
+        idempotency,
+        input::BodyWait,
+        problem::{Kind, Problem},
+    },
     pages::PageProblem,
-    problem::{Kind, Problem},
     tables::{api_keys, tenants},
 };
 

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::address::network;
 use crate::{
-    slots::{Slot, Slots},
+    http::slots::{Slot, Slots},
     tables::people,
 };
 

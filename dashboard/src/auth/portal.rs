@@ -11,8 +11,8 @@ use sqlx::PgConnection;
 use super::{Actor, Session, Tenant, fingerprint};
 use crate::{
     App,
-    audit::{self, Action, Entry},
-    problem::Problem,
+    actions::audit::{self, Action, Entry},
+    http::problem::Problem,
     tables::{
         self, portal_links,
         sessions::{self, Holder},

@@ -9,7 +9,7 @@ use governor::{
 };
 use postrider_proto::state::KeyRole;
 
-use crate::problem::Problem;
+use crate::http::problem::Problem;
 
 /// For an admin or producer key. The team's own services emit with these.
 pub const REQUEST_RATE_DEFAULT: NonZeroU32 = NonZeroU32::new(10_000).expect("not zero");

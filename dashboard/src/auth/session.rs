@@ -16,9 +16,11 @@ use subtle::ConstantTimeEq;
 use super::{Actor, Role, Tenant, fingerprint};
 use crate::{
     Pool,
-    input::read_body,
+    http::{
+        input::read_body,
+        problem::{Kind, Problem},
+    },
     pages::PageProblem,
-    problem::{Kind, Problem},
     tables::sessions::{self, Holder, SessionRow},
 };
 

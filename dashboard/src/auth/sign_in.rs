@@ -8,8 +8,8 @@ use serde_json::json;
 use super::{Actor, Session, failures, password, throttle};
 use crate::{
     Shared,
-    audit::{self, Action, Entry},
-    problem::Problem,
+    actions::audit::{self, Action, Entry},
+    http::problem::Problem,
     tables::{self, people},
 };
 

@@ -11,7 +11,7 @@ use tonic::{
 use tonic_prost::ProstEncoder;
 
 use super::status;
-use crate::problem::Problem;
+use crate::http::problem::Problem;
 
 /// Named by the generated code.
 #[derive(Debug, Clone)]

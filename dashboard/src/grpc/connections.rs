@@ -34,7 +34,7 @@ use tower_service::Service;
 
 use crate::{
     auth::{TrustedProxies, address::network},
-    slots::{Slot, Slots},
+    http::slots::{Slot, Slots},
 };
 
 const CONNECTIONS_MAX: usize = 1_024;

@@ -28,9 +28,11 @@ use super::{
 use crate::{
     Shared,
     auth::{self, address::network},
-    meters::{Call, METERS},
-    problem::{Kind, Problem},
-    slots::{Slot, Slots},
+    http::{
+        metrics::{Call, METERS},
+        problem::{Kind, Problem},
+        slots::{Slot, Slots},
+    },
 };
 
 /// Open calls of this process: each may hold a message.

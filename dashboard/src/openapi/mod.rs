@@ -14,7 +14,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
     auth::Rule,
-    problem::{Fault, Kind},
+    http::problem::{Fault, Kind},
 };
 use operation::Operation;
 

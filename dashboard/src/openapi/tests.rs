@@ -16,7 +16,7 @@ async fn each_route_of_the_api_is_described_with_its_rule_and_nothing_else_is() 
     let routes = routes::build(
         crate::auth::tests::app().await,
         None,
-        crate::live::Live::default(),
+        crate::pages::live::Live::default(),
     )
     .1;
     let served: BTreeSet<_> = routes

@@ -12,9 +12,9 @@ use serde::Deserialize;
 use super::{Frame, PageProblem, sign_in::set_cookie};
 use crate::{
     Shared,
+    actions::people,
     auth::{ADMIN_LOGIN, Session, Submitted, expired_cookie},
-    people,
-    problem::{Kind, Problem},
+    http::problem::{Kind, Problem},
 };
 
 #[derive(Template, WebTemplate)]

@@ -15,7 +15,7 @@ use crate::{
     Shared,
     api::api_keys::{KeyForm, KeyView, end, make},
     auth::{Actor, Confirmed, Session, Submitted},
-    input::Query,
+    http::input::Query,
     tables::{
         self,
         api_keys::{self, KeyRow},

@@ -10,9 +10,11 @@ use super::{Frame, Moment, PageProblem};
 use crate::{
     Shared,
     auth::Session,
-    input::{Query, is_plain_text},
-    listing,
-    problem::Problem,
+    http::{
+        input::{Query, is_plain_text},
+        pagination,
+        problem::Problem,
+    },
     tables::{
         audit::{self, AuditRow, Narrowed},
         tenants,
@@ -90,14 +92,18 @@ pub(crate) async fn show(
         ))
         .into());
     }
-    let before = query.cursor.as_deref().map(listing::decode::<i64>).transpose()?;
+    let before = query
+        .cursor
+        .as_deref()
+        .map(pagination::decode::<i64>)
+        .transpose()?;
     let tenant = match query.tenant.as_str() {
         "" => None,
         slug => Some(tenants::find(&app.pool, slug).await?.map(|row| row.id)),
     };
     let page = match tenant {
         // An unknown tenant has no entries.
-        Some(None) => listing::Page {
+        Some(None) => pagination::Page {
             data: Vec::new(),
             next_cursor: None,
         },
@@ -107,7 +113,7 @@ pub(crate) async fn show(
                 actor: Some(query.actor.trim().to_owned()).filter(|actor| !actor.is_empty()),
             };
             let rows = audit::list(&app.pool, &narrowed, before.unwrap_or(i64::MAX), LINES + 1).await?;
-            listing::Page::cut(rows, LINES, |row| row.id).map(Entry::from)
+            pagination::Page::cut(rows, LINES, |row| row.id).map(Entry::from)
         }
     };
     Ok(AuditPage {

@@ -10,11 +10,10 @@ use super::{Frame, Line, Moment, PageProblem};
 use crate::{
     Shared,
     auth::Session,
-    deliveries::{self, Filter},
-    input::Query,
-    listing,
+    http::{input::Query, pagination},
     tables::{
         dead_letters::{self, Group, GroupFilter},
+        deliveries::{self, Filter},
         endpoints, tenants,
     },
 };
@@ -67,7 +66,7 @@ pub(crate) async fn show(
     Extension(session): Extension<Session>,
     Query(query): Query<DeadLettersQuery>,
 ) -> Result<DeadLettersPage, PageProblem> {
-    let after = query.cursor.as_deref().map(listing::decode).transpose()?;
+    let after = query.cursor.as_deref().map(pagination::decode).transpose()?;
     let (scope, is_known) = match (session.scope(), query.tenant.as_str()) {
         (None, "") => (None, true),
         (Some(own), _) => (Some(own), true),
@@ -113,7 +112,7 @@ pub(crate) async fn show(
                 failed_at: Moment(delivery.died_at),
             })
             .collect(),
-        next: next.map(|id| listing::encode(&id)),
+        next: next.map(|id| pagination::encode(&id)),
     })
 }
 

@@ -12,11 +12,11 @@ use crate::{
     Shared,
     api::deliveries::{parse_state, parse_status, parse_time},
     auth::Session,
-    deliveries::{self, Filter},
-    input::Query,
-    listing,
-    problem::Problem,
-    tables::{endpoints, event_types, events, tenants},
+    http::{input::Query, pagination, problem::Problem},
+    tables::{
+        deliveries::{self, Filter},
+        endpoints, event_types, events, tenants,
+    },
 };
 
 const LINES: i64 = 50;
@@ -130,7 +130,7 @@ pub(crate) async fn show(
     Extension(session): Extension<Session>,
     Query(query): Query<DeliveriesQuery>,
 ) -> Result<DeliveriesPage, PageProblem> {
-    let after = query.cursor.as_deref().map(listing::decode).transpose()?;
+    let after = query.cursor.as_deref().map(pagination::decode).transpose()?;
     let mut page = DeliveriesPage {
         types: event_types::list(&app.pool, "", TYPES_OFFERED_MAX)
             .await?
@@ -153,7 +153,7 @@ pub(crate) async fn show(
             if let Some(last) = next.filter(|_| (found.len() as i64) < LINES) {
                 page.searched_to = Moment(DateTime::from_timestamp_millis(last.event.unix_ms()));
             }
-            page.next = next.map(|id| query.address(Some(&listing::encode(&id))));
+            page.next = next.map(|id| query.address(Some(&pagination::encode(&id))));
         }
     }
     Ok(page)

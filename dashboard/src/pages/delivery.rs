@@ -14,16 +14,20 @@ use postrider_proto::{DeadReason, DeliveryId, DeliveryState, TenantId};
 use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, Pretty, dead_letters::reason_label};
 use crate::{
     Shared,
+    actions::replay::Asked,
     api::deliveries::attempts_of,
     auth::{Actor, Arrived, Confirmed, Session},
-    curl,
-    deliveries::{self, Delivery},
-    input::Query,
-    live::{Content, Live, Stream},
-    problem::Problem,
-    replay::Asked,
-    tables::{self, events},
-    transcript::Attempt,
+    http::{input::Query, problem::Problem},
+    pages::{
+        curl,
+        live::{Content, Live, Stream},
+    },
+    tables::{
+        self,
+        attempt_view::Attempt,
+        deliveries::{self, Delivery},
+        events,
+    },
 };
 
 const REFRESH: Duration = Duration::from_secs(1);
@@ -121,7 +125,7 @@ pub(crate) async fn show(
         pretty: Pretty::of(&raw),
         raw,
         bytes: body.len(),
-        curl_hides: curl.contains(crate::transcript::HIDDEN),
+        curl_hides: curl.contains(crate::tables::attempt_view::HIDDEN),
         curl,
     })
 }
@@ -158,7 +162,7 @@ pub(crate) async fn replay(
     let id = parse_id(&id)?;
     let mut transaction = tables::begin(&app.pool).await?;
     let asked = Asked { arrived, seen };
-    crate::replay::replay(&mut transaction, &actor, session.scope(), id, asked).await?;
+    crate::actions::replay::replay(&mut transaction, &actor, session.scope(), id, asked).await?;
     transaction.commit().await?;
     app.wake.now();
     Ok(Redirect::to(&format!("/deliveries/{id}?done=replayed")))

@@ -7,7 +7,7 @@ use postrider_proto::json::find_duplicate;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::{api::endpoint_rules::write_wait, problem::Fault, tables::endpoints::EndpointSettings};
+use crate::{api::endpoint_rules::write_wait, http::problem::Fault, tables::endpoints::EndpointSettings};
 
 /// The form as submitted by the browser. An empty field means the default.
 #[derive(Debug, Clone, Default, Deserialize)]

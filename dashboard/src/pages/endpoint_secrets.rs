@@ -17,9 +17,11 @@ use super::{
 use crate::{
     Shared, api,
     auth::{Actor, Confirmed, Session, Submitted},
-    idempotency::Claim,
-    input::{OptionalBody, Query},
-    problem::{Kind, Problem},
+    http::{
+        idempotency::Claim,
+        input::{OptionalBody, Query},
+        problem::{Kind, Problem},
+    },
     tables::{
         rotations::{self, Of, RotationRow},
         secrets,

@@ -17,14 +17,15 @@ use super::{
     endpoint_form::{FieldErrors, Fields},
 };
 use crate::{
-    Shared, api,
-    api::endpoint_form::EndpointForm,
+    Shared,
+    api::{self, endpoint_form::EndpointForm},
     auth::{Actor, Confirmed, Session, Submitted, Tenant},
-    idempotency::Claim,
-    input::{Body, Query, read_body},
-    problem::{Kind, Problem},
-    tables::tenants,
-    transcript::custom_header_names,
+    http::{
+        idempotency::Claim,
+        input::{Body, Query, read_body},
+        problem::{Kind, Problem},
+    },
+    tables::{attempt_view::custom_header_names, tenants},
 };
 
 const RESPONSE_BYTES_MAX: usize = 1024 * 1024;

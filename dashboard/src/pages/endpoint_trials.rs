@@ -6,9 +6,11 @@ use axum::response::Response;
 use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::{
-    input::read_body,
-    problem::{Kind, Problem},
-    transcript::{attempt_summary, attempt_tone},
+    http::{
+        input::read_body,
+        problem::{Kind, Problem},
+    },
+    tables::attempt_view::{attempt_summary, attempt_tone},
 };
 
 const RESPONSE_BYTES_MAX: usize = 1024 * 1024;

@@ -13,11 +13,15 @@ use super::{Frame, PageProblem, When};
 use crate::{
     Shared,
     auth::Session,
-    chart::{self, Svg},
-    figures::{Series, format_percent},
-    input::{Query, is_plain_text},
-    listing,
-    problem::Problem,
+    http::{
+        input::{Query, is_plain_text},
+        pagination,
+        problem::Problem,
+    },
+    pages::{
+        chart::{self, Svg},
+        stats_format::{Series, format_percent},
+    },
     tables::{
         activity::{self, ActivityRow},
         endpoints::{self, ListedRow, Narrow},
@@ -78,7 +82,11 @@ pub(crate) async fn show(
     Extension(session): Extension<Session>,
     Query(query): Query<EndpointsQuery>,
 ) -> Result<EndpointsPage, PageProblem> {
-    let before = query.cursor.as_deref().map(listing::decode::<i32>).transpose()?;
+    let before = query
+        .cursor
+        .as_deref()
+        .map(pagination::decode::<i32>)
+        .transpose()?;
     let scope = narrowed(&app, &session, &query.tenant).await?;
     let text = Some(query.text.trim()).filter(|text| !text.is_empty());
     if text.is_some_and(|text| !is_plain_text(text, TEXT_BYTES_MAX)) {
@@ -104,7 +112,7 @@ pub(crate) async fn show(
     let next = rows
         .last()
         .filter(|_| more)
-        .map(|last| listing::encode(&last.id.0));
+        .map(|last| pagination::encode(&last.id.0));
     Ok(EndpointsPage {
         frame: Frame::new(session, "endpoints"),
         no_such_tenant: scope.is_none(),
@@ -207,10 +215,14 @@ pub(crate) async fn rotations(
     Extension(session): Extension<Session>,
     Query(query): Query<RotationsQuery>,
 ) -> Result<RotationsPage, PageProblem> {
-    let after = query.cursor.as_deref().map(listing::decode::<i32>).transpose()?;
+    let after = query
+        .cursor
+        .as_deref()
+        .map(pagination::decode::<i32>)
+        .transpose()?;
     let of = Of::Busy(session.scope());
     let rows = rotations::list(&app.pool, of, after.unwrap_or_default(), LINES + 1).await?;
-    let page = listing::Page::cut(rows, LINES, |row| row.number.0);
+    let page = pagination::Page::cut(rows, LINES, |row| row.number.0);
     Ok(RotationsPage {
         frame: Frame::new(session, "endpoints"),
         rows: page.data,

@@ -13,9 +13,11 @@ use super::{Frame, Line, Moment, PageProblem, Pretty};
 use crate::{
     Shared,
     auth::Session,
-    deliveries::{self, Filter},
-    problem::Problem,
-    tables::{events, tenants},
+    http::problem::Problem,
+    tables::{
+        deliveries::{self, Filter},
+        events, tenants,
+    },
 };
 
 #[derive(Template, WebTemplate)]

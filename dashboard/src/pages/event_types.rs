@@ -15,17 +15,15 @@ use serde_json::Value;
 use super::{Frame, Moment, PageProblem, Pretty};
 use crate::{
     Shared,
+    actions::trials::event::{compose, thin},
     api::compatibility::{Break, compare},
     auth::Session,
-    input::Query,
-    listing,
-    problem::Problem,
-    schema_table::{Difference, Field, differences, example, fields},
+    http::{input::Query, pagination, problem::Problem},
+    pages::schema_table::{Difference, Field, differences, example, fields},
     tables::{
         event_types::{self, EventTypeRow},
         schemas::{self, SchemaRow},
     },
-    trials::event::{compose, thin},
 };
 
 const EXAMPLE_ID: &str = "evt_018cc251f40070008000000000000001";
@@ -58,10 +56,10 @@ pub(crate) async fn list(
     let after = query
         .cursor
         .as_deref()
-        .map(listing::decode::<String>)
+        .map(pagination::decode::<String>)
         .transpose()?;
     let rows = event_types::list(&app.pool, &after.unwrap_or_default(), LINES + 1).await?;
-    let page = listing::Page::cut(rows, LINES, |row| row.name.clone());
+    let page = pagination::Page::cut(rows, LINES, |row| row.name.clone());
     let ids: Vec<TypeId> = page.data.iter().map(|row| row.id).collect();
     let versions = schemas::versions(&app.pool, &ids).await?;
     let of = |id: TypeId| versions.iter().filter(move |(of, _)| *of == id);

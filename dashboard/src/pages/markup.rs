@@ -4,7 +4,7 @@ use std::fmt;
 
 use askama::{Template, filters::HtmlSafe};
 
-use crate::problem::{Kind, Problem};
+use crate::http::problem::{Kind, Problem};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Markup(pub(super) String);

@@ -73,7 +73,7 @@ mod tests {
         let routes = crate::routes::build(
             crate::auth::tests::app().await,
             None,
-            crate::live::Live::default(),
+            crate::pages::live::Live::default(),
         )
         .1;
         for entry in MENU

@@ -4,6 +4,8 @@
 pub(crate) mod account;
 pub(crate) mod api_keys;
 pub(crate) mod audit;
+pub(crate) mod chart;
+pub(crate) mod curl;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod delivery;
@@ -16,14 +18,18 @@ mod endpoint_trials;
 pub(crate) mod endpoints;
 pub(crate) mod event;
 pub(crate) mod event_types;
+pub(crate) mod live;
 mod markup;
 mod menu;
 pub(crate) mod overview;
 pub(crate) mod people;
 pub(crate) mod portal;
 pub(crate) mod replays;
+pub(crate) mod schema_table;
 pub(crate) mod sign_in;
+pub(crate) mod signature_debugger;
 pub(crate) mod signatures;
+pub(crate) mod stats_format;
 pub(crate) mod system;
 pub(crate) mod tenants;
 pub(crate) mod verify;
@@ -44,9 +50,11 @@ pub(crate) use markup::Markup;
 
 use crate::{
     auth::{Role, Rule, Session},
-    deliveries::Delivery,
-    problem::{Kind, Problem},
-    transcript::{error_summary, outcome_name},
+    http::problem::{Kind, Problem},
+    tables::{
+        attempt_view::{error_summary, outcome_name},
+        deliveries::Delivery,
+    },
 };
 
 pub(crate) async fn stylesheet() -> Response {

@@ -15,11 +15,12 @@ use super::{Frame, Markup, PageProblem, When};
 use crate::{
     Pool, Shared,
     auth::Session,
-    chart::{self, Chart},
-    figures::{Series, Totals, format_duration, format_ms, format_percent, grouped},
-    input::Query,
-    live::{Content, Live, Stream},
-    problem::Problem,
+    http::{input::Query, problem::Problem},
+    pages::{
+        chart::{self, Chart},
+        live::{Content, Live, Stream},
+        stats_format::{Series, Totals, format_duration, format_ms, format_percent, grouped},
+    },
     tables::{
         activity::{self, DispatcherRow, SystemRow},
         endpoints,

@@ -13,9 +13,9 @@ use serde::Deserialize;
 use super::{DoneQuery, Frame, Moment, PageProblem};
 use crate::{
     Shared,
+    actions::people,
     auth::{ADMIN_LOGIN, Actor, Confirmed, Session, Submitted},
-    input::Query,
-    people,
+    http::input::Query,
     tables::people as table,
 };
 

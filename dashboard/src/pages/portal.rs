@@ -15,7 +15,7 @@ use super::{PageProblem, sign_in::set_cookie};
 use crate::{
     Shared,
     auth::{ClientAddress, portal, session_cookie},
-    input::Query,
+    http::input::Query,
 };
 
 #[derive(Default, Deserialize)]

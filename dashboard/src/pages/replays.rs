@@ -20,10 +20,8 @@ use crate::{
     App, Shared,
     api::replays::{DryRun, ReplayForm, Wanted, begin, dry_run, find, read, stop},
     auth::{Actor, Confirmed, Session, Submitted},
-    input::Query,
-    listing,
-    live::{Content, Live, Stream},
-    problem::Problem,
+    http::{input::Query, pagination, problem::Problem},
+    pages::live::{Content, Live, Stream},
     tables::{
         self,
         endpoints::{self, EndpointRow},
@@ -133,14 +131,14 @@ pub(crate) async fn list(
     Extension(session): Extension<Session>,
     Query(query): Query<ReplaysQuery>,
 ) -> Result<Response, PageProblem> {
-    let before: Option<i64> = query.cursor.as_deref().map(listing::decode).transpose()?;
+    let before: Option<i64> = query.cursor.as_deref().map(pagination::decode).transpose()?;
     let mut rows = replays::list(&app.pool, session.scope(), before.unwrap_or(i64::MAX), LINES + 1).await?;
     let more = rows.len() as i64 > LINES;
     rows.truncate(LINES as usize);
     let next = rows
         .last()
         .filter(|_| more)
-        .map(|last| listing::encode(&last.id.0));
+        .map(|last| pagination::encode(&last.id.0));
     let page = ReplaysPage {
         frame: Frame::new(session, "replays"),
         endpoint: query.endpoint,

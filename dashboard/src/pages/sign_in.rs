@@ -15,13 +15,13 @@ use serde_json::json;
 use super::PageProblem;
 use crate::{
     Shared,
-    audit::{self, Action, Entry},
+    actions::audit::{self, Action, Entry},
     auth::{
         Actor, ClientAddress, Confirmed, Session, SignIn, cookie, expired_cookie, session_cookie, sign_in,
         sign_in_cookie, tokens_match,
     },
-    figures::counted,
-    problem::Problem,
+    http::problem::Problem,
+    pages::stats_format::counted,
     tables,
 };
 

@@ -12,12 +12,11 @@ use super::{Frame, Moment, PageProblem};
 use crate::{
     Shared,
     auth::{Session, Submitted},
-    deliveries::{self, Filter},
-    input::Query,
-    problem::Problem,
-    signed::{self, Command, Known, Mistake, Request, Verdict},
+    http::{input::Query, problem::Problem},
+    pages::signature_debugger::{self, Command, Known, Mistake, Request, Verdict},
     tables::{
         attempts,
+        deliveries::{self, Filter},
         endpoints::{self, EndpointRow},
         events, secrets,
     },
@@ -172,7 +171,7 @@ async fn inspect(app: &Shared, session: &Session, text: &str, number: Option<i16
     };
     let secrets = known(app, &endpoint).await?;
     let now = Utc::now();
-    let made: Vec<Made> = signed::signatures(&header)
+    let made: Vec<Made> = signature_debugger::signatures(&header)
         .into_iter()
         .map(|signature| {
             let secret = request.secret_of(&signature, &secrets);
@@ -226,7 +225,7 @@ pub(crate) async fn check(
     let number = endpoints::find_number(&app.pool, session.scope(), form.endpoint.trim()).await?;
     let endpoint = load(&app, session.scope(), number).await?;
     let header = form.signature.trim();
-    let time = signed::time_of(header).or_else(|| form.timestamp.trim().parse().ok());
+    let time = signature_debugger::time_of(header).or_else(|| form.timestamp.trim().parse().ok());
     let secrets = known(&app, &endpoint).await?;
     // Browsers submit line breaks as \r\n; bodies are sent with \n.
     let body = form.body.replace("\r\n", "\n");

@@ -11,7 +11,7 @@ use super::{Frame, Moment, PageProblem};
 use crate::{
     Shared,
     auth::Session,
-    figures::grouped,
+    pages::stats_format::grouped,
     tables::system::{self, DatabaseRow, DispatcherRow, ShardRow, TableRow},
 };
 

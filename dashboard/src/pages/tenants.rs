@@ -17,9 +17,11 @@ use crate::{
         Actor, Confirmed, Session, Submitted, Tenant,
         portal::{self, Link},
     },
-    input::{Query, is_plain_text},
-    listing,
-    problem::Problem,
+    http::{
+        input::{Query, is_plain_text},
+        pagination,
+        problem::Problem,
+    },
     tables::{
         self,
         api_keys::{self, KeyRow},
@@ -77,10 +79,10 @@ pub(crate) async fn list(
     let after = query
         .cursor
         .as_deref()
-        .map(listing::decode::<String>)
+        .map(pagination::decode::<String>)
         .transpose()?;
     let found = tenants::search(&app.pool, query.q.trim(), &after.unwrap_or_default(), LINES + 1).await?;
-    let page = listing::Page::cut(found, LINES, |tenant| tenant.row.slug.clone());
+    let page = pagination::Page::cut(found, LINES, |tenant| tenant.row.slug.clone());
     Ok(TenantsPage {
         frame: Frame::new(session, "tenants").with_done(&query.done, &DONE_LIST),
         search: query.q,

@@ -10,10 +10,12 @@ use super::{Frame, Moment, PageProblem};
 use crate::{
     Shared,
     auth::Session,
-    deliveries::{self, Filter},
-    input::Query,
-    problem::Problem,
-    tables::{attempts, endpoints, events},
+    http::{input::Query, problem::Problem},
+    tables::{
+        attempts,
+        deliveries::{self, Filter},
+        endpoints, events,
+    },
 };
 
 /// Requests with a longer body are not shown as a sample.

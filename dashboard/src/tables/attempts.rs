@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use postrider_proto::{DeliveryId, EndpointId, TenantId};
 use sqlx::{FromRow, PgExecutor};
 
-use crate::deliveries::{Filter, Place, Span};
+use crate::tables::deliveries::{Filter, Place, Span};
 
 #[derive(Debug, FromRow)]
 pub(crate) struct AttemptRow {

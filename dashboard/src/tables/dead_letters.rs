@@ -6,9 +6,9 @@ use sqlx::{FromRow, PgExecutor, Postgres, postgres::PgArguments, query::QueryAs}
 use utoipa::ToSchema;
 
 use crate::{
-    deliveries::{Place, Span},
-    listing::Position,
+    http::pagination::Position,
     openapi::shapes,
+    tables::deliveries::{Place, Span},
 };
 
 pub(crate) async fn list_of_endpoint(

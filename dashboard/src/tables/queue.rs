@@ -3,7 +3,7 @@
 use postrider_proto::{DeliveryId, EndpointId};
 use sqlx::PgExecutor;
 
-use crate::deliveries::{Place, Span};
+use crate::tables::deliveries::{Place, Span};
 
 /// Endpoints with queued deliveries: a loose index scan from one endpoint to the next.
 pub(crate) async fn endpoints(db: impl PgExecutor<'_>, limit: i64) -> Result<Vec<EndpointId>, sqlx::Error> {

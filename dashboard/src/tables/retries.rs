@@ -3,7 +3,7 @@
 use postrider_proto::EndpointId;
 use sqlx::PgExecutor;
 
-use crate::deliveries::{Place, Span};
+use crate::tables::deliveries::{Place, Span};
 
 /// Like `queue::endpoints`.
 pub(crate) async fn endpoints(db: impl PgExecutor<'_>, limit: i64) -> Result<Vec<EndpointId>, sqlx::Error> {

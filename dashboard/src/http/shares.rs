@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::problem::Problem;
+use crate::http::problem::Problem;
 
 /// `Retry-After` of a rejected request.
 const RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::{
     Pool,
-    problem::{Kind, Problem},
+    http::problem::{Kind, Problem},
 };
 
 const POLL: Duration = Duration::from_millis(10);

@@ -26,8 +26,8 @@ use serde::{
 };
 use serde_json::error::Category;
 
-use crate::{
-    misread::{misread, misread_query},
+use crate::http::{
+    input_errors::{body_error, query_error},
     problem::{Kind, Problem},
 };
 
@@ -123,7 +123,7 @@ pub(crate) fn read_form<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Prob
     }
     serde_json::from_str(text).map_err(|error| match error.classify() {
         // Parsed again, more slowly, to find the location of the error.
-        Category::Data => Problem::faults(vec![misread::<T>(text)]),
+        Category::Data => Problem::faults(vec![body_error::<T>(text)]),
         Category::Syntax | Category::Eof | Category::Io => broken(error),
     })
 }
@@ -243,8 +243,8 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
 fn refused_query(rejection: &QueryRejection) -> String {
     let mut cause: Option<&(dyn Error + 'static)> = Some(rejection);
     while let Some(error) = cause {
-        if let Some(misread) = error.downcast_ref() {
-            return misread_query(misread);
+        if let Some(body_error) = error.downcast_ref() {
+            return query_error(body_error);
         }
         cause = error.source();
     }

@@ -22,12 +22,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::{
     Pool,
     api::events::refusal,
-    meters::METERS,
-    pool::proves_rollback,
-    problem::{Kind, Problem},
-    shares::{Bounds, Share, Shares},
-    tables,
-    traced::Carried,
+    http::{
+        metrics::METERS,
+        problem::{Kind, Problem},
+        shares::{Bounds, Share, Shares},
+        trace_context::Carried,
+    },
+    tables::{self, pool::proves_rollback},
 };
 use checks::Checks;
 use contended::Contended;

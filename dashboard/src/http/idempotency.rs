@@ -35,14 +35,15 @@ use sqlx::{PgConnection, Postgres, Transaction};
 
 use crate::{
     App, Pool, Shared,
+    actions::wait_until_applied::{self, Xid},
     auth::Actor,
-    input::read_body,
-    meters::{Key, METERS, Repeated},
-    pool::proves_rollback,
-    problem::{AnsweredBefore, Kind, Problem},
-    settled::{self, Xid},
-    shares::Share,
-    tables::{self, idempotency},
+    http::{
+        input::read_body,
+        metrics::{Key, METERS, Repeated},
+        problem::{AnsweredBefore, Kind, Problem},
+        shares::Share,
+    },
+    tables::{self, idempotency, pool::proves_rollback},
 };
 
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
@@ -180,7 +181,7 @@ impl Claimed {
         };
         // The first response may have been `change-pending`, or it was lost.
         if let (Some(shard), Some(xid)) = (row.settles_shard, row.settles_xid) {
-            settled::settled(&app.pool, shard, &Xid::read(xid)).await?;
+            wait_until_applied::settled(&app.pool, shard, &Xid::read(xid)).await?;
         }
         let mut response = json(status, body);
         response
@@ -258,7 +259,7 @@ impl Work {
     /// The response is true once the shard's owner has applied this transaction; a repeated response waits for that
     /// too.
     pub(crate) async fn settles(&mut self, shard: Shard) -> Result<Xid, sqlx::Error> {
-        let xid = settled::current(&mut *self).await?;
+        let xid = wait_until_applied::current(&mut *self).await?;
         self.settles = Some((shard, xid.clone()));
         Ok(xid)
     }

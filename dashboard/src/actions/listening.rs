@@ -23,9 +23,11 @@ use uuid::Uuid;
 
 use crate::{
     Pool,
-    slots::Slot,
-    tables::listeners::{self, ListenerRow, TakenRow},
-    transcript::USER_AGENT,
+    http::slots::Slot,
+    tables::{
+        attempt_view::USER_AGENT,
+        listeners::{self, ListenerRow, TakenRow},
+    },
 };
 
 /// How long a listener survives without a client: enough to reconnect.

@@ -10,7 +10,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    problem::{Fault, Problem, excerpt},
+    http::problem::{Fault, Problem, excerpt},
     tables::{
         endpoints::EndpointRow,
         event_types::{self, EventTypeRow},

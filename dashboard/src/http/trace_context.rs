@@ -10,7 +10,10 @@ use axum::{
 use postrider_dispatcher::traces::{Emit, Tracer, Value};
 use postrider_proto::trace::{TraceContext, TraceState};
 
-use crate::{Shared, meters::Source, problem::Problem};
+use crate::{
+    Shared,
+    http::{metrics::Source, problem::Problem},
+};
 
 const HEADER: &str = "traceparent";
 const STATE_HEADER: &str = "tracestate";

@@ -4,7 +4,7 @@
 use postrider_sender::resolve_reference;
 use serde_json::{Map, Value, json};
 
-use crate::figures::counted;
+use crate::pages::stats_format::counted;
 
 const FIELDS_MAX: usize = 500;
 const DEPTH_MAX: usize = 12;

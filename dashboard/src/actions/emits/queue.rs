@@ -10,7 +10,7 @@ use postrider_sender::Emitted;
 use tokio::sync::{Notify, oneshot};
 
 use super::OwnedEvent;
-use crate::{problem::Problem, shares::Share};
+use crate::http::{problem::Problem, shares::Share};
 
 type Answer = oneshot::Sender<Result<Emitted, Problem>>;
 

@@ -9,9 +9,9 @@ use sqlx::PgConnection;
 
 use crate::{
     Shared,
-    audit::{self, Action, Entry},
+    actions::audit::{self, Action, Entry},
     auth::{ADMIN_LOGIN, Actor, PasswordError, Session, hash_password, verify_password},
-    problem::Problem,
+    http::problem::Problem,
     tables::{
         self, people,
         sessions::{self, Holder},

@@ -8,11 +8,10 @@ use postrider_proto::{DeliveryId, EndpointState, TenantId, limits::ATTEMPTS_PER_
 use sqlx::{PgConnection, PgExecutor};
 
 use crate::{
-    audit::{self, Action, Entry},
+    actions::audit::{self, Action, Entry},
     auth::{Actor, Arrived},
-    deliveries,
-    problem::Problem,
-    tables::{endpoints, queue},
+    http::problem::Problem,
+    tables::{deliveries, endpoints, queue},
 };
 
 /// A delivery that moves during the lookup is looked up again.

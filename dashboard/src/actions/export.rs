@@ -13,9 +13,8 @@ use postrider_proto::DeliveryId;
 use crate::{
     Pool,
     api::deliveries::DeliveryView,
-    deliveries::{self, Filter},
-    problem::Problem,
-    shares::Share,
+    http::{problem::Problem, shares::Share},
+    tables::deliveries::{self, Filter},
 };
 
 const PAGE: i64 = 500;

@@ -5,7 +5,7 @@ use data_encoding::BASE64URL_NOPAD;
 use postrider_proto::limits::{LIST_PAGE_DEFAULT, LIST_PAGE_MAX};
 use serde::{Deserialize, Serialize};
 
-use crate::problem::Problem;
+use crate::http::problem::Problem;
 
 const CURSOR_BYTES_MAX: usize = 400;
 

@@ -7,7 +7,7 @@ use askama::filters::HtmlSafe;
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::statistics::BOUNDS_MS;
 
-use crate::figures::{Series, Totals, counted, format_ms, format_percent, grouped};
+use crate::pages::stats_format::{Series, Totals, counted, format_ms, format_percent, grouped};
 
 /// A drawing that stretches to its container. Labels are HTML beside it, so that they are not distorted.
 #[derive(Debug, Clone)]

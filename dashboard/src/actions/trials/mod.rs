@@ -36,12 +36,12 @@ use url::Url;
 use crate::{
     App, Shared,
     api::{endpoint_certificates::open_tls, secrets::open_in_force},
-    problem::{Kind, Problem},
+    http::problem::{Kind, Problem},
     tables::{
+        attempt_view::{Attempt, HIDDEN, USER_AGENT},
         endpoints::EndpointRow,
         trials::{self as table, Allowance},
     },
-    transcript::{Attempt, HIDDEN, USER_AGENT},
 };
 
 pub(crate) const TESTS: Allowance = Allowance {

@@ -5,10 +5,10 @@
 use serde::{Deserialize, de::value};
 use serde_path_to_error::Segment;
 
-use crate::problem::Fault;
+use crate::http::problem::Fault;
 
 /// What is wrong with JSON text that could not be parsed as a `T`.
-pub(crate) fn misread<'a, T: Deserialize<'a>>(text: &'a str) -> Fault {
+pub(crate) fn body_error<'a, T: Deserialize<'a>>(text: &'a str) -> Fault {
     let mut json = serde_json::Deserializer::from_str(text);
     match serde_path_to_error::deserialize::<_, T>(&mut json) {
         Ok(_) => fault(
@@ -39,7 +39,7 @@ pub(crate) fn misread<'a, T: Deserialize<'a>>(text: &'a str) -> Fault {
 }
 
 /// What is wrong with a query string that was rejected.
-pub(crate) fn misread_query(error: &serde_path_to_error::Error<value::Error>) -> String {
+pub(crate) fn query_error(error: &serde_path_to_error::Error<value::Error>) -> String {
     let message = error.inner().to_string();
     let at = error.path().iter().next_back().and_then(|segment| match segment {
         Segment::Map { key } => Some(key.as_str()),
@@ -184,7 +184,7 @@ fn kind(found: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::input::given;
+    use crate::http::input::given;
     use std::collections::BTreeMap;
 
     #[derive(Debug, Deserialize)]
@@ -270,7 +270,7 @@ mod tests {
             (r#"{"name":"a","kind":"three"}"#, "/kind", "must be one or two"),
             (r#"3"#, "", "must be an object, not a number"),
         ] {
-            let message = misread::<Form>(text);
+            let message = body_error::<Form>(text);
             assert_eq!(
                 (message.pointer.as_str(), message.detail.as_str()),
                 (pointer, detail),

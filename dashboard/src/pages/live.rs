@@ -15,8 +15,10 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Pool,
     auth::{Role, Session},
-    problem::Problem,
-    slots::{Slot, Slots},
+    http::{
+        problem::Problem,
+        slots::{Slot, Slots},
+    },
     tables::sessions::Holder,
 };
 

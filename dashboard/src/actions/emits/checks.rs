@@ -12,8 +12,10 @@ use super::OwnedEvent;
 use crate::{
     Pool,
     api::events::refusal,
-    problem::Problem,
-    shares::{Bounds, Shares},
+    http::{
+        problem::Problem,
+        shares::{Bounds, Shares},
+    },
 };
 
 const LONG_CHECKS: Bounds = Bounds {

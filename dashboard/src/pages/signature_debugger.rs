@@ -10,7 +10,7 @@ use postrider_proto::signature::{Secret, SignatureFormat, TOLERANCE_SECONDS, sig
 use serde_json::Value;
 use subtle::ConstantTimeEq;
 
-use crate::{figures::counted, tables::secrets::SecretRow};
+use crate::{pages::stats_format::counted, tables::secrets::SecretRow};
 
 /// The parts of a request that its signature covers.
 pub(crate) struct Request<'a> {
