@@ -42,6 +42,7 @@ pub(crate) fn run(arguments: &VerifyArguments, environment: &Environment) -> Res
     })
 }
 
+#[expect(clippy::disallowed_methods, reason = "a tool on the user's machine")]
 fn check(arguments: &VerifyArguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let variable = ENDPOINT_SECRET.variable;
     let secrets = environment

@@ -44,6 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "any time will do")]
     fn an_answer_that_was_held_up_does_not_move_the_clock() {
         let (began, then) = (Instant::now(), Utc::now());
         let clock = Clock::new(began, then);

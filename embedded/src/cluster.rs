@@ -199,6 +199,7 @@ impl Cluster {
     }
 
     /// How to call `psql`: on some systems it is not in PATH.
+    #[expect(clippy::disallowed_methods, reason = "where the programs of Postgres are")]
     pub fn psql(&self) -> PathBuf {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let in_path = std::env::split_paths(&path).any(|folder| folder.join("psql").is_file());

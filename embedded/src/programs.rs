@@ -29,6 +29,7 @@ pub struct Programs {
 
 impl Programs {
     /// The newest server, or the given major version: only that can read its data.
+    #[expect(clippy::disallowed_methods, reason = "where the programs of Postgres are")]
     pub fn find(major: Option<u32>) -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();

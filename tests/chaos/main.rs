@@ -3,6 +3,8 @@
 //!
 //! `POSTRIDER_CHAOS_SEED` and `POSTRIDER_CHAOS_SECONDS` choose the plan; `make chaos SEED=… MINUTES=…` sets them.
 
+#![allow(clippy::disallowed_methods)]
+
 #[path = "../it/support/mod.rs"]
 #[allow(
     dead_code,

@@ -1,6 +1,8 @@
 //! End-to-end tests: the real program as processes, a real Postgres, receivers that record what reached them.
 //! One binary, so that one database server serves them all. A file for each behaviour.
 
+#![allow(clippy::disallowed_methods)]
+
 #[allow(dead_code, reason = "shared with the other test program, which uses the rest")]
 mod support;
 

@@ -90,6 +90,10 @@ fn state(headers: &HeaderMap) -> Option<TraceState> {
     TraceState::parse(&values.join(","))
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "spans carry the wall clock of the process"
+)]
 fn now() -> chrono::DateTime<chrono::Utc> {
     SystemTime::now().into()
 }

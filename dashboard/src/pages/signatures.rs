@@ -136,6 +136,10 @@ async fn known(app: &Shared, endpoint: &EndpointRow) -> Result<Vec<Known>, Probl
     Ok(Known::open(&app.vault, endpoint.owner(), rows))
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "compared with a pasted signature, as a receiver would"
+)]
 async fn inspect(app: &Shared, session: &Session, text: &str, number: Option<i16>) -> Result<Shown, Problem> {
     let missing = || Problem::not_found("delivery");
     let id: DeliveryId = text.parse().map_err(|_| missing())?;
@@ -217,6 +221,10 @@ async fn inspect(app: &Shared, session: &Session, text: &str, number: Option<i16
 }
 
 /// Checks a pasted request. It is a POST although it changes nothing, because a body may be too long for an address.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "compared with a pasted signature, as a receiver would"
+)]
 pub(crate) async fn check(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,

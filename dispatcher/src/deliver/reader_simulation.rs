@@ -108,6 +108,7 @@ struct Node {
 }
 
 impl Node {
+    #[expect(clippy::disallowed_methods, reason = "any time will do")]
     fn new() -> Self {
         let (events, heard) = mpsc::unbounded_channel();
         let picked = Pace::ALL.map(|_| mpsc::unbounded_channel());

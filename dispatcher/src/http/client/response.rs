@@ -108,6 +108,10 @@ fn words_for(limit: Duration) -> String {
 }
 
 /// Seconds, or an HTTP date. Both are only ever used to postpone, and never past the limit.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the header holds the receiver's wall clock, whole seconds"
+)]
 pub fn retry_after(value: &HeaderValue) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
     let most = Duration::from_secs(RETRY_AFTER_SECONDS_MAX);
