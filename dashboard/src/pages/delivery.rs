@@ -74,7 +74,10 @@ impl Now {
 fn failure_reason(reason: DeadReason, attempts: &[Attempt]) -> String {
     match (reason, attempts.len()) {
         (DeadReason::Exhausted, 1) => "The only attempt failed".to_owned(),
-        (DeadReason::Exhausted, count) if count > 1 && attempts.iter().all(Attempt::has_failed) => {
+        (DeadReason::Exhausted, 2) if attempts.iter().all(Attempt::has_failed) => {
+            "Both attempts failed".to_owned()
+        }
+        (DeadReason::Exhausted, count) if count > 2 && attempts.iter().all(Attempt::has_failed) => {
             format!("All {count} attempts failed")
         }
         _ => reason_label(reason).to_owned(),

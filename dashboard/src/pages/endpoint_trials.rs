@@ -47,10 +47,20 @@ impl Test {
 #[derive(Debug, Deserialize)]
 pub(super) struct Probe {
     pub(super) score: u32,
-    pub(super) passed: bool,
+    passed: bool,
     pub(super) requests: u64,
     pub(super) duration_ms: i64,
     pub(super) checks: Vec<Finding>,
+}
+
+impl Probe {
+    pub(super) fn summary(&self) -> &'static str {
+        match (self.passed, self.checks.iter().any(Finding::needs_attention)) {
+            (true, false) => "The receiver passed all checks.",
+            (true, true) => "The receiver passed, with warnings.",
+            (false, _) => "Fix the failed checks in your receiver.",
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]

@@ -132,7 +132,8 @@ impl Now {
         self.total.percentile_ms(share).map_or("–".to_owned(), format_ms)
     }
 
-    fn queued(&self) -> String {
+    /// Customers see only what dispatchers have in memory; the other counters cover all tenants.
+    fn pending(&self) -> String {
         let known = self.system.waiting_in_memory;
         grouped(match self.is_team {
             true => (self.system.in_queue + self.system.in_retries).max(known),
