@@ -312,7 +312,7 @@ fn verdict(status: StatusCode, location: &str, body: &str) -> Verdict {
     match status {
         StatusCode::UNAUTHORIZED => Verdict::WhoAreYou,
         _ if status.is_redirection() && location == "/sign-in" => Verdict::WhoAreYou,
-        StatusCode::FORBIDDEN if body.contains("did not come from a page of this session") => {
+        StatusCode::FORBIDDEN if body.contains("was not sent from a page of your session") => {
             Verdict::Admitted
         }
         StatusCode::FORBIDDEN => Verdict::Forbidden,

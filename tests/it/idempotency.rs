@@ -216,7 +216,7 @@ async fn a_test_event_and_a_probe_that_still_run_are_not_sent_a_second_time() {
         let (status, _, problem) = api.post_with_key(&path(what), "once", json!({})).await;
         assert_eq!(status, StatusCode::CONFLICT, "{problem}");
         let detail = problem["detail"].as_str().expect("a sentence");
-        assert!(detail.contains("still running"), "{problem}");
+        assert!(detail.contains("still in progress"), "{problem}");
         if what == "test" {
             assert_eq!(receiver.count(), 1);
             // It ends by itself: the receiver does not answer.

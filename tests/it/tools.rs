@@ -65,7 +65,7 @@ async fn emit_makes_up_data_that_the_schema_takes_or_sends_what_it_is_given() {
     );
     let no_type = tool(&program, &["emit", "no.such"]).await;
     assert!(
-        no_type.status == 1 && no_type.err.contains("no such event type"),
+        no_type.status == 1 && no_type.err.contains("event type does not exist"),
         "{no_type:?}"
     );
     let no_json = tool(&program, &["emit", "invoice.paid", "--data", "[1]"]).await;
@@ -216,7 +216,7 @@ async fn a_dead_letter_is_replayed() {
     program.api().wait_for_state("acme", "delivered", 1).await;
     let none = tool(&program, &["replay", "dlv_nothing"]).await;
     assert!(
-        none.status == 1 && none.err.contains("no such delivery"),
+        none.status == 1 && none.err.contains("delivery does not exist"),
         "{none:?}"
     );
 }
@@ -270,7 +270,7 @@ async fn a_probe_ends_with_the_status_that_a_build_needs() {
         "{}",
         trusting.out
     );
-    assert!(trusting.out.contains("answer 401"), "{}", trusting.out);
+    assert!(trusting.out.contains("respond with 401"), "{}", trusting.out);
 
     let secret = endpoint.secret.clone();
     receiver.decide(move |request| {
