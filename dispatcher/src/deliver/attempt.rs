@@ -1,5 +1,5 @@
 //! One attempt as a pipeline: body, signature, request, decision, record. No transaction is open across the network.
-//! Picked by `engine.rs`, recorded by `record.rs`.
+//! Deliveries are picked by `engine.rs`; results are written by `recorder.rs`.
 
 use std::{
     sync::Arc,
@@ -39,35 +39,36 @@ use crate::{
     },
 };
 
-/// Bodies read by one statement. One is under way at a time: what is picked meanwhile goes with the next.
+/// Bodies read by one statement. One read runs at a time; deliveries picked meanwhile join the next batch.
 const BODIES_MAX: usize = 256;
-/// Attempts of lanes that are not known to be fast begin a few at a time: a thousand that hang would begin, and time out,
-/// all at once, and what is fast would wait behind them for the processor.
+/// Attempts of lanes not known to be fast start in small groups: a thousand hanging endpoints would otherwise start,
+/// and time out, all at once and take the CPU from fast ones.
 const CAREFUL_MAX: usize = 16;
-/// Picked deliveries taken from the engine at a time. Their number is bounded by the capacity they were picked under.
+/// Picked deliveries received from the engine at a time. Capacity bounds their number.
 const ARRIVED_MAX: usize = 256;
 const CAREFUL_PAUSE: Duration = Duration::from_millis(2);
-/// Before a delivery_id that could not be sent for a fault of our own is handed back.
+/// Delay before a delivery that failed because of a local fault is handed back.
 const AFTER_OWN_FAULT: Duration = Duration::from_secs(1);
-/// After bodies could not be read.
+/// Back-off after a failed read of bodies.
 const READ_AGAIN: Duration = Duration::from_millis(100);
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// A delivery_id that the engine gave a place on the wire.
+/// A delivery that the engine admitted for sending.
 pub(crate) struct Picked {
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) epoch: Epoch,
-    /// Of the lease: over when somebody else may own the shard.
+    /// Term of the lease: cancelled when another dispatcher may own the shard.
     pub(crate) term: CancellationToken,
     pub(crate) delivery: QueuedDelivery,
     pub(crate) place: InFlightGuard,
-    /// Room for its result.
+    /// Permit for its unrecorded result.
     pub(crate) room: OwnedSemaphorePermit,
 }
 
-/// A place on the wire. However the attempt ends, by an answer, a panic or a lost lease, dropping it tells the engine.
+/// Held while an attempt is in flight. Dropping it notifies the engine however the attempt ends: response, panic or
+/// lost lease.
 pub(crate) struct InFlightGuard {
     pub(crate) endpoint: EndpointId,
     pub(crate) epoch: Epoch,
@@ -95,7 +96,7 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// What every attempt of this process shares.
+/// Shared by every attempt of this process.
 pub(crate) struct Attempts {
     pub(crate) database: PgConnectOptions,
     pub(crate) sender: HttpSender,
@@ -109,24 +110,24 @@ pub(crate) struct Attempts {
     pub(crate) tracer: Tracer,
 }
 
-/// What a task is given to do.
+/// Input of one attempt task.
 pub(crate) struct AttemptTask {
     picked: Picked,
     content: Fetch,
 }
 
-/// How an attempt comes by its event.
+/// Where an attempt gets its event from.
 enum Fetch {
     /// The event is past its retention.
     Gone,
     Read(Arc<Content>),
-    /// It is read by the attempt itself, once there is memory for so many bytes.
+    /// Read by the attempt itself once enough memory is available.
     Large(usize),
 }
 
 impl Attempts {
-    /// Takes what was picked of lanes of one pace, reads bodies in batches and starts an attempt for each. Endpoints take
-    /// turns, so that the burst of one keeps no other waiting. Ends with the engine.
+    /// Receives the deliveries picked for lanes of one pace, reads bodies in batches and starts an attempt for each.
+    /// Endpoints are served round-robin so that a burst of one does not delay the others. Ends with the engine.
     pub(crate) async fn run(self: Arc<Self>, pace: Pace, mut picked: mpsc::UnboundedReceiver<Picked>) {
         let mut line = DedicatedConnection::new(self.database.clone());
         let (most, pause) = match pace {
@@ -136,7 +137,7 @@ impl Attempts {
         let mut arrived = Vec::with_capacity(most);
         let mut backlog = RoundRobin::default();
         while !backlog.is_empty() || picked.recv_many(&mut arrived, ARRIVED_MAX).await > 0 {
-            // What came while the last batch was read takes its turn with what is left of it.
+            // Deliveries that arrived during the last read are interleaved with the backlog.
             while let Ok(one) = picked.try_recv() {
                 arrived.push(one);
             }
@@ -165,7 +166,7 @@ impl Attempts {
             Ok(stored) => stored,
             Err(error) => {
                 line.close();
-                // The places are dropped, and with that the deliveries handed back.
+                // Dropping the guards hands the deliveries back.
                 tracing::warn!(%error, "bodies could not be read; the deliveries wait");
                 tokio::time::sleep(READ_AGAIN).await;
                 return;
@@ -183,7 +184,7 @@ impl Attempts {
         }
     }
 
-    /// The event's content and the memory it is held in. Nothing when the attempt can't be made now.
+    /// The event's content and its share of memory. `None` when the attempt can't be made now.
     async fn content(
         &self,
         picked: &Picked,
@@ -200,7 +201,7 @@ impl Attempts {
         };
         let share = tokio::select! {
             share = self.large_bodies.share(holder, bytes) => share,
-            // Nothing may be sent any more: whoever owns the endpoint next reads it again.
+            // The lease is lost: the next owner of the endpoint reads the event again.
             () = picked.term.cancelled() => return None,
         };
         let read = tokio::select! {
@@ -303,20 +304,21 @@ impl Attempts {
                 }
                 sent_signature = Some(value);
                 request.body = bodies::lent(content, share);
-                // Checked last: when the lease ran out or the settings were replaced while the body was read, nothing
-                // is sent.
+                // Checked last: nothing may be sent if the lease expired or the settings were replaced while the body
+                // was read.
                 if !right.is_valid() || !endpoint.may_start() {
                     return;
                 }
                 match right.only_while_valid(self.sender.send(request)).await {
                     Some(Ok(outcome)) => outcome,
-                    // Says nothing about the endpoint, and nothing was sent. The attempt counts for nothing.
+                    // A local fault says nothing about the endpoint and nothing was sent, so the attempt is not
+                    // counted.
                     Some(Err(fault)) => {
                         METERS.own_faults.increment(1);
                         tracing::error!(error = %fault, "a request could not be sent for a fault on this side");
                         return tokio::time::sleep(AFTER_OWN_FAULT).await;
                     }
-                    // Somebody else may own the shard by now. The attempt counts for nothing.
+                    // Another dispatcher may own the shard by now, so the attempt is not counted.
                     None => return,
                 }
             }
@@ -376,7 +378,7 @@ impl Attempts {
             held,
             room,
         };
-        // The place first: the engine must hear of the answer before it hears of the record.
+        // The guard first: the engine must process the response before the record.
         place.answered(verdict);
         let _ = self.finished.send(finished);
     }
@@ -412,8 +414,8 @@ impl Attempts {
     }
 }
 
-/// The one line of a failed attempt. Most are followed by another attempt and are told only to those who ask for them: an
-/// endpoint that is away would fill the log.
+/// Logs a failed attempt. Failures that will be retried are logged at debug level: an endpoint that is down would
+/// fill the log.
 fn log_failure(event: Option<&str>, delivery_id: DeliveryId, attempt: u16, outcome: &Outcome, next: Next) {
     let (kind, status, error) = (outcome.kind().as_str(), outcome.status(), outcome.error());
     match next {
@@ -429,8 +431,8 @@ fn log_failure(event: Option<&str>, delivery_id: DeliveryId, attempt: u16, outco
     }
 }
 
-/// Asked once, before the first attempt: what was tried before is sent whatever the filter says by now.
-/// Data that can't be read as values, which only SQL lets in, is sent too: nothing is lost because of a filter.
+/// The filter applies only before the first attempt; later attempts are sent whatever the filter says by then. Data
+/// that can't be parsed, which only SQL producers can emit, is sent too: a filter must not lose events.
 fn is_wanted(endpoint: &Endpoint, delivery: &QueuedDelivery, content: &Content) -> bool {
     let Some(filter) = &endpoint.filter else {
         return true;

@@ -1,5 +1,5 @@
-//! Waits for anything to be committed, on a connection of its own: the server looks for us, so that an idle system costs
-//! next to nothing. The reader's connection stays free for when an API in this process wakes it.
+//! Waits for any commit, on a dedicated connection: the server polls for us, so that an idle system costs almost
+//! nothing. The reader's connection stays free for when an API in this process wakes it.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use tokio::sync::mpsc;
 
 use crate::{db_timeout::WithDbTimeout, dedicated_connection::DedicatedConnection};
 
-/// Between two looks. The median of what a producer in SQL waits is half of it.
+/// Poll interval on the server. The median latency of an event emitted by SQL is half of it.
 const LOOK_EVERY: Duration = Duration::from_millis(18);
-/// Looks of one question: a statement holds back what the database may clean up.
+/// Polls per statement: a long-running statement holds back vacuum.
 const LOOKS: i32 = 25;
 const WAIT_AFTER_ERROR: Duration = Duration::from_secs(1);
 
@@ -22,7 +22,7 @@ pub(crate) struct ChangeWatcher {
 }
 
 impl ChangeWatcher {
-    /// Its task ends with it.
+    /// The task ends when this is dropped.
     pub(crate) fn start(options: PgConnectOptions) -> Self {
         let (questions, asked) = mpsc::channel(1);
         let (answered, answers) = mpsc::channel(1);
@@ -34,15 +34,15 @@ impl ChangeWatcher {
         }
     }
 
-    /// Whether something has changed since the snapshot, or since an earlier one that was asked about before and has no
-    /// answer yet. Comes within half a second. Nothing is lost when the caller stops waiting.
+    /// Whether anything has changed since the snapshot, or since an earlier one whose query is still running. Returns
+    /// within half a second and is safe to cancel.
     pub(crate) async fn changed(&mut self, seen: &str) -> bool {
         if !self.asked {
             self.asked = self.questions.try_send(seen.to_owned()).is_ok();
         }
         let changed = self.answers.recv().await;
         self.asked = false;
-        // Without an answer the reader looks for itself.
+        // If the watcher has ended, the reader checks for itself.
         changed.unwrap_or(true)
     }
 }

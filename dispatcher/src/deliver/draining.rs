@@ -1,8 +1,8 @@
-//! Giving shards back without making their endpoints wait for one that hangs. Pure.
+//! Releases shards without making their endpoints wait for one that hangs. Pure.
 //!
-//! A shard can go only when nothing of it is on the wire, or its next owner would send beside us. While an attempt of it takes
-//! long, only the endpoint it belongs to starts nothing more; the others go on. Once none takes long, all of them stop for the
-//! moment it takes the rest to end. When that moment becomes too long they go on again.
+//! A shard can be released only when none of its attempts is in flight; otherwise its next owner would send
+//! concurrently. While an attempt takes long, only its own endpoint starts nothing more. Once none does, all
+//! endpoints of the shard stop until the remaining attempts end, and resume if that takes too long.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,37 +13,37 @@ use postrider_proto::Shard;
 
 use crate::deliver::{breaker::Monotonic, lane::Lane};
 
-/// An attempt that is under way for longer is waited for without stopping others.
+/// Attempts in flight for longer than this do not stop other endpoints.
 const LONG: Duration = Duration::from_secs(2);
 /// The longest that endpoints of a shard are stopped.
 const STOPPED_MAX: Duration = Duration::from_secs(3);
-/// Between two looks when nothing ends.
+/// Check interval when nothing ends.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// For attempts that take long.
+    /// Waiting for attempts that take long.
     Waiting,
     Stopped {
         since: Monotonic,
     },
-    /// Reported to have nothing on the wire.
+    /// Reported as having nothing in flight.
     Drained,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Draining {
     shards: HashMap<Shard, Phase>,
-    /// Something has ended since the latest look.
+    /// Something has ended since the last check.
     ended: bool,
     looked: Monotonic,
 }
 
-/// What a look brought.
+/// Result of a check.
 #[derive(Debug, Default)]
 pub(crate) struct Look {
     pub(crate) drained: Vec<Shard>,
-    /// Shards whose endpoints go on.
+    /// Shards whose endpoints resume.
     pub(crate) resumed: Vec<Shard>,
 }
 
@@ -57,7 +57,7 @@ impl Draining {
         self.shards.remove(&shard);
     }
 
-    /// Nothing of the shard is started.
+    /// Whether no attempt of the shard may start.
     pub(crate) fn is_stopped(&self, shard: Shard) -> bool {
         matches!(
             self.shards.get(&shard),
@@ -74,7 +74,7 @@ impl Draining {
         }
     }
 
-    /// An attempt of the shard has ended, or was recorded.
+    /// An attempt of the shard has ended or was recorded.
     pub(crate) fn ended(&mut self, shard: Shard) {
         self.ended |= self.shards.contains_key(&shard);
     }
@@ -84,7 +84,7 @@ impl Draining {
         undrained && (self.ended || now >= self.looked + LOOK_EVERY)
     }
 
-    /// `leaving` when nothing at all is started any more.
+    /// `leaving`: the process is shutting down and starts no attempt at all.
     pub(crate) fn look<'l>(
         &mut self,
         lanes: impl Iterator<Item = &'l Lane>,

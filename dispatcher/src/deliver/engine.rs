@@ -1,8 +1,9 @@
-//! The engine: owns every lane of this process, decides what is read next and what is sent next. It alone changes
-//! lanes, and it awaits nothing but messages, so that a slow database or a slow endpoint never holds it up.
+//! The engine owns every lane of this process and decides what is read next and what is sent next. It alone changes
+//! lanes, and it awaits nothing but messages, so that a slow database or endpoint never blocks it.
 //!
-//! In: shards from `shards.rs`, rows from `read.rs`, capacity and results from `attempt.rs` and `record.rs`.
-//! Out: cycles to `read.rs`, picked deliveries to `attempt.rs`.
+//! In: shards from `ownership/shards.rs`, rows from `reader.rs`, finished attempts from `attempt.rs` and
+//! `recorder.rs`.
+//! Out: read cycles to `reader.rs`, picked deliveries to `attempt.rs`.
 
 mod found;
 mod reads;
@@ -43,32 +44,31 @@ use crate::{
 pub(crate) use state::State;
 use state::keep_in_order;
 
-/// Between two reads while there is work.
+/// Delay between two reads while there is work.
 const BUSY_WAIT: Duration = Duration::from_millis(3);
-/// The longest between two looks at what waits for time.
+/// The longest sleep before timers are checked again.
 const LOOK_WAIT: Duration = Duration::from_millis(500);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// A sweep that takes long, because Postgres passes over many rows that are gone, comes less often: it takes at most this part
-/// of the time.
+/// A slow sweep, because Postgres skips many dead rows, runs less often: it uses at most this fraction of the time.
 const SWEEP_PART: u32 = 20;
 const SHOW_EVERY: Duration = Duration::from_secs(1);
-/// Lanes that refill in one cycle, and lanes whose retries are read in one.
+/// Lanes refilled in one cycle, and lanes whose retries are read in one.
 const READS_MAX: usize = 256;
-/// Lanes whose ordering keys are looked up in one cycle: each is a statement of its own.
+/// Lanes whose ordering keys are looked up in one cycle: each costs a statement.
 const KEY_READS_MAX: usize = 32;
 
-/// What others tell the engine. One queue, so that what happened first is heard first.
+/// Everything sent to the engine. One queue, so that messages are handled in the order they were sent.
 #[derive(Debug)]
 pub(crate) enum EngineMessage {
     Gained(Vec<(Shard, Epoch)>),
     Lost(Vec<Shard>),
-    /// Give these back once nothing of them is on the wire.
+    /// Release these shards once none of their attempts is in flight.
     Drain(Vec<Shard>),
-    /// The lease ran out: nothing may start.
+    /// The lease expired: nothing may start.
     Suspended,
-    /// A new term of the lease. What is picked under it ends with it.
+    /// A new term of the lease. Attempts picked under it end with it.
     Resumed(CancellationToken),
-    /// A place on the wire is free again. Without an answer the delivery is handed back.
+    /// An attempt has ended. Without a result the delivery is handed back.
     Left {
         endpoint: EndpointId,
         epoch: Epoch,
@@ -77,7 +77,7 @@ pub(crate) enum EngineMessage {
         verdict: Option<Verdict>,
     },
     Recorded(Vec<Recorded>),
-    /// What could be taken back of cancelled replays is back where it was.
+    /// Queued deliveries of cancelled replays have been returned to their previous state.
     Withdrawn {
         endpoint: EndpointId,
         epoch: Epoch,
@@ -90,29 +90,29 @@ pub(crate) struct Engine {
     pub(crate) vault: Vault,
     pub(crate) clock: Clock,
     pub(crate) events: mpsc::UnboundedSender<EngineMessage>,
-    /// By the pace of the lane.
+    /// Indexed by the pace of the lane.
     pub(crate) picked: [mpsc::UnboundedSender<Picked>; Pace::COUNT],
     pub(crate) finished: mpsc::UnboundedSender<Finished>,
     pub(crate) started: Instant,
     pub(crate) cycles: mpsc::Sender<Cycle>,
-    /// Ends a patient read.
+    /// Ends a read that waits for changes.
     pub(crate) hurry: Wake,
     pub(crate) drained: mpsc::UnboundedSender<Shard>,
-    /// Endpoints that were deleted while rows of them waited.
+    /// Endpoints deleted while rows of theirs were pending.
     pub(crate) deleted: mpsc::UnboundedSender<EndpointId>,
     pub(crate) withdrawals: mpsc::UnboundedSender<Withdrawal>,
-    /// What is to be looked for beside the tail.
+    /// Searches for work that the tail does not show.
     pub(crate) surveys: mpsc::UnboundedSender<survey::Request>,
-    /// The snapshot of settings that has been applied.
+    /// The latest snapshot whose settings have been applied.
     pub(crate) applied: watch::Sender<Option<String>>,
-    /// What each endpoint has in hand, said about once a second.
+    /// Load of each endpoint, published about once a second.
     pub(crate) activity: watch::Sender<Vec<Activity>>,
     pub(crate) capacity: Capacity,
     pub(crate) state: State,
 }
 
 impl Engine {
-    /// Runs until told to stop and everything on the wire is recorded, or the given time after that.
+    /// Runs until `stop` and until every attempt in flight is recorded, or a grace period after that.
     pub(crate) async fn run(
         mut self,
         mut events: mpsc::UnboundedReceiver<EngineMessage>,
@@ -180,7 +180,7 @@ impl Engine {
         }
     }
 
-    /// What the lanes have in hand: for the pages, and for the figures.
+    /// Publishes the load of all lanes, for the dashboard and for metrics.
     fn show(&self) {
         let (elapsed, now) = (self.started.elapsed(), self.clock.now());
         let mut hand = EngineGauges {
@@ -229,7 +229,7 @@ impl Engine {
             || state.due.first().is_some_and(|(at, _)| *at <= self.clock.now())
     }
 
-    /// Deals with what may be dealt with, one delivery a lane in turn.
+    /// Starts every delivery that may start now, one per lane in turn.
     pub(crate) fn pump(&mut self) {
         let Some(term) = self.state.term.clone().filter(|term| !term.is_cancelled()) else {
             return;
@@ -299,7 +299,7 @@ impl Engine {
         }
     }
 
-    /// Lanes that waited for their time or for a place, and those that have turned out slow.
+    /// Requeues lanes whose timer or capacity wait is over, and marks those that became slow.
     fn wake_lanes(&mut self, now: Monotonic) {
         while let Some((_, id)) = self.state.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.state.timers.pop_first();
@@ -316,7 +316,7 @@ impl Engine {
         }
     }
 
-    /// Puts a lane into the lists it belongs in. Called after every change of one.
+    /// Puts a lane into the lists it belongs in. Called after every change to it.
     fn settle(&mut self, id: EndpointId) {
         let now = self.started.elapsed();
         let state = &mut self.state;
@@ -354,7 +354,7 @@ impl Engine {
                 }
             }
             EngineMessage::Drain(shards) => {
-                // Said again when one could not be released: then it is reported again.
+                // Repeated when a shard could not be released: then it is reported again.
                 for shard in shards.iter().filter(|shard| self.state.owned.contains_key(shard)) {
                     self.state.draining.begin(*shard);
                 }
@@ -370,7 +370,7 @@ impl Engine {
             } => {
                 self.capacity.leave(&(endpoint, event, number));
                 let now = self.clock.now();
-                // One of an earlier ownership says nothing of what this lane has under way.
+                // An attempt of an earlier ownership says nothing about this lane.
                 let lane = self.state.lanes.get_mut(&endpoint);
                 if let Some(lane) = lane.filter(|lane| lane.epoch() == epoch) {
                     self.state.draining.ended(lane.endpoint().shard);
@@ -398,7 +398,7 @@ impl Engine {
         }
     }
 
-    /// Of an endpoint that has deliveries of cancelled replays in line.
+    /// Starts withdrawing queued deliveries of cancelled replays of this endpoint.
     fn withdraw(&mut self, id: EndpointId) {
         let now = self.clock.now();
         let lane = self.state.lanes.get_mut(&id);
@@ -424,7 +424,7 @@ impl Engine {
         let due = match fate {
             Fate::Ended => None,
             Fate::Due(at) => Some(at),
-            // Perhaps it was recorded without our hearing of it: look at the retries again.
+            // It may have been recorded without our knowing: read the retries again.
             Fate::Void => {
                 METERS.results_void.increment(1);
                 lane.search_retries();
@@ -432,7 +432,7 @@ impl Engine {
             }
         };
         lane.recorded(event, number, due);
-        // A read under way began before we knew of the record; the one after it is the first that can't show an old copy.
+        // A read in progress began before this record; the one after it is the first that can't show an old copy.
         self.state
             .recorded
             .push_back((self.state.reads + 1, endpoint, event, number));

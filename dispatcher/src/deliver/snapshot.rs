@@ -1,5 +1,5 @@
 //! Postgres snapshots as values: what became visible between two of them. Pure.
-//! Invariant: compare only snapshots of one connection. After a crash Postgres workers out xids again.
+//! Invariant: compare only snapshots of one connection. After a crash Postgres hands out xids again.
 
 use std::ops::Range;
 

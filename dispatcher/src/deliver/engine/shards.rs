@@ -1,4 +1,4 @@
-//! Lanes of shards that were lost, and shards that can be handed over.
+//! Drops the lanes of lost shards and reports drained ones.
 
 use super::*;
 
