@@ -24,7 +24,7 @@ use crate::{
         endpoint::Endpoint,
         engine::EngineMessage,
         fair_queue::FairShare,
-        lane::{Pace, Verdict},
+        lane::{AttemptResult, Pace},
         queued_delivery::QueuedDelivery,
         recorder::Finished,
         retry::{self, Jitter, Next},
@@ -32,10 +32,10 @@ use crate::{
         worker_pool::WorkerPool,
     },
     http::client::{HttpSender, Request, webhook_headers},
-    ownership::lease::{Lease, Right},
+    ownership::lease::{Lease, SendPermission},
     telemetry::{
-        metrics::METERS,
-        traces::{Made, Tracer},
+        metrics::METRICS,
+        traces::{AttemptDetails, Tracer},
     },
 };
 
@@ -62,9 +62,9 @@ pub(crate) struct Picked {
     /// Term of the lease: cancelled when another dispatcher may own the shard.
     pub(crate) term: CancellationToken,
     pub(crate) delivery: QueuedDelivery,
-    pub(crate) place: InFlightGuard,
+    pub(crate) guard: InFlightGuard,
     /// Permit for its unrecorded result.
-    pub(crate) room: OwnedSemaphorePermit,
+    pub(crate) result_permit: OwnedSemaphorePermit,
 }
 
 /// Held while an attempt is in flight. Dropping it notifies the engine however the attempt ends: response, panic or
@@ -74,24 +74,24 @@ pub(crate) struct InFlightGuard {
     pub(crate) epoch: Epoch,
     pub(crate) event: EventId,
     pub(crate) number: u16,
-    pub(crate) events: mpsc::UnboundedSender<EngineMessage>,
-    pub(crate) verdict: Option<Verdict>,
+    pub(crate) engine: mpsc::UnboundedSender<EngineMessage>,
+    pub(crate) result: Option<AttemptResult>,
 }
 
 impl InFlightGuard {
-    fn answered(mut self, verdict: Verdict) {
-        self.verdict = Some(verdict);
+    fn finish(mut self, result: AttemptResult) {
+        self.result = Some(result);
     }
 }
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        let _ = self.events.send(EngineMessage::Left {
+        let _ = self.engine.send(EngineMessage::AttemptEnded {
             endpoint: self.endpoint,
             epoch: self.epoch,
             event: self.event,
             number: self.number,
-            verdict: self.verdict,
+            result: self.result,
         });
     }
 }
@@ -129,7 +129,7 @@ impl Attempts {
     /// Receives the deliveries picked for lanes of one pace, reads bodies in batches and starts an attempt for each.
     /// Endpoints are served round-robin so that a burst of one does not delay the others. Ends with the engine.
     pub(crate) async fn run(self: Arc<Self>, pace: Pace, mut picked: mpsc::UnboundedReceiver<Picked>) {
-        let mut line = DedicatedConnection::new(self.database.clone());
+        let mut connection = DedicatedConnection::new(self.database.clone());
         let (most, pause) = match pace {
             Pace::Fast => (BODIES_MAX, None),
             Pace::Slow | Pace::Unknown => (CAREFUL_MAX, Some(CAREFUL_PAUSE)),
@@ -149,25 +149,32 @@ impl Attempts {
                 }
                 std::iter::from_fn(|| backlog.pop()).take(most).collect()
             };
-            self.start(batch, &mut line).await;
+            self.start(batch, &mut connection).await;
             if let Some(pause) = pause {
                 tokio::time::sleep(pause).await;
             }
         }
     }
 
-    async fn start(self: &Arc<Self>, batch: Vec<Picked>, line: &mut DedicatedConnection) {
+    async fn start(self: &Arc<Self>, batch: Vec<Picked>, connection: &mut DedicatedConnection) {
         let mut ids: Vec<EventId> = batch.iter().map(|picked| picked.delivery.event).collect();
         ids.sort_unstable();
         ids.dedup();
-        let read =
-            async { bodies::read(line.open().await?, &ids, SMALL_BYTES_MAX, self.tracer.is_on()).await };
+        let read = async {
+            bodies::read(
+                connection.open().await?,
+                &ids,
+                SMALL_BYTES_MAX,
+                self.tracer.is_on(),
+            )
+            .await
+        };
         let stored = match read.await {
             Ok(stored) => stored,
             Err(error) => {
-                line.close();
+                connection.close();
                 // Dropping the guards hands the deliveries back.
-                tracing::warn!(%error, "bodies could not be read; the deliveries wait");
+                tracing::warn!(%error, "reading event bodies failed; retrying");
                 tokio::time::sleep(READ_AGAIN).await;
                 return;
             }
@@ -212,7 +219,7 @@ impl Attempts {
             Ok(content) => Some((content, Some(share))),
             Err(error) => {
                 drop(share);
-                tracing::warn!(%error, "a body could not be read; the delivery waits");
+                tracing::warn!(%error, "reading a large event body failed; retrying");
                 tokio::time::sleep(READ_AGAIN).await;
                 None
             }
@@ -236,8 +243,8 @@ impl Attempts {
             epoch,
             term,
             delivery,
-            place,
-            room,
+            guard,
+            result_permit,
         } = picked;
         let started_at = self.clock.now();
         let began = Instant::now();
@@ -247,10 +254,10 @@ impl Attempts {
         if let Some(content) = &content
             && !is_wanted(&endpoint, &delivery, content)
         {
-            place.answered(Verdict {
+            guard.finish(AttemptResult {
                 success: true,
                 slow: false,
-                its_own: true,
+                about_endpoint: true,
             });
             let _ = self.finished.send(Finished {
                 endpoint: endpoint.id,
@@ -262,11 +269,11 @@ impl Attempts {
                 duration: Duration::ZERO,
                 signature: None,
                 outcome: Outcome::NotSent {
-                    error: "the endpoint's filter does not want it".to_owned(),
+                    error: "excluded by the endpoint's filter".to_owned(),
                 },
                 next: Next::Filtered,
                 held,
-                room,
+                result_permit,
             });
             return;
         }
@@ -284,14 +291,14 @@ impl Attempts {
         );
         let outcome = match content {
             None => Outcome::NotSent {
-                error: "the event is past its retention: its body is gone".to_owned(),
+                error: "the event has exceeded its retention and its body was deleted".to_owned(),
             },
             Some(content) => {
                 let t = started_at.timestamp();
                 let secrets = endpoint.secrets_in_force(started_at);
                 let value = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
-                let right = self.lease.under(term);
-                let mut request = self.request(&endpoint, &delivery, &content, t, &value, right.clone());
+                let permission = self.lease.under(term);
+                let mut request = self.request(&endpoint, &delivery, &content, t, &value, permission.clone());
                 if let Some(traced) = &traced
                     && let Ok(value) = HeaderValue::from_str(&traced.context.to_string())
                 {
@@ -303,19 +310,19 @@ impl Attempts {
                     }
                 }
                 sent_signature = Some(value);
-                request.body = bodies::lent(content, share);
+                request.body = bodies::with_share(content, share);
                 // Checked last: nothing may be sent if the lease expired or the settings were replaced while the body
                 // was read.
-                if !right.is_valid() || !endpoint.may_start() {
+                if !permission.is_valid() || !endpoint.may_start() {
                     return;
                 }
-                match right.only_while_valid(self.sender.send(request)).await {
+                match permission.only_while_valid(self.sender.send(request)).await {
                     Some(Ok(outcome)) => outcome,
                     // A local fault says nothing about the endpoint and nothing was sent, so the attempt is not
                     // counted.
                     Some(Err(fault)) => {
-                        METERS.own_faults.increment(1);
-                        tracing::error!(error = %fault, "a request could not be sent for a fault on this side");
+                        METRICS.own_faults.increment(1);
+                        tracing::error!(error = %fault, "request not sent because of a local fault");
                         return tokio::time::sleep(AFTER_OWN_FAULT).await;
                     }
                     // Another dispatcher may own the shard by now, so the attempt is not counted.
@@ -335,12 +342,12 @@ impl Attempts {
             &mut rand::rng(),
         );
         let duration = began.elapsed();
-        METERS.attempted(outcome.kind(), duration);
+        METRICS.attempted(outcome.kind(), duration);
         if delivery.attempt == 0 && delivery.replay.is_none() {
-            METERS.first_attempt(delivery.event.unix_ms(), started_at);
+            METRICS.first_attempt(delivery.event.unix_ms(), started_at);
         }
         if let Some(traced) = &traced {
-            let made = Made {
+            let made = AttemptDetails {
                 public_id: public_id.as_deref().unwrap_or_default(),
                 host: endpoint.url.host_str(),
                 number: delivery.number(),
@@ -359,10 +366,10 @@ impl Attempts {
                 next,
             );
         }
-        let verdict = Verdict {
+        let result = AttemptResult {
             success: outcome.is_success(),
             slow: duration > SLOW,
-            its_own: outcome.kind() != OutcomeKind::ProxyFailed,
+            about_endpoint: outcome.kind() != OutcomeKind::ProxyFailed,
         };
         let finished = Finished {
             endpoint: endpoint.id,
@@ -376,10 +383,10 @@ impl Attempts {
             outcome,
             next,
             held,
-            room,
+            result_permit,
         };
         // The guard first: the engine must process the response before the record.
-        place.answered(verdict);
+        guard.finish(result);
         let _ = self.finished.send(finished);
     }
 
@@ -390,7 +397,7 @@ impl Attempts {
         content: &Content,
         t: i64,
         signature: &str,
-        right: Right,
+        permission: SendPermission,
     ) -> Request<'a> {
         let mut headers = webhook_headers(&content.public_id, t, signature);
         for (name, value) in &endpoint.headers {
@@ -409,7 +416,7 @@ impl Attempts {
             body: Bytes::new(),
             timeout: endpoint.timeout,
             tls: endpoint.tls.as_ref(),
-            right: Some(right),
+            permission: Some(permission),
         }
     }
 }
@@ -421,11 +428,11 @@ fn log_failure(event: Option<&str>, delivery_id: DeliveryId, attempt: u16, outco
     match next {
         Next::Dead(reason) => tracing::info!(
             event, %delivery_id, attempt, outcome = kind, status, error, reason = reason.as_str(),
-            "an attempt failed, and the delivery is dead"
+            "attempt failed; delivery moved to dead letters"
         ),
         Next::Retry { wait, .. } => tracing::debug!(
             event, %delivery_id, attempt, outcome = kind, status, error, next_in_ms = wait.as_millis() as u64,
-            "an attempt failed"
+            "attempt failed"
         ),
         Next::Delivered | Next::Filtered => {}
     }

@@ -111,10 +111,7 @@ pub(crate) async fn read(
         return Ok(HashMap::new());
     };
     let most = i32::try_from(most).unwrap_or(i32::MAX);
-    let statement = match with_traces {
-        true => STORED_WITH_TRACE,
-        false => STORED,
-    };
+    let statement = if with_traces { STORED_WITH_TRACE } else { STORED };
     let rows: Vec<StoredRow> = sqlx::query_as(statement)
         .bind(ids)
         .bind(first)
@@ -124,9 +121,10 @@ pub(crate) async fn read(
         .with_db_timeout()
         .await?;
     // Events whose partition was dropped while deliveries were pending.
-    let held = match rows.len() < ids.len() {
-        true => held(connection, ids, &rows, most, with_traces).await?,
-        false => Vec::new(),
+    let held = if rows.len() < ids.len() {
+        held(connection, ids, &rows, most, with_traces).await?
+    } else {
+        Vec::new()
     };
     let found = rows.len();
     let all = rows.into_iter().chain(held).enumerate();
@@ -173,7 +171,7 @@ type Slot = OnceCell<Option<Arc<Content>>>;
 pub(crate) struct LargeBodies {
     memory: Fair,
     readers: Fair,
-    lines: Mutex<Vec<DedicatedConnection>>,
+    connections: Mutex<Vec<DedicatedConnection>>,
     /// Reads in progress, shared by other deliveries of the same event.
     being_read: Mutex<HashMap<EventId, Weak<Slot>>>,
     with_traces: bool,
@@ -184,7 +182,7 @@ impl LargeBodies {
         Self {
             memory: Fair::new(LARGE_BYTES_MAX),
             readers: Fair::new(READERS),
-            lines: Mutex::new(
+            connections: Mutex::new(
                 (0..READERS)
                     .map(|_| DedicatedConnection::new(options.clone()))
                     .collect(),
@@ -224,14 +222,15 @@ impl LargeBodies {
 
     async fn fetch(&self, holder: Holder, event: EventId) -> Result<Option<Arc<Content>>, sqlx::Error> {
         let _turn = self.readers.acquire(holder, 1).await;
-        let Some(mut line) = lock(&self.lines).pop() else {
+        let Some(mut connection) = lock(&self.connections).pop() else {
             return Err(sqlx::Error::PoolClosed);
         };
-        let found = async { read(line.open().await?, &[event], usize::MAX, self.with_traces).await }.await;
+        let found =
+            async { read(connection.open().await?, &[event], usize::MAX, self.with_traces).await }.await;
         if found.is_err() {
-            line.close();
+            connection.close();
         }
-        lock(&self.lines).push(line);
+        lock(&self.connections).push(connection);
         Ok(found?.remove(&event).and_then(|stored| match stored {
             Stored::Small(content) => Some(content),
             Stored::Large(_) => None,
@@ -244,19 +243,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The bytes of a body with its share of memory, released when the last byte is written.
-pub(crate) fn lent(content: Arc<Content>, share: Option<FairShare>) -> Bytes {
-    struct Lent {
+pub(crate) fn with_share(content: Arc<Content>, share: Option<FairShare>) -> Bytes {
+    struct SharedBody {
         content: Arc<Content>,
         _share: FairShare,
     }
-    impl AsRef<[u8]> for Lent {
+    impl AsRef<[u8]> for SharedBody {
         fn as_ref(&self) -> &[u8] {
             &self.content.body
         }
     }
     match share {
         None => content.body.clone(),
-        Some(share) => Bytes::from_owner(Lent {
+        Some(share) => Bytes::from_owner(SharedBody {
             content,
             _share: share,
         }),

@@ -132,7 +132,7 @@ impl Part {
 
 pub(crate) struct Capacity {
     parts: [Part; Share::COUNT],
-    room: Arc<Semaphore>,
+    result_permits: Arc<Semaphore>,
     held: HashMap<Attempt, Held>,
     /// Attempts in start order, until they are found finished or slow.
     begun: VecDeque<(Monotonic, Attempt)>,
@@ -142,7 +142,7 @@ impl Capacity {
     pub(crate) fn new(count: usize) -> Self {
         Self {
             parts: Share::ALL.map(|share| Part::new(share, count)),
-            room: Arc::new(Semaphore::new(UNRECORDED_MAX.max(count))),
+            result_permits: Arc::new(Semaphore::new(UNRECORDED_MAX.max(count))),
             held: HashMap::new(),
             begun: VecDeque::new(),
         }
@@ -168,12 +168,12 @@ impl Capacity {
     pub(crate) fn unrecorded(&self) -> usize {
         UNRECORDED_MAX
             .max(self.count())
-            .saturating_sub(self.room.available_permits())
+            .saturating_sub(self.result_permits.available_permits())
     }
 
     /// A permit for one more unrecorded result.
-    pub(crate) fn room(&self) -> Option<OwnedSemaphorePermit> {
-        self.room.clone().try_acquire_owned().ok()
+    pub(crate) fn result_permit(&self) -> Option<OwnedSemaphorePermit> {
+        self.result_permits.clone().try_acquire_owned().ok()
     }
 
     pub(crate) fn any_free(&self) -> bool {

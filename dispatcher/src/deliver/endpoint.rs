@@ -104,7 +104,7 @@ pub(crate) struct EndpointRow {
 pub(crate) enum Unusable {
     #[error(transparent)]
     Vault(#[from] VaultError),
-    #[error("its stored settings can't be read: {0}")]
+    #[error("invalid stored settings: {0}")]
     Stored(String),
 }
 

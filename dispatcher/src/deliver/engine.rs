@@ -31,13 +31,13 @@ use crate::{
         division::Holder,
         draining::Draining,
         endpoint::EndpointRow,
-        lane::{Action, Activity, Lane, Pace, ReadNumber, Verdict, Withdrawal},
+        lane::{Action, Activity, AttemptResult, Lane, Pace, ReadNumber, Withdrawal},
         queued_delivery::QueuedDelivery,
         reader::{Cycle, ReaderMessage},
         recorder::{Fate, Finished, Recorded},
         survey::{self, Found, Reason, Report},
     },
-    telemetry::metrics::{EngineGauges, METERS},
+    telemetry::metrics::{EngineGauges, METRICS},
     vault::Vault,
 };
 
@@ -47,11 +47,11 @@ use state::keep_in_order;
 /// Delay between two reads while there is work.
 const BUSY_WAIT: Duration = Duration::from_millis(3);
 /// The longest sleep before timers are checked again.
-const LOOK_WAIT: Duration = Duration::from_millis(500);
+const SLEEP_MAX: Duration = Duration::from_millis(500);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// A slow sweep, because Postgres skips many dead rows, runs less often: it uses at most this fraction of the time.
 const SWEEP_PART: u32 = 20;
-const SHOW_EVERY: Duration = Duration::from_secs(1);
+const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// Lanes refilled in one cycle, and lanes whose retries are read in one.
 const READS_MAX: usize = 256;
 /// Lanes whose ordering keys are looked up in one cycle: each costs a statement.
@@ -69,12 +69,12 @@ pub(crate) enum EngineMessage {
     /// A new term of the lease. Attempts picked under it end with it.
     Resumed(CancellationToken),
     /// An attempt has ended. Without a result the delivery is handed back.
-    Left {
+    AttemptEnded {
         endpoint: EndpointId,
         epoch: Epoch,
         event: EventId,
         number: u16,
-        verdict: Option<Verdict>,
+        result: Option<AttemptResult>,
     },
     Recorded(Vec<Recorded>),
     /// Queued deliveries of cancelled replays have been returned to their previous state.
@@ -89,14 +89,14 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     pub(crate) vault: Vault,
     pub(crate) clock: Clock,
-    pub(crate) events: mpsc::UnboundedSender<EngineMessage>,
+    pub(crate) inbox: mpsc::UnboundedSender<EngineMessage>,
     /// Indexed by the pace of the lane.
     pub(crate) picked: [mpsc::UnboundedSender<Picked>; Pace::COUNT],
     pub(crate) finished: mpsc::UnboundedSender<Finished>,
     pub(crate) started: Instant,
     pub(crate) cycles: mpsc::Sender<Cycle>,
     /// Ends a read that waits for changes.
-    pub(crate) hurry: Wake,
+    pub(crate) interrupt: Wake,
     pub(crate) drained: mpsc::UnboundedSender<Shard>,
     /// Endpoints deleted while rows of theirs were pending.
     pub(crate) deleted: mpsc::UnboundedSender<EndpointId>,
@@ -115,15 +115,15 @@ impl Engine {
     /// Runs until `stop` and until every attempt in flight is recorded, or a grace period after that.
     pub(crate) async fn run(
         mut self,
-        mut events: mpsc::UnboundedReceiver<EngineMessage>,
+        mut inbox: mpsc::UnboundedReceiver<EngineMessage>,
         mut messages: mpsc::Receiver<ReaderMessage>,
         wake: Wake,
         stop: CancellationToken,
     ) {
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         let mut read_at = Instant::now();
         self.state.sweep_at = Some(Instant::now() + SWEEP_EVERY);
-        let mut show_at = Instant::now();
+        let mut publish_at = Instant::now();
         let mut give_up_at = None;
         loop {
             self.report_drained();
@@ -135,9 +135,9 @@ impl Engine {
                 }
             }
             let now = Instant::now();
-            if now >= show_at {
-                show_at = now + SHOW_EVERY;
-                self.show();
+            if now >= publish_at {
+                publish_at = now + PUBLISH_EVERY;
+                self.publish_load();
             }
             if !self.state.sweeping && self.state.sweep_at.is_some_and(|at| now >= at) {
                 self.sweep();
@@ -145,23 +145,23 @@ impl Engine {
             if now >= read_at {
                 self.read_if_idle();
             }
-            let sleep_until = self.next_look(read_at, give_up_at);
+            let sleep_until = self.next_wake(read_at, give_up_at);
             tokio::select! {
-                n = events.recv_many(&mut heard, 1024) => {
+                n = inbox.recv_many(&mut received, 1024) => {
                     if n == 0 { return }
-                    for event in heard.drain(..) {
-                        self.hear(event);
+                    for message in received.drain(..) {
+                        self.handle(message);
                     }
                     if self.wants_to_read() {
                         read_at = Instant::now();
-                        self.hurry.now();
+                        self.interrupt.now();
                     }
                 }
                 Some(message) = messages.recv() => {
                     if let Some(rows) = self.apply(message) {
                         let busy = rows > 0 || self.capacity.in_use();
                         read_at = Instant::now() + if busy { BUSY_WAIT } else { Duration::ZERO };
-                        self.state.patient = !busy;
+                        self.state.may_wait = !busy;
                         if self.wants_to_read() { read_at = Instant::now() + Duration::from_millis(1) }
                     }
                 }
@@ -169,7 +169,7 @@ impl Engine {
                 () = tokio::time::sleep_until(sleep_until.into()) => {
                     if self.wants_to_read() {
                         read_at = Instant::now();
-                        self.hurry.now();
+                        self.interrupt.now();
                     }
                 }
                 () = stop.cancelled(), if !self.state.stopping => {
@@ -181,30 +181,30 @@ impl Engine {
     }
 
     /// Publishes the load of all lanes, for the dashboard and for metrics.
-    fn show(&self) {
+    fn publish_load(&self) {
         let (elapsed, now) = (self.started.elapsed(), self.clock.now());
-        let mut hand = EngineGauges {
+        let mut gauges = EngineGauges {
             shards: self.state.owned.len(),
             in_flight: self.capacity.in_flight(),
             in_flight_max: self.capacity.count(),
             unrecorded: self.capacity.unrecorded(),
             ..EngineGauges::default()
         };
-        let mut shown = Vec::new();
+        let mut activities = Vec::new();
         for (id, lane) in &self.state.lanes {
             let activity = lane.activity();
             let due = self.state.due_of.get(id).copied();
-            hand.add(activity.as_ref(), due, lane.is_ready(elapsed), now);
-            shown.extend(activity);
+            gauges.add(activity.as_ref(), due, lane.is_ready(elapsed), now);
+            activities.extend(activity);
         }
-        METERS.show(&hand);
-        self.activity.send_replace(shown);
+        METRICS.set_gauges(&gauges);
+        self.activity.send_replace(activities);
     }
 
-    fn next_look(&self, read_at: Instant, give_up_at: Option<Instant>) -> Instant {
+    fn next_wake(&self, read_at: Instant, give_up_at: Option<Instant>) -> Instant {
         let now = Instant::now();
         let mut at = if self.state.reading {
-            now + LOOK_WAIT
+            now + SLEEP_MAX
         } else {
             read_at
         };
@@ -224,7 +224,7 @@ impl Engine {
     fn wants_to_read(&self) -> bool {
         let state = &self.state;
         !state.taken.is_empty()
-            || !state.hungry.is_empty()
+            || !state.refill_queue.is_empty()
             || state.found.len() > state.loading.len()
             || state.due.first().is_some_and(|(at, _)| *at <= self.clock.now())
     }
@@ -243,7 +243,9 @@ impl Engine {
             if !self.capacity.any_free() {
                 return;
             }
-            let Some(room) = self.capacity.room() else { return };
+            let Some(result_permit) = self.capacity.result_permit() else {
+                return;
+            };
             self.state.ready.pop_front();
             self.state.is_ready.remove(&id);
             let Some(lane) = self.state.lanes.get_mut(&id) else {
@@ -270,28 +272,28 @@ impl Engine {
                         endpoint: lane.endpoint().clone(),
                         epoch: lane.epoch(),
                         term: term.clone(),
-                        place: InFlightGuard {
+                        guard: InFlightGuard {
                             endpoint: id,
                             epoch: lane.epoch(),
                             event: delivery.event,
                             number,
-                            events: self.events.clone(),
-                            verdict: None,
+                            engine: self.inbox.clone(),
+                            result: None,
                         },
                         delivery,
-                        room,
+                        result_permit,
                     });
                 }
                 Some((delivery, Action::DeadLetter(reason))) => {
-                    let buried = Finished::buried(
+                    let dead = Finished::dead_without_attempt(
                         lane.endpoint(),
                         lane.epoch(),
                         &delivery,
                         reason,
                         self.clock.now(),
-                        room,
+                        result_permit,
                     );
-                    let _ = self.finished.send(buried);
+                    let _ = self.finished.send(dead);
                 }
                 None => {}
             }
@@ -325,8 +327,8 @@ impl Engine {
             if lane.is_ready(now) && state.is_ready.insert(id) {
                 state.ready.push_back(id);
             }
-            if (lane.wants_refill().is_some() || lane.wants_keys()) && state.is_hungry.insert(id) {
-                state.hungry.push_back(id);
+            if (lane.wants_refill().is_some() || lane.wants_keys()) && state.in_refill_queue.insert(id) {
+                state.refill_queue.push_back(id);
             }
         }
         let due = lane.and_then(Lane::next_due);
@@ -335,8 +337,8 @@ impl Engine {
         keep_in_order(&mut state.timers, &mut state.timer_of, id, timer);
     }
 
-    pub(crate) fn hear(&mut self, event: EngineMessage) {
-        match event {
+    pub(crate) fn handle(&mut self, message: EngineMessage) {
+        match message {
             EngineMessage::Gained(shards) => {
                 for (shard, epoch) in shards {
                     self.drop_lanes(shard);
@@ -361,12 +363,12 @@ impl Engine {
             }
             EngineMessage::Suspended => self.state.term = None,
             EngineMessage::Resumed(term) => self.state.term = Some(term),
-            EngineMessage::Left {
+            EngineMessage::AttemptEnded {
                 endpoint,
                 epoch,
                 event,
                 number,
-                verdict,
+                result,
             } => {
                 self.capacity.leave(&(endpoint, event, number));
                 let now = self.clock.now();
@@ -374,8 +376,8 @@ impl Engine {
                 let lane = self.state.lanes.get_mut(&endpoint);
                 if let Some(lane) = lane.filter(|lane| lane.epoch() == epoch) {
                     self.state.draining.ended(lane.endpoint().shard);
-                    match verdict {
-                        Some(verdict) => lane.answered(event, number, verdict, self.started.elapsed()),
+                    match result {
+                        Some(result) => lane.attempt_ended(event, number, result, self.started.elapsed()),
                         None => {
                             lane.handed_back(event, number, now);
                             self.withdraw(endpoint);
@@ -425,8 +427,8 @@ impl Engine {
             Fate::Ended => None,
             Fate::Due(at) => Some(at),
             // It may have been recorded without our knowing: read the retries again.
-            Fate::Void => {
-                METERS.results_void.increment(1);
+            Fate::Discarded => {
+                METRICS.results_void.increment(1);
                 lane.search_retries();
                 Some(now)
             }

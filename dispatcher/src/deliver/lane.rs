@@ -28,7 +28,9 @@ use crate::deliver::{
     rate::Rate,
 };
 
-pub(crate) use types::{Action, Activity, DueRead, DueRows, Pace, ReadNumber, Refill, Verdict, Withdrawal};
+pub(crate) use types::{
+    Action, Activity, AttemptResult, DueRead, DueRows, Pace, ReadNumber, Refill, Withdrawal,
+};
 use types::{Busy, EARLIEST, LATEST, Stage};
 
 const BUFFER_LEAST: usize = 64;
@@ -55,7 +57,7 @@ pub(crate) struct Lane {
     /// Ordered endpoints: the first delivery of each key.
     heads: VecDeque<QueuedDelivery>,
     /// Keys whose first delivery has to be looked up.
-    look: BTreeSet<i64>,
+    key_lookups: BTreeSet<i64>,
     /// Keys with a delivery in `heads`, in flight or being recorded.
     active: HashSet<i64>,
     turn: u8,
@@ -65,7 +67,7 @@ pub(crate) struct Lane {
     floor: Option<EventId>,
     /// The lowest row at or below the floor that was seen and not kept: its key is looked up later, or its replay is
     /// being withdrawn.
-    passed_over: Option<EventId>,
+    lowest_skipped: Option<EventId>,
     busy: HashMap<EventId, Busy>,
     /// With the start of each attempt.
     in_flight: HashMap<EventId, Monotonic>,
@@ -78,7 +80,7 @@ pub(crate) struct Lane {
     due_from: DateTime<Utc>,
     pace: Pace,
     /// It has responded or failed since this lane was created.
-    heard: bool,
+    has_responded: bool,
     breaker: Breaker,
     rate: Option<Rate>,
     /// The rate limit allows nothing before this.
@@ -105,19 +107,19 @@ impl Lane {
             due: VecDeque::new(),
             replays: VecDeque::new(),
             heads: VecDeque::new(),
-            look: BTreeSet::new(),
+            key_lookups: BTreeSet::new(),
             active: HashSet::new(),
             turn: 0,
             live_in_a_row: 0,
             floor: None,
-            passed_over: None,
+            lowest_skipped: None,
             busy: HashMap::new(),
             in_flight: HashMap::new(),
             replays_in_flight: 0,
             next_due: None,
             due_since_read: None,
             due_from: LATEST,
-            heard: pace != Pace::Unknown,
+            has_responded: pace != Pace::Unknown,
             pace,
             breaker,
             rate_at: None,
@@ -182,7 +184,7 @@ impl Lane {
             in_flight: self.in_flight.len(),
             places: self.breaker.limit(self.endpoint.concurrency),
             waiting,
-            more_waiting: self.floor.is_some() || !self.look.is_empty(),
+            more_waiting: self.floor.is_some() || !self.key_lookups.is_empty(),
             oldest: oldest.and_then(|event| DateTime::from_timestamp_millis(event.unix_ms())),
             circuit_open,
         })
@@ -223,7 +225,7 @@ impl Lane {
     }
 
     /// The ordering key of a delivery, if this endpoint is ordered.
-    fn line_of(&self, delivery: &QueuedDelivery) -> Option<i64> {
+    fn ordering_key_of(&self, delivery: &QueuedDelivery) -> Option<i64> {
         delivery
             .key
             .filter(|_| self.endpoint.ordered && self.action() == Action::Send)
@@ -233,14 +235,14 @@ impl Lane {
         (self.endpoint.concurrency * 4).clamp(BUFFER_LEAST, BUFFER_MOST)
     }
 
-    fn room(&self) -> usize {
+    fn free_slots(&self) -> usize {
         self.buffer_size()
-            .saturating_sub(self.fresh.len() + self.heads.len() + self.look.len())
+            .saturating_sub(self.fresh.len() + self.heads.len() + self.key_lookups.len())
     }
 
     fn limit(&self) -> usize {
         let limit = self.breaker.limit(self.endpoint.concurrency);
-        if self.heard {
+        if self.has_responded {
             limit
         } else {
             limit.min(UNKNOWN_LIMIT)
@@ -299,7 +301,7 @@ impl Lane {
                 return None;
             }
             let (delivery, replay) = self.next_in_turn()?;
-            let key = self.line_of(&delivery);
+            let key = self.ordering_key_of(&delivery);
             if self.is_stale(&delivery) {
                 continue;
             }
@@ -328,7 +330,7 @@ impl Lane {
             );
             // Replayed before its record was reported; the late report will match no known attempt.
             if let Some(before) = before.filter(|before| before.stage != Stage::Recorded) {
-                self.leave_line(before.key.filter(|_| before.key != key));
+                self.release_key(before.key.filter(|_| before.key != key));
             }
             if stage == Stage::InFlight {
                 self.in_flight.insert(delivery.event, now);
@@ -364,7 +366,13 @@ impl Lane {
     }
 
     /// The response is in and about to be recorded.
-    pub(crate) fn answered(&mut self, event: EventId, number: u16, verdict: Verdict, now: Monotonic) {
+    pub(crate) fn attempt_ended(
+        &mut self,
+        event: EventId,
+        number: u16,
+        result: AttemptResult,
+        now: Monotonic,
+    ) {
         if let Some(busy) = self.busy.get_mut(&event)
             && busy.number == number
             && busy.stage == Stage::InFlight
@@ -373,16 +381,16 @@ impl Lane {
             let replay = busy.replay;
             self.leave_flight(event, replay);
         }
-        if !verdict.its_own {
+        if !result.about_endpoint {
             return;
         }
-        self.heard = true;
-        self.pace = if verdict.success && !verdict.slow {
+        self.has_responded = true;
+        self.pace = if result.success && !result.slow {
             Pace::Fast
         } else {
             Pace::Slow
         };
-        if verdict.success {
+        if result.success {
             self.breaker.succeeded();
         } else {
             self.breaker.failed(now);
@@ -403,7 +411,7 @@ impl Lane {
                 self.leave_flight(event, busy.replay);
             }
             self.busy.remove(&event);
-            self.leave_line(busy.key);
+            self.release_key(busy.key);
             if busy.queued {
                 self.lower_floor(event.pred());
             }
@@ -419,7 +427,7 @@ impl Lane {
         {
             busy.stage = Stage::Recorded;
             let key = busy.key;
-            self.leave_line(key);
+            self.release_key(key);
         }
         if let Some(due) = due {
             self.expect_due(due);
@@ -434,10 +442,10 @@ impl Lane {
     }
 
     /// The next delivery of the same key may be first now.
-    fn leave_line(&mut self, key: Option<i64>) {
+    fn release_key(&mut self, key: Option<i64>) {
         if let Some(key) = key {
             self.active.remove(&key);
-            self.look.insert(key);
+            self.key_lookups.insert(key);
         }
     }
 
@@ -449,7 +457,7 @@ impl Lane {
             .is_some_and(|busy| busy.number == number && busy.stage == Stage::Recorded)
         {
             self.busy.remove(&event);
-            self.forget_passed_over();
+            self.forget_skipped();
         }
     }
 
@@ -463,14 +471,14 @@ impl Lane {
         self.floor.is_none()
             && self.next_due.is_none()
             && !self.has_deliveries()
-            && self.look.is_empty()
+            && self.key_lookups.is_empty()
             && self.busy.is_empty()
     }
 
     /// Nothing is pending or in flight: the skipped rows are gone with the keys they belonged to.
-    fn forget_passed_over(&mut self) {
+    fn forget_skipped(&mut self) {
         if self.is_idle() {
-            self.passed_over = None;
+            self.lowest_skipped = None;
         }
     }
 }

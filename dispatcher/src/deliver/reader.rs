@@ -34,7 +34,7 @@ use crate::{
         queued_delivery::QueuedDelivery,
         snapshot::Snapshot,
     },
-    telemetry::metrics::METERS,
+    telemetry::metrics::METRICS,
 };
 
 /// Rows of one page of the tail.
@@ -66,7 +66,7 @@ pub(crate) struct Cycle {
     /// Endpoints whose lanes are gone.
     pub(crate) forget: Vec<EndpointId>,
     /// Nothing is requested: wait until something is committed, or until the engine interrupts.
-    pub(crate) patient: bool,
+    pub(crate) may_wait: bool,
 }
 
 /// Results of a cycle, in the order in which they must be applied.
@@ -115,7 +115,7 @@ pub(crate) struct Reader {
     pub(crate) clock: Clock,
     pub(crate) wake: Wake,
     /// The engine wants another cycle.
-    pub(crate) hurry: Wake,
+    pub(crate) interrupt: Wake,
     pub(crate) cycles: mpsc::Receiver<Cycle>,
     pub(crate) out: mpsc::Sender<ReaderMessage>,
 }
@@ -157,16 +157,16 @@ impl Known {
 enum ReadError {
     #[error(transparent)]
     Database(#[from] sqlx::Error),
-    #[error("the server is in recovery: it is a replica")]
+    #[error("the server is in recovery (a replica)")]
     InRecovery,
-    #[error("the server's snapshot can't be read: {0}")]
+    #[error("invalid snapshot from the server: {0}")]
     Snapshot(String),
-    #[error("the engine is gone")]
+    #[error("the engine has stopped")]
     Closed,
 }
 
 impl Reader {
-    /// Runs each requested cycle, until the engine is gone or `stop` is cancelled.
+    /// Runs each requested cycle, until the engine has stopped or `stop` is cancelled.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut session: Option<Session> = None;
         let mut wait = Duration::from_millis(50);
@@ -191,7 +191,7 @@ impl Reader {
                 Ok(()) => wait = Duration::from_millis(50),
                 Err(ReadError::Closed) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "the reader lost its connection; every shard will be loaded again");
+                    tracing::warn!(%error, "connection to the database lost; reloading every shard");
                     session = None;
                     tokio::time::sleep(wait.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
                     wait = (wait * 2).min(RECONNECT_WAIT_MAX);
@@ -219,19 +219,19 @@ impl Session {
         let Reader {
             clock,
             wake,
-            hurry,
+            interrupt,
             out,
             ..
         } = reader;
         self.known.forget(&cycle.forget);
-        if cycle.patient && self.previous.is_some() && !self.wait_for_change(clock, wake, hurry).await? {
+        if cycle.may_wait && self.previous.is_some() && !self.wait_for_change(clock, wake, interrupt).await? {
             let nothing = ReaderMessage::Done {
                 number: cycle.number,
                 tailed: false,
                 rows: 0,
                 settings: None,
             };
-            return say(out, nothing).await;
+            return send(out, nothing).await;
         }
         let begin = "begin isolation level repeatable read, read only; \
                      select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()";
@@ -253,7 +253,7 @@ impl Session {
         if !cycle.refills.is_empty() {
             let began = Instant::now();
             self.refill(&cycle.refills, out).await?;
-            METERS.refill_seconds.record(began.elapsed());
+            METRICS.refill_seconds.record(began.elapsed());
         }
         self.read_due(&cycle.due, now, out).await?;
         self.read_keys(&cycle.keys, out).await?;
@@ -264,7 +264,7 @@ impl Session {
         // Settings of shards taken over are as new as this snapshot too.
         let settings = (settings || !cycle.taken.is_empty()).then(|| snapshot.as_str().to_owned());
         self.previous = Some(snapshot);
-        say(
+        send(
             out,
             ReaderMessage::Done {
                 number: cycle.number,
@@ -278,14 +278,19 @@ impl Session {
 
     /// Waits on an idle system until any transaction has begun or ended. This detects producers in SQL; an API in
     /// this process wakes the reader directly.
-    async fn wait_for_change(&mut self, clock: &Clock, wake: &Wake, hurry: &Wake) -> Result<bool, ReadError> {
+    async fn wait_for_change(
+        &mut self,
+        clock: &Clock,
+        wake: &Wake,
+        interrupt: &Wake,
+    ) -> Result<bool, ReadError> {
         let Some(previous) = &self.previous else {
             return Ok(true);
         };
         let changed = tokio::select! {
             changed = self.watcher.changed(previous.as_str()) => changed,
             () = wake.wait() => true,
-            () = hurry.wait() => return Ok(false),
+            () = interrupt.wait() => return Ok(false),
             () = tokio::time::sleep(IDLE_WAIT_MAX) => false,
         };
         if changed {
@@ -338,7 +343,7 @@ impl Session {
             let rows = endpoint::load(&mut self.connection, &known)
                 .with_db_timeout()
                 .await?;
-            say(out, ReaderMessage::Endpoints(rows)).await?;
+            send(out, ReaderMessage::Endpoints(rows)).await?;
         }
         Ok(!changed.is_empty())
     }
@@ -356,7 +361,7 @@ impl Session {
         let rows = endpoint::load(&mut self.connection, &unknown)
             .with_db_timeout()
             .await?;
-        say(out, ReaderMessage::Endpoints(rows)).await
+        send(out, ReaderMessage::Endpoints(rows)).await
     }
 }
 
@@ -365,6 +370,6 @@ fn xids(list: impl Iterator<Item = u64>) -> Vec<String> {
     list.map(|xid| xid.to_string()).collect()
 }
 
-async fn say(out: &mpsc::Sender<ReaderMessage>, message: ReaderMessage) -> Result<(), ReadError> {
+async fn send(out: &mpsc::Sender<ReaderMessage>, message: ReaderMessage) -> Result<(), ReadError> {
     out.send(message).await.map_err(|_| ReadError::Closed)
 }

@@ -23,7 +23,7 @@ use crate::{
     db_timeout::WithDbTimeout,
     dedicated_connection::DedicatedConnection,
     deliver::{endpoint::Endpoint, engine::EngineMessage, queued_delivery::QueuedDelivery, retry::Next},
-    telemetry::{metrics::METERS, statistics::Statistics},
+    telemetry::{metrics::METRICS, statistics::Statistics},
 };
 
 const BATCH_MAX: usize = 500;
@@ -52,18 +52,18 @@ pub(crate) struct Finished {
     pub(crate) held: bool,
     /// Released once the result is recorded: bounds the number of unrecorded results.
     #[expect(dead_code, reason = "held, not read")]
-    pub(crate) room: OwnedSemaphorePermit,
+    pub(crate) result_permit: OwnedSemaphorePermit,
 }
 
 impl Finished {
     /// A delivery that becomes a dead letter without an attempt, because its endpoint is disabled.
-    pub(crate) fn buried(
+    pub(crate) fn dead_without_attempt(
         endpoint: &Endpoint,
         epoch: Epoch,
         delivery: &QueuedDelivery,
         reason: DeadReason,
         now: DateTime<Utc>,
-        room: OwnedSemaphorePermit,
+        result_permit: OwnedSemaphorePermit,
     ) -> Self {
         Self {
             endpoint: endpoint.id,
@@ -79,7 +79,7 @@ impl Finished {
             },
             next: Next::Dead(reason),
             held: false,
-            room,
+            result_permit,
         }
     }
 }
@@ -100,7 +100,7 @@ pub(crate) enum Fate {
     /// Waiting in `retries`.
     Due(DateTime<Utc>),
     /// No row matched: the lease was lost, or an earlier try of the same batch committed without our knowing.
-    Void,
+    Discarded,
 }
 
 pub(crate) struct Recorder {
@@ -143,8 +143,8 @@ impl Recorder {
             let began = Instant::now();
             match self.write(batch, kept).await {
                 Ok(rows) => {
-                    METERS.record_seconds.record(began.elapsed());
-                    METERS.record_rows.record(batch.len() as f64);
+                    METRICS.record_seconds.record(began.elapsed());
+                    METRICS.record_rows.record(batch.len() as f64);
                     if rows.iter().any(|row| row.disabling) {
                         self.to_disable.now();
                     }
@@ -159,7 +159,7 @@ impl Recorder {
                 }
                 Err(error) => {
                     self.connection.close();
-                    tracing::warn!(%error, results = batch.len(), "results could not be recorded yet; trying again");
+                    tracing::warn!(%error, results = batch.len(), "recording results failed; retrying");
                     tokio::time::sleep(wait).await;
                     wait = (wait * 2).min(RETRY_WAIT_MAX);
                 }
@@ -197,7 +197,7 @@ impl Recorder {
             if kept == Kept::ByDay && has_no_partition(error) {
                 return Box::pin(self.record(batch, Kept::Held)).await;
             }
-            tracing::error!(%error, endpoint = %one.endpoint, event = %one.event, "a result can't be recorded");
+            tracing::error!(%error, endpoint = %one.endpoint, event = %one.event, "the database rejected a result; it is discarded");
             let _ = self.out.send(EngineMessage::Recorded(fates(batch, &[])));
             return;
         }
@@ -245,9 +245,9 @@ struct WrittenRow {
 fn count(batch: &[Finished], recorded: &[Recorded]) {
     for (one, recorded) in batch.iter().zip(recorded) {
         match one.next {
-            _ if recorded.fate == Fate::Void => {}
-            Next::Filtered => METERS.filtered.increment(1),
-            Next::Dead(reason) => METERS.died(reason),
+            _ if recorded.fate == Fate::Discarded => {}
+            Next::Filtered => METRICS.filtered.increment(1),
+            Next::Dead(reason) => METRICS.died(reason),
             Next::Delivered | Next::Retry { .. } => {}
         }
     }
@@ -264,7 +264,7 @@ fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
             let fate = match written.get(&(one.endpoint, one.event)) {
                 Some(Some(due)) => Fate::Due(*due),
                 Some(None) => Fate::Ended,
-                None => Fate::Void,
+                None => Fate::Discarded,
             };
             Recorded {
                 endpoint: one.endpoint,
@@ -277,10 +277,10 @@ fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
         .collect()
 }
 
-/// Deliveries that ended with their first attempt, by their positions in the batch.
+/// Records deliveries that ended with their first attempt; returns their positions in the batch.
 ///
-/// `= any (array[…])` is an equality to find a row by and none to merge two lists by: for a merge the planner walked the
-/// whole index of a queue that it took for empty, once for each result.
+/// `= any (array[…])` allows an index lookup per row but no merge join: for a merge join the planner scanned the
+/// whole index of a queue that it estimated as empty, once for each result.
 async fn write_delivered(
     connection: &mut PgConnection,
     owner: Uuid,

@@ -65,7 +65,7 @@ pub(crate) enum Report {
 }
 
 pub(crate) struct Surveyor {
-    line: DedicatedConnection,
+    connection: DedicatedConnection,
     requests: mpsc::UnboundedReceiver<Request>,
     out: mpsc::UnboundedSender<EngineMessage>,
     /// A requested sweep that waits for takeovers to be served.
@@ -81,7 +81,7 @@ impl Surveyor {
     ) -> Self {
         let limit = STATEMENT_MAX.as_millis().to_string();
         Self {
-            line: DedicatedConnection::new(options.options([("statement_timeout", limit.as_str())])),
+            connection: DedicatedConnection::new(options.options([("statement_timeout", limit.as_str())])),
             requests,
             out,
             sweep: None,
@@ -174,13 +174,14 @@ impl Surveyor {
         let mut wait = AGAIN;
         loop {
             let (began, page) = (Instant::now(), self.page);
-            let found = match self.line.open().await {
+            let found = match self.connection.open().await {
                 Ok(connection) => within(STATEMENT_MAX, live_page(connection, shards, after, page)).await,
                 Err(error) => Err(error),
             };
-            self.page = match began.elapsed() > PAGE_TIME {
-                true => (page / 2).max(1),
-                false => (page * 2).min(PAGE_MAX),
+            self.page = if began.elapsed() > PAGE_TIME {
+                (page / 2).max(1)
+            } else {
+                (page * 2).min(PAGE_MAX)
             };
             match found {
                 Ok(found) => return found,
@@ -192,7 +193,7 @@ impl Surveyor {
     async fn deleted(&mut self, shards: &[Shard]) -> Vec<Found> {
         let mut wait = AGAIN;
         loop {
-            let found = match self.line.open().await {
+            let found = match self.connection.open().await {
                 Ok(connection) => within(STATEMENT_MAX, deleted_lately(connection, shards)).await,
                 Err(error) => Err(error),
             };
@@ -204,8 +205,8 @@ impl Surveyor {
     }
 
     async fn after_error(&mut self, error: sqlx::Error, wait: &mut Duration) {
-        tracing::warn!(%error, "the database could not be searched for waiting deliveries; trying again");
-        self.line.close();
+        tracing::warn!(%error, "searching for pending deliveries failed; retrying");
+        self.connection.close();
         tokio::time::sleep(*wait).await;
         *wait = (*wait * 2).min(AGAIN_MAX);
     }

@@ -1,7 +1,7 @@
-//! Operational events: what Postrider itself has to say to a tenant, and to the team that runs it.
+//! Operational events: notifications from Postrider itself to a tenant and to the operators.
 //!
-//! What became true is written down by the very statement that made it so (triggers on `dead_letters` and
-//! `endpoint_health` fill `notices`), and told from here soon after, once. Alerts look at the counts of dead letters.
+//! They are written by the very statement that causes them (triggers on `dead_letters` and `endpoint_health` fill
+//! `notices`) and emitted from here soon after, once. Alerts check the counts of dead letters.
 //! Invariant: an operational event never causes another one about itself.
 
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::Wake;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(5);
-/// Told in one transaction.
+/// Notices emitted in one transaction.
 const BATCH: i64 = 100;
-/// Alerts that go off in one look.
+/// Alerts fired per check.
 const ALERTS_MAX: i64 = 100;
 
-/// Emits it to the tenant it is about, and to those that hear of every tenant. Answers why the tenant did not get it.
+/// Emits it to its tenant and to tenants subscribed to all operational events. Returns why the tenant did not get it.
 pub(crate) async fn announce(
     connection: &mut PgConnection,
     about: TenantId,
@@ -36,14 +36,14 @@ pub(crate) async fn announce(
         .await
 }
 
-/// Of a look: whether there may be more.
+/// Result of a check: whether there may be more.
 #[derive(PartialEq, Eq)]
 enum Told {
     All,
     Some,
 }
 
-/// Tells what is to be told. Several may be at it at once.
+/// Emits pending notices. Several processes may run it at once.
 #[derive(Clone)]
 pub(crate) struct Notifier {
     pub(crate) pool: PgPool,
@@ -75,7 +75,7 @@ struct Alert {
     dead_letters: i64,
 }
 
-/// The latest attempt of a dead letter, as far as it is still known.
+/// The latest attempt of a dead letter, as far as it is still stored.
 #[derive(Default, FromRow)]
 struct Last {
     chosen_id: Option<String>,
@@ -97,7 +97,7 @@ impl Notifier {
                 Ok(Told::All) => LOOK_EVERY,
                 Ok(Told::Some) => Duration::ZERO,
                 Err(error) => {
-                    tracing::warn!(%error, "operational events could not be emitted yet");
+                    tracing::warn!(%error, "emitting operational events failed; retrying");
                     LOOK_AGAIN_AFTER_ERROR
                 }
             };
@@ -117,7 +117,7 @@ impl Notifier {
         })
     }
 
-    /// Told and taken away in one transaction. One that can't be told stays, and the others are.
+    /// Emitted and deleted in one transaction. One that fails stays and does not affect the others.
     async fn tell(&self) -> Result<usize, sqlx::Error> {
         let mut tx = self.pool.begin().await?;
         let notices: Vec<Notice> = sqlx::query_as(
@@ -145,7 +145,7 @@ impl Notifier {
                 }
                 Err(error @ sqlx::Error::Database(_)) => {
                     part.rollback().await?;
-                    tracing::warn!(%error, endpoint = notice.endpoint, "an operational event could not be emitted");
+                    tracing::warn!(%error, endpoint = notice.endpoint, "emitting an operational event failed; retrying");
                 }
                 Err(error) => return Err(error),
             }
@@ -202,7 +202,7 @@ impl Notifier {
         Ok(())
     }
 
-    /// One event for each threshold that was passed. It is armed again when the dead letters are fewer.
+    /// One event per threshold exceeded. The alert is rearmed when the count falls below it.
     async fn alert(&self) -> Result<usize, sqlx::Error> {
         let changed: Vec<Alert> = sqlx::query_as(
             "select a.endpoint_id, a.dead_letters as threshold, e.tenant_id, e.public_id as endpoint, e.url,
@@ -223,9 +223,9 @@ impl Notifier {
         for alert in &changed {
             match self.pass_alert(alert).await {
                 Ok(()) => told += 1,
-                // The others may be fine.
+                // A failure does not affect the others.
                 Err(error @ sqlx::Error::Database(_)) => {
-                    tracing::warn!(%error, endpoint = alert.endpoint, "an alert could not be emitted");
+                    tracing::warn!(%error, endpoint = alert.endpoint, "emitting an alert failed; retrying");
                 }
                 Err(error) => return Err(error),
             }

@@ -34,7 +34,7 @@ impl Engine {
                     }
                     match reason {
                         Reason::Taken => self.found(found),
-                        Reason::Sweep => self.state.suspects.push_back((self.state.reads + 1, found)),
+                        Reason::Sweep => self.state.sweep_hits.push_back((self.state.reads + 1, found)),
                     }
                 }
             }
@@ -63,12 +63,12 @@ impl Engine {
 
     /// Checks rows that a sweep saw before a read whose tail should have shown them. If the lane is idle, they were
     /// either sent meanwhile or missed; reading them tells which.
-    pub(super) fn check_suspects(&mut self, number: ReadNumber) {
-        while let Some((after, found)) = self.state.suspects.front().copied() {
+    pub(super) fn check_sweep_hits(&mut self, number: ReadNumber) {
+        while let Some((after, found)) = self.state.sweep_hits.front().copied() {
             if after > number {
                 break;
             }
-            self.state.suspects.pop_front();
+            self.state.sweep_hits.pop_front();
             let lane = self.state.lanes.get(&found.endpoint);
             let is_owned = self.state.owned.contains_key(&found.shard);
             if !is_owned || lane.is_some_and(|lane| !lane.is_idle()) {
@@ -87,7 +87,7 @@ impl Engine {
             && rows.iter().any(|row| row.event == missed)
         {
             tracing::error!(%endpoint, "the sweep found rows that the tail had missed");
-            METERS.tail_missed.increment(1);
+            METRICS.tail_missed.increment(1);
         }
     }
 }

@@ -10,7 +10,7 @@ impl Engine {
         }
         let now = self.clock.now();
         let state = &mut self.state;
-        let wanted = !state.taken.is_empty() || !state.hungry.is_empty() || !state.found.is_empty();
+        let wanted = !state.taken.is_empty() || !state.refill_queue.is_empty() || !state.found.is_empty();
         let wanted = wanted || state.reload;
         let wanted = wanted || state.due.first().is_some_and(|(at, _)| *at <= now);
         let mut load: Vec<EndpointId> = state.found.keys().copied().take(READS_MAX).collect();
@@ -20,7 +20,7 @@ impl Engine {
             load.extend(state.lanes.keys());
         }
         let mut cycle = Cycle {
-            patient: state.patient && !wanted,
+            may_wait: state.may_wait && !wanted,
             number: state.reads + 1,
             owned: state
                 .owned
@@ -35,9 +35,9 @@ impl Engine {
         };
         while cycle.refills.len() < READS_MAX
             && cycle.keys.len() < KEY_READS_MAX
-            && let Some(id) = state.hungry.pop_front()
+            && let Some(id) = state.refill_queue.pop_front()
         {
-            state.is_hungry.remove(&id);
+            state.in_refill_queue.remove(&id);
             let Some(lane) = state.lanes.get_mut(&id) else {
                 continue;
             };
@@ -73,7 +73,7 @@ impl Engine {
                 state.reload = reload;
                 for (id, keys) in cycle.keys {
                     if let Some(lane) = self.state.lanes.get_mut(&id) {
-                        lane.look_again(keys);
+                        lane.requeue_keys(keys);
                     }
                     self.settle(id);
                 }
@@ -156,7 +156,7 @@ impl Engine {
                 self.go_on_after_withdrawals(number);
                 self.after_loading();
                 if tailed {
-                    self.check_suspects(number);
+                    self.check_sweep_hits(number);
                 }
                 if let Some(snapshot) = settings {
                     self.applied.send_replace(Some(snapshot));
@@ -185,7 +185,7 @@ impl Engine {
         let endpoint = match row.open(&self.vault, &self.settings) {
             Ok(endpoint) => Arc::new(endpoint),
             Err(error) => {
-                tracing::error!(endpoint = %id, %error, "an endpoint can't be served: its deliveries wait");
+                tracing::error!(endpoint = %id, %error, "endpoint settings are unusable; its deliveries stay queued");
                 // The previous settings must not be used either: they may have been replaced because a secret leaked.
                 if let Some(lane) = self.state.lanes.remove(&id) {
                     lane.endpoint().stop();
@@ -275,7 +275,7 @@ impl Engine {
         // The new connection knows no endpoint; these are searched for with all others.
         self.state.found.clear();
         self.state.unusable.clear();
-        self.state.suspects.clear();
+        self.state.sweep_hits.clear();
         self.state.missed.clear();
         let ids: Vec<EndpointId> = self.state.lanes.keys().copied().collect();
         for id in ids {

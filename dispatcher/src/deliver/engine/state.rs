@@ -16,7 +16,7 @@ pub(crate) struct State {
     /// The reader has a new connection: the settings of all lanes are read again.
     pub(super) reload: bool,
     /// Rows that a sweep has seen. The tail must have shown them by the read with this number.
-    pub(super) suspects: VecDeque<(ReadNumber, Found)>,
+    pub(super) sweep_hits: VecDeque<(ReadNumber, Found)>,
     /// Rows that the tail did not show, if they still exist when they are read.
     pub(super) missed: HashMap<EndpointId, EventId>,
     /// Endpoints whose settings can't be used. They have no lane until those change.
@@ -33,8 +33,8 @@ pub(crate) struct State {
     pub(super) ready: VecDeque<EndpointId>,
     pub(super) is_ready: HashSet<EndpointId>,
     /// Lanes that want rows from disk or keys looked up, each once, served in turn.
-    pub(super) hungry: VecDeque<EndpointId>,
-    pub(super) is_hungry: HashSet<EndpointId>,
+    pub(super) refill_queue: VecDeque<EndpointId>,
+    pub(super) in_refill_queue: HashSet<EndpointId>,
     /// When lanes have retries due.
     pub(super) due: BTreeSet<(DateTime<Utc>, EndpointId)>,
     pub(super) due_of: HashMap<EndpointId, DateTime<Utc>>,
@@ -49,7 +49,7 @@ pub(crate) struct State {
     pub(super) reads: ReadNumber,
     pub(super) reading: bool,
     /// Nothing is in flight and nothing new came: the next read may wait for a change.
-    pub(super) patient: bool,
+    pub(super) may_wait: bool,
 }
 
 /// Updates a set ordered by time that contains each endpoint at most once.

@@ -21,30 +21,30 @@ impl Lane {
             return;
         }
         if self.is_withdrawn(&delivery) {
-            return self.pass_over(delivery.event);
+            return self.skip(delivery.event);
         }
         // A manual retry was requested: the copy read from `retries` is replaced.
         if delivery.attempt > 0 {
             self.due.retain(|waiting| waiting.event != delivery.event);
         }
-        match self.line_of(&delivery) {
-            Some(key) if self.active.contains(&key) || self.look.contains(&key) => {
-                self.pass_over(delivery.event)
+        match self.ordering_key_of(&delivery) {
+            Some(key) if self.active.contains(&key) || self.key_lookups.contains(&key) => {
+                self.skip(delivery.event)
             }
             None if delivery.replay.is_some() && self.replays.len() < REPLAYS_MAX => {
                 self.replays.push_back(delivery)
             }
-            _ if self.room() == 0 => self.lower_floor(delivery.event.pred()),
+            _ if self.free_slots() == 0 => self.lower_floor(delivery.event.pred()),
             Some(key) => {
-                self.look.insert(key);
-                self.pass_over(delivery.event);
+                self.key_lookups.insert(key);
+                self.skip(delivery.event);
             }
             None => self.fresh.push_back(delivery),
         }
     }
 
-    pub(super) fn pass_over(&mut self, event: EventId) {
-        self.passed_over = Some(self.passed_over.map_or(event, |lowest| lowest.min(event)));
+    pub(super) fn skip(&mut self, event: EventId) {
+        self.lowest_skipped = Some(self.lowest_skipped.map_or(event, |lowest| lowest.min(event)));
     }
 
     /// Just below the lowest known row of the queue.
@@ -54,7 +54,7 @@ impl Lane {
         let busy = self.busy.iter().filter(|(_, busy)| busy.queued);
         let rows = waiting
             .chain(busy.map(|(event, _)| *event))
-            .chain(self.passed_over);
+            .chain(self.lowest_skipped);
         rows.map(EventId::pred).chain(self.floor).min()
     }
 
@@ -125,8 +125,8 @@ impl Lane {
     /// What to read from the queue, when the lane is spilled and at most half full.
     pub(crate) fn wants_refill(&self) -> Option<Refill> {
         let floor = self.floor.filter(|_| !self.is_paused())?;
-        let room = self.room();
-        (room * 2 > self.buffer_size()).then_some(Refill { floor, limit: room })
+        let free = self.free_slots();
+        (free * 2 > self.buffer_size()).then_some(Refill { floor, limit: free })
     }
 
     /// The rows of a refill, ascending, from a snapshot whose tail was applied before.
@@ -146,34 +146,34 @@ impl Lane {
 
     /// Whether keys wait for their first delivery to be looked up.
     pub(crate) fn wants_keys(&self) -> bool {
-        !self.look.is_empty() && !self.is_paused() && self.heads.len() * 2 <= self.buffer_size()
+        !self.key_lookups.is_empty() && !self.is_paused() && self.heads.len() * 2 <= self.buffer_size()
     }
 
     /// A read of these keys begins now. They are unmarked here, so that any change the read may not see marks them
     /// again.
     pub(crate) fn key_read_begins(&mut self) -> Vec<i64> {
-        let keys: Vec<i64> = self.look.iter().copied().take(KEYS_MAX).collect();
-        self.look.retain(|key| keys.binary_search(key).is_err());
+        let keys: Vec<i64> = self.key_lookups.iter().copied().take(KEYS_MAX).collect();
+        self.key_lookups.retain(|key| keys.binary_search(key).is_err());
         keys
     }
 
     /// The read did not take place.
-    pub(crate) fn look_again(&mut self, keys: Vec<i64>) {
-        self.look.extend(keys);
+    pub(crate) fn requeue_keys(&mut self, keys: Vec<i64>) {
+        self.key_lookups.extend(keys);
     }
 
     /// The first deliveries of the requested keys, where they are fresh. If a key's first delivery is a retry it is
     /// not included: it comes when due, and the key is looked up again when it has ended.
     pub(crate) fn keys_read(&mut self, heads: Vec<QueuedDelivery>) {
         for delivery in heads {
-            let Some(key) = self.line_of(&delivery) else {
+            let Some(key) = self.ordering_key_of(&delivery) else {
                 continue;
             };
             if self.is_withdrawn(&delivery) {
                 continue;
             }
             if self.is_stale(&delivery) {
-                self.look.insert(key);
+                self.key_lookups.insert(key);
             } else if !self.is_paused() && self.active.insert(key) {
                 self.heads.push_back(delivery);
             }
@@ -184,14 +184,14 @@ impl Lane {
     pub(crate) fn wants_due(&self, now: DateTime<Utc>) -> Option<DueRead> {
         let even_later = self.action() != Action::Send;
         let due = self.next_due.is_some_and(|at| at <= now || even_later);
-        let room = self.buffer_size().saturating_sub(self.due.len());
-        let limit = room + self.due.len() + self.busy.len();
+        let free = self.buffer_size().saturating_sub(self.due.len());
+        let limit = free + self.due.len() + self.busy.len();
         let asked = DueRead {
             limit,
             even_later,
             from: self.due_from,
         };
-        (due && !self.is_paused() && room * 2 > self.buffer_size()).then_some(asked)
+        (due && !self.is_paused() && free * 2 > self.buffer_size()).then_some(asked)
     }
 
     /// When `retries` are to be read again; not while there is no space for due rows.
@@ -234,10 +234,10 @@ impl Lane {
         if let Some(floor) = self.below_all() {
             self.lower_floor(floor);
         }
-        self.passed_over = None;
+        self.lowest_skipped = None;
         self.due.clear();
         self.heads.clear();
-        self.look.clear();
+        self.key_lookups.clear();
         self.active = self
             .busy
             .values()

@@ -70,11 +70,11 @@ pub(crate) enum Action {
 
 /// Result of an attempt, as far as the lane needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct AttemptResult {
     pub(crate) success: bool,
     pub(crate) slow: bool,
     /// Whether it says anything about the endpoint. A failure of the egress proxy does not.
-    pub(crate) its_own: bool,
+    pub(crate) about_endpoint: bool,
 }
 
 /// What the latest response says about the endpoint: decides which share of capacity it competes for.

@@ -43,7 +43,7 @@ impl Session {
                     delivery: row.delivery,
                 })
                 .collect();
-            say(
+            send(
                 out,
                 ReaderMessage::Page {
                     rows,

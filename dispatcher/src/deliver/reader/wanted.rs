@@ -17,7 +17,7 @@ impl Session {
             let rows = endpoint::load(&mut self.connection, ids)
                 .with_db_timeout()
                 .await?;
-            say(out, ReaderMessage::Endpoints(rows)).await?;
+            send(out, ReaderMessage::Endpoints(rows)).await?;
         }
         Ok(())
     }
@@ -53,7 +53,7 @@ impl Session {
             while let Some(row) = rows.next_if(|row| row.endpoint_id == *endpoint) {
                 deliveries.push(row.delivery());
             }
-            say(
+            send(
                 out,
                 ReaderMessage::Refilled {
                     endpoint: *endpoint,
@@ -107,7 +107,7 @@ impl Session {
             if read == asked.limit && due.later.is_none() {
                 due.later = Some(now);
             }
-            say(
+            send(
                 out,
                 ReaderMessage::Due {
                     endpoint: *endpoint,
@@ -143,7 +143,7 @@ impl Session {
             .with_db_timeout()
             .await?;
             let heads = rows.into_iter().map(WaitingRow::delivery).collect();
-            say(
+            send(
                 out,
                 ReaderMessage::Keys {
                     endpoint: *endpoint,

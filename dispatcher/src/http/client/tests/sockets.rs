@@ -1,18 +1,18 @@
-//! Every socket is counted: none is left behind, and none that is kept keeps another from being opened.
+//! Every socket is counted: none leaks, and no idle connection keeps another from being opened.
 
 use std::net::TcpListener as StdListener;
 
 use super::*;
 
 const FEW: usize = 4;
-/// What [`Connections`] has for so many attempts.
+/// The permits of [`Connections`] for this many attempts.
 const PERMITS: usize = FEW + 1;
 
 fn few() -> HttpSender {
     HttpSender::new(guard(), FEW).expect("a sender")
 }
 
-/// Sockets are closed by tasks of their own, a moment after their attempt.
+/// Sockets are closed by separate tasks, a moment after their attempt.
 async fn all_given_back(sender: &HttpSender, kept: usize) {
     let mut counts = sender.connections.counts();
     for _ in 0..200 {
@@ -71,7 +71,7 @@ async fn more_requests_than_permits_go_one_after_the_other() {
     let mut running = tokio::task::JoinSet::new();
     let sender = few();
     for _ in 0..5 * PERMITS {
-        // A receiver of its own for each: none can use a connection of another.
+        // A separate receiver for each: none can reuse a connection of another.
         let (sender, address) = (sender.clone(), answering(answer).await);
         running.spawn(async move { post(&sender, &format!("http://{address}/hook"), None).await });
     }
@@ -126,7 +126,7 @@ async fn a_receiver_that_answers_early_and_takes_no_more_holds_no_socket() {
             body: Bytes::from(vec![b'x'; 32 * 1024 * 1024]),
             timeout: LIMIT,
             tls: None,
-            right: None,
+            permission: None,
         };
         let sent = tokio::time::timeout(LIMIT * 10, sender.send(request)).await;
         assert!(sent.is_ok_and(|outcome| outcome.is_ok()));
