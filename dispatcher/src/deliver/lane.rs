@@ -182,7 +182,7 @@ impl Lane {
         Some(Activity {
             endpoint: self.endpoint.id,
             in_flight: self.in_flight.len(),
-            places: self.breaker.limit(self.endpoint.concurrency),
+            limit: self.breaker.limit(self.endpoint.concurrency),
             waiting,
             more_waiting: self.floor.is_some() || !self.key_lookups.is_empty(),
             oldest: oldest.and_then(|event| DateTime::from_timestamp_millis(event.unix_ms())),

@@ -35,7 +35,7 @@ impl Snapshot {
 
     /// The transactions whose rows are new since an earlier snapshot, as ascending ranges: those that ran then and have
     /// ended, and those that began since and have ended. The rows of one that still runs are left out: they would be scanned
-    /// over for nothing now, and are new once it has ended.
+    /// for nothing now, and are new once it has ended.
     pub(crate) fn since(&self, before: &Self) -> Vec<Range<u64>> {
         let is_running = |xid: &u64| self.running.binary_search(xid).is_ok();
         let mut ranges: Vec<Range<u64>> = Vec::new();

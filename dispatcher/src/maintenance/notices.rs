@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Wake;
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(5);
 /// Notices emitted in one transaction.
 const BATCH: i64 = 100;
@@ -38,9 +38,9 @@ pub(crate) async fn announce(
 
 /// Result of a check: whether there may be more.
 #[derive(PartialEq, Eq)]
-enum Told {
-    All,
-    Some,
+enum Backlog {
+    Empty,
+    MayRemain,
 }
 
 /// Emits pending notices. Several processes may run it at once.
@@ -87,15 +87,15 @@ struct Last {
 
 impl Notifier {
     pub(crate) async fn run(&self, stop: &CancellationToken) {
-        let mut wait = LOOK_EVERY;
+        let mut wait = CHECK_EVERY;
         loop {
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
                 () = stop.cancelled() => return,
             }
-            wait = match self.look().await {
-                Ok(Told::All) => LOOK_EVERY,
-                Ok(Told::Some) => Duration::ZERO,
+            wait = match self.check().await {
+                Ok(Backlog::Empty) => CHECK_EVERY,
+                Ok(Backlog::MayRemain) => Duration::ZERO,
                 Err(error) => {
                     tracing::warn!(%error, "emitting operational events failed; retrying");
                     LOOK_AGAIN_AFTER_ERROR
@@ -104,21 +104,21 @@ impl Notifier {
         }
     }
 
-    async fn look(&self) -> Result<Told, sqlx::Error> {
-        let told = self.tell().await?;
+    async fn check(&self) -> Result<Backlog, sqlx::Error> {
+        let emitted = self.emit_notices().await?;
         let alerted = self.alert().await?;
-        if told + alerted > 0 {
+        if emitted + alerted > 0 {
             self.wake.now();
         }
-        Ok(if told == BATCH as usize {
-            Told::Some
+        Ok(if emitted == BATCH as usize {
+            Backlog::MayRemain
         } else {
-            Told::All
+            Backlog::Empty
         })
     }
 
     /// Emitted and deleted in one transaction. One that fails stays and does not affect the others.
-    async fn tell(&self) -> Result<usize, sqlx::Error> {
+    async fn emit_notices(&self) -> Result<usize, sqlx::Error> {
         let mut tx = self.pool.begin().await?;
         let notices: Vec<Notice> = sqlx::query_as(
             "select n.id, n.endpoint_id, n.event_id, n.reason, n.attempt, n.since, e.tenant_id, e.public_id as endpoint, e.url,
@@ -130,18 +130,18 @@ impl Notifier {
         .bind(BATCH)
         .fetch_all(&mut *tx)
         .await?;
-        let mut told = Vec::new();
+        let mut emitted = Vec::new();
         for notice in &notices {
             let mut part = sqlx::Connection::begin(&mut *tx).await?;
             let done = match (notice.event_id, notice.since) {
-                (Some(event), _) => self.tell_of_dead(&mut part, notice, event).await,
-                (None, Some(since)) => self.tell_of_recovery(&mut part, notice, since).await,
+                (Some(event), _) => self.announce_dead_letter(&mut part, notice, event).await,
+                (None, Some(since)) => self.announce_recovery(&mut part, notice, since).await,
                 (None, None) => Ok(()),
             };
             match done {
                 Ok(()) => {
                     part.commit().await?;
-                    told.push(notice.id);
+                    emitted.push(notice.id);
                 }
                 Err(error @ sqlx::Error::Database(_)) => {
                     part.rollback().await?;
@@ -151,14 +151,14 @@ impl Notifier {
             }
         }
         sqlx::query("delete from postrider.notices where id = any($1)")
-            .bind(&told)
+            .bind(&emitted)
             .execute(&mut *tx)
             .await?;
         tx.commit().await?;
-        Ok(told.len())
+        Ok(emitted.len())
     }
 
-    async fn tell_of_dead(
+    async fn announce_dead_letter(
         &self,
         tx: &mut PgConnection,
         notice: &Notice,
@@ -185,7 +185,7 @@ impl Notifier {
         Ok(())
     }
 
-    async fn tell_of_recovery(
+    async fn announce_recovery(
         &self,
         tx: &mut PgConnection,
         notice: &Notice,
@@ -219,10 +219,10 @@ impl Notifier {
         .bind(ALERTS_MAX)
         .fetch_all(&self.pool)
         .await?;
-        let mut told = 0;
+        let mut emitted = 0;
         for alert in &changed {
             match self.pass_alert(alert).await {
-                Ok(()) => told += 1,
+                Ok(()) => emitted += 1,
                 // A failure does not affect the others.
                 Err(error @ sqlx::Error::Database(_)) => {
                     tracing::warn!(%error, endpoint = alert.endpoint, "emitting an alert failed; retrying");
@@ -230,7 +230,7 @@ impl Notifier {
                 Err(error) => return Err(error),
             }
         }
-        Ok(told)
+        Ok(emitted)
     }
 
     async fn pass_alert(&self, alert: &Alert) -> Result<(), sqlx::Error> {
@@ -246,12 +246,12 @@ impl Notifier {
         .execute(&mut *tx)
         .await?;
         if passed && ours.rows_affected() > 0 {
-            self.tell_of_alert(&mut tx, alert).await?;
+            self.announce_alert(&mut tx, alert).await?;
         }
         tx.commit().await
     }
 
-    async fn tell_of_alert(&self, tx: &mut PgConnection, alert: &Alert) -> Result<(), sqlx::Error> {
+    async fn announce_alert(&self, tx: &mut PgConnection, alert: &Alert) -> Result<(), sqlx::Error> {
         let latest: Option<(EventId, i16)> = sqlx::query_as(
             "select event_id, attempt from postrider.dead_letters where endpoint_id = $1
              order by event_id desc limit 1",

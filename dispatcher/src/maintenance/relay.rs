@@ -190,7 +190,7 @@ struct Refused {
 
 /// Events to remove from the outbox.
 #[derive(Debug, Default)]
-struct Gone {
+struct Processed {
     /// Including rejected ones.
     rows: Vec<i64>,
     refused: Vec<Refused>,
@@ -205,26 +205,26 @@ async fn step(source: &mut PgConnection, pool: &PgPool, aside: &mut Aside) -> Re
     if !ours {
         return Ok(Step::Others);
     }
-    let mut gone = Gone::default();
+    let mut processed = Processed::default();
     let mut rows = Vec::new();
     for stored in page(&mut transaction, aside).await? {
         match stored.read() {
             Ok(row) => rows.push(row),
             Err(refused) => {
-                gone.rows.push(refused.n);
-                gone.refused.push(refused);
+                processed.rows.push(refused.n);
+                processed.refused.push(refused);
             }
         }
     }
-    emit_what_can_go(pool, &rows, aside, &mut gone).await?;
-    if gone.rows.is_empty() {
+    emit_unblocked(pool, &rows, aside, &mut processed).await?;
+    if processed.rows.is_empty() {
         return Ok(Step::Nothing);
     }
-    remove(&mut transaction, &gone).await?;
+    remove(&mut transaction, &processed).await?;
     transaction.commit().await?;
     METRICS
         .relayed
-        .increment((gone.rows.len() - gone.refused.len()) as u64);
+        .increment((processed.rows.len() - processed.refused.len()) as u64);
     Ok(Step::Moved)
 }
 
@@ -253,17 +253,17 @@ async fn page(source: &mut PgConnection, aside: &mut Aside) -> Result<Vec<Stored
 }
 
 /// All in one statement; if that is blocked, one per tenant, and for a blocked tenant in ever smaller parts.
-async fn emit_what_can_go(
+async fn emit_unblocked(
     pool: &PgPool,
     rows: &[Row],
     aside: &mut Aside,
-    gone: &mut Gone,
+    processed: &mut Processed,
 ) -> Result<(), sqlx::Error> {
     let mut by_tenant: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
     for row in rows {
         by_tenant.entry(&row.tenant).or_default().push(row);
     }
-    if rows.is_empty() || emit(pool, &rows.iter().collect::<Vec<_>>(), aside, gone).await? {
+    if rows.is_empty() || emit(pool, &rows.iter().collect::<Vec<_>>(), aside, processed).await? {
         return Ok(());
     }
     let mut waits = 1;
@@ -271,7 +271,7 @@ async fn emit_what_can_go(
         if waits >= WAITS_MAX {
             break;
         }
-        waits += emit_in_parts(pool, tenant, rows, aside, gone).await?;
+        waits += emit_in_parts(pool, tenant, rows, aside, processed).await?;
     }
     Ok(())
 }
@@ -282,7 +282,7 @@ async fn emit_in_parts(
     tenant: &str,
     rows: Vec<&Row>,
     aside: &mut Aside,
-    gone: &mut Gone,
+    processed: &mut Processed,
 ) -> Result<usize, sqlx::Error> {
     let waits_max = if aside.knows(tenant) {
         WAITS_AGAIN_MAX
@@ -297,7 +297,7 @@ async fn emit_in_parts(
     let mut waits = 0;
     while let Some(mut part) = parts.pop() {
         let rows: Vec<&Row> = part.iter().flat_map(|(_, rows)| rows).copied().collect();
-        if emit(pool, &rows, aside, gone).await? {
+        if emit(pool, &rows, aside, processed).await? {
             continue;
         }
         waits += 1;
@@ -320,7 +320,12 @@ async fn emit_in_parts(
 }
 
 /// Commits the events in the main database and collects rejected ones. Returns false when they are blocked.
-async fn emit(pool: &PgPool, rows: &[&Row], aside: &mut Aside, gone: &mut Gone) -> Result<bool, sqlx::Error> {
+async fn emit(
+    pool: &PgPool,
+    rows: &[&Row],
+    aside: &mut Aside,
+    processed: &mut Processed,
+) -> Result<bool, sqlx::Error> {
     let refused = match try_emit(pool, rows).await {
         Err(error) if is_about_rows(&error) => {
             tracing::debug!(%error, rows = rows.len(), "events of a source are blocked; retrying later");
@@ -331,8 +336,8 @@ async fn emit(pool: &PgPool, rows: &[&Row], aside: &mut Aside, gone: &mut Gone) 
     for row in rows {
         aside.forget(&row.tenant, &row.strand());
     }
-    gone.rows.extend(rows.iter().map(|row| row.n));
-    gone.refused.extend(refused);
+    processed.rows.extend(rows.iter().map(|row| row.n));
+    processed.refused.extend(refused);
     Ok(true)
 }
 
@@ -384,7 +389,7 @@ async fn try_emit(pool: &PgPool, rows: &[&Row]) -> Result<Vec<Refused>, sqlx::Er
 
 async fn remove(
     transaction: &mut Transaction<'_, Postgres>,
-    Gone { rows, refused }: &Gone,
+    Processed { rows, refused }: &Processed,
 ) -> Result<(), sqlx::Error> {
     if !refused.is_empty() {
         METRICS.relay_refused.increment(refused.len() as u64);

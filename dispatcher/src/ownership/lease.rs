@@ -107,7 +107,7 @@ impl SendPermission {
     /// connecting would otherwise send the request when it resumes, before anything notices that it is late.
     pub(crate) async fn only_while_valid<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = std::pin::pin!(work);
-        let going_on = poll_fn(|cx| {
+        let guarded = poll_fn(|cx| {
             if self.is_valid() {
                 work.as_mut().poll(cx).map(Some)
             } else {
@@ -115,7 +115,7 @@ impl SendPermission {
             }
         });
         tokio::select! {
-            done = going_on => done,
+            done = guarded => done,
             () = self.term.cancelled() => None,
         }
     }

@@ -177,7 +177,7 @@ impl Metrics {
             ),
             tail_missed: counter(
                 "postrider_tail_missed_total",
-                "Deliveries missed by the tail and found by the sweep; should stay 0",
+                "Times the sweep found deliveries that the tail had missed; should stay 0",
             ),
             filtered: counter(
                 "postrider_deliveries_filtered_total",
@@ -230,7 +230,7 @@ impl Metrics {
     }
 
     pub(crate) fn attempted(&self, kind: OutcomeKind, duration: Duration) {
-        // Their numbers count from 1.
+        // Outcome numbers start at 1.
         if let Some(counter) = self.attempts.get(kind as usize - 1) {
             counter.increment(1);
         }
@@ -304,8 +304,8 @@ impl EngineGauges {
         };
         *held_by = held_by.max(waited);
         let Some(one) = activity else { return };
-        self.bulkhead_places += one.places;
-        self.bulkheads_full += usize::from(one.in_flight >= one.places);
+        self.bulkhead_places += one.limit;
+        self.bulkheads_full += usize::from(one.in_flight >= one.limit);
         self.waiting += one.waiting;
         self.spilled += usize::from(one.more_waiting);
         match (one.circuit_open, one.in_flight) {
@@ -323,23 +323,23 @@ mod tests {
     use postrider_proto::EndpointId;
 
     #[test]
-    fn numbers_of_outcomes_and_reasons_are_places_in_the_lists() {
-        for (place, kind) in OutcomeKind::ALL.into_iter().enumerate() {
-            assert_eq!(kind as usize - 1, place);
+    fn numbers_of_outcomes_and_reasons_are_indexes_into_the_lists() {
+        for (index, kind) in OutcomeKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize - 1, index);
         }
-        for (place, reason) in DeadReason::ALL.iter().enumerate() {
-            assert_eq!(*reason as usize, place);
+        for (index, reason) in DeadReason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, index);
         }
     }
 
     #[test]
-    fn what_waits_is_told_by_what_holds_it_up() {
+    fn waiting_deliveries_are_attributed_to_what_delays_them() {
         let now = DateTime::from_timestamp(1_000, 0).expect("a time");
         let ago = |seconds| now - TimeDelta::seconds(seconds);
         let busy = Activity {
             endpoint: EndpointId(1),
             in_flight: 16,
-            places: 16,
+            limit: 16,
             waiting: 5,
             more_waiting: true,
             oldest: Some(ago(30)),
@@ -347,7 +347,7 @@ mod tests {
         };
         let probed = Activity {
             in_flight: 1,
-            places: 1,
+            limit: 1,
             oldest: None,
             circuit_open: true,
             ..busy

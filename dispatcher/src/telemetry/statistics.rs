@@ -343,7 +343,7 @@ async fn write_activity(pool: &PgPool, writer: Uuid, rows: &[&Activity]) -> Resu
     .bind(writer)
     .bind(rows.iter().map(|one| one.endpoint).collect::<Vec<_>>())
     .bind(rows.iter().map(|one| one.in_flight as i32).collect::<Vec<_>>())
-    .bind(rows.iter().map(|one| one.places as i32).collect::<Vec<_>>())
+    .bind(rows.iter().map(|one| one.limit as i32).collect::<Vec<_>>())
     .bind(rows.iter().map(|one| one.waiting as i32).collect::<Vec<_>>())
     .bind(rows.iter().map(|one| one.more_waiting).collect::<Vec<_>>())
     .bind(rows.iter().map(|one| one.oldest).collect::<Vec<_>>())

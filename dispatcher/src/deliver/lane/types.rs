@@ -106,7 +106,7 @@ pub(crate) struct Withdrawal {
 pub(crate) struct Activity {
     pub(crate) endpoint: EndpointId,
     pub(crate) in_flight: usize,
-    pub(crate) places: usize,
+    pub(crate) limit: usize,
     pub(crate) waiting: usize,
     pub(crate) more_waiting: bool,
     pub(crate) oldest: Option<DateTime<Utc>>,

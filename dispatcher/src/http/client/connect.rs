@@ -81,7 +81,7 @@ impl Connector<'_> {
         let host = receiver.host.trim_start_matches('[').trim_end_matches(']');
         let addresses = self.checked_addresses(host, receiver.port).await?;
         let Socket { stream, permit } = match &self.guard.egress_proxy {
-            None => self.first_to_answer(addresses).await.map_err(tcp_error)?,
+            None => self.first_to_connect(addresses).await.map_err(tcp_error)?,
             Some(_) => self.through_proxy(&addresses).await?,
         };
         if !receiver.https {
@@ -139,12 +139,12 @@ impl Connector<'_> {
             Host::Ipv4(ip) => Arc::from([IpAddr::V4(*ip)]),
             Host::Ipv6(ip) => Arc::from([IpAddr::V6(*ip)]),
         };
-        let places: Vec<SocketAddr> = interleaved(&found)
+        let of_proxy: Vec<SocketAddr> = interleaved(&found)
             .take(ADDRESSES_TRIED_MAX)
             .map(|ip| SocketAddr::new(ip, proxy.port))
             .collect();
         for address in addresses {
-            let mut socket = match self.first_to_answer(places.clone()).await {
+            let mut socket = match self.first_to_connect(of_proxy.clone()).await {
                 Ok(socket) => socket,
                 Err(error) if is_out_of_files(&error) => return Err(ConnectError::OutOfFiles(error)),
                 Err(error) => return Err(unreachable(super::error_text::of_io(&error)).into()),
@@ -156,13 +156,13 @@ impl Connector<'_> {
             }
         }
         Err(failed
-            .unwrap_or(TunnelError::Proxy("was not asked".to_owned()))
+            .unwrap_or(TunnelError::Proxy("was not used".to_owned()))
             .into())
     }
 
     /// Connects to the first address that accepts; the next is tried when one fails or does not respond for a moment.
     /// In parallel only while sockets are available, otherwise instead of the previous one.
-    pub(super) async fn first_to_answer(&self, addresses: Vec<SocketAddr>) -> io::Result<Socket> {
+    pub(super) async fn first_to_connect(&self, addresses: Vec<SocketAddr>) -> io::Result<Socket> {
         let mut waiting = addresses.into_iter();
         let mut tries = JoinSet::new();
         let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);

@@ -40,7 +40,7 @@ type Resolution = Result<Arc<[IpAddr]>, NameError>;
 #[derive(Clone)]
 pub(crate) struct Names {
     resolver: Arc<Mutex<Resolver>>,
-    asked: Arc<Mutex<HashMap<String, Arc<OnceCell<Resolution>>>>>,
+    pending: Arc<Mutex<HashMap<String, Arc<OnceCell<Resolution>>>>>,
 }
 
 struct Resolver {
@@ -71,23 +71,19 @@ impl Names {
     pub(crate) fn new() -> Result<Self, NetError> {
         Ok(Self {
             resolver: Arc::new(Mutex::new(Resolver::new()?)),
-            asked: Arc::default(),
+            pending: Arc::default(),
         })
     }
 
     /// All addresses of a name. Concurrent callers for the same name share one query.
     pub(crate) async fn addresses(&self, name: &str) -> Resolution {
         let name = name.trim_end_matches('.').to_ascii_lowercase();
-        let question = Question {
-            cell: self.asked().entry(name.clone()).or_default().clone(),
+        let query = Query {
+            cell: self.pending().entry(name.clone()).or_default().clone(),
             names: self,
             name,
         };
-        question
-            .cell
-            .get_or_init(|| self.look_up(&question.name))
-            .await
-            .clone()
+        query.cell.get_or_init(|| self.look_up(&query.name)).await.clone()
     }
 
     async fn look_up(&self, name: &str) -> Resolution {
@@ -127,28 +123,28 @@ impl Names {
         self.resolver.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn asked(&self) -> MutexGuard<'_, HashMap<String, Arc<OnceCell<Resolution>>>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, HashMap<String, Arc<OnceCell<Resolution>>>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Removed when the last waiter is gone, with or without a result: caching is the resolver's job.
-struct Question<'n> {
+struct Query<'n> {
     names: &'n Names,
     name: String,
     cell: Arc<OnceCell<Resolution>>,
 }
 
-impl Drop for Question<'_> {
+impl Drop for Query<'_> {
     fn drop(&mut self) {
-        let mut asked = self.names.asked();
+        let mut pending = self.names.pending();
         // One reference is ours, one the map's. Once a result is in, the next caller queries again.
         let is_last = Arc::strong_count(&self.cell) <= 2;
-        let is_same = asked
+        let is_same = pending
             .get(&self.name)
             .is_some_and(|cell| Arc::ptr_eq(cell, &self.cell));
         if is_same && (is_last || self.cell.initialized()) {
-            asked.remove(&self.name);
+            pending.remove(&self.name);
         }
     }
 }

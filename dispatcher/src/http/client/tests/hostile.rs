@@ -8,10 +8,7 @@ use super::*;
 
 const TIMED_OUT: (OutcomeKind, &str) = (OutcomeKind::TimedOut, "no response in 400 ms");
 const NOT_HTTP: (OutcomeKind, &str) = (OutcomeKind::BrokenAnswer, "the response is not HTTP/1.1");
-const TOO_LARGE: (OutcomeKind, &str) = (
-    OutcomeKind::BrokenAnswer,
-    "the headers of the answer are too large",
-);
+const TOO_LARGE: (OutcomeKind, &str) = (OutcomeKind::BrokenAnswer, "the response headers are too large");
 const CLOSED: (OutcomeKind, &str) = (
     OutcomeKind::BrokenAnswer,
     "the connection was closed before a response was received",
