@@ -57,7 +57,7 @@ pub(super) async fn run(url: &str, concurrency: usize, seconds: u64) -> anyhow::
                     body: body.clone(),
                     timeout: Duration::from_secs(10),
                     tls: None,
-                    right: None,
+                    permission: None,
                 };
                 if sender
                     .send(request)

@@ -1,5 +1,5 @@
-//! The database's clock, seen from here. Leases, due times and the `t` of signatures follow it, so that a machine
-//! whose own clock is wrong neither retries early nor signs with a time receivers refuse.
+//! The database's clock, as seen from this process. Leases, due times and the `t` of signatures follow it, so that a
+//! machine with a wrong clock neither retries early nor signs with a time that receivers reject.
 
 use std::{
     sync::{Arc, RwLock},
@@ -8,7 +8,8 @@ use std::{
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-/// The database answered at some time between question and answer. When that was long, what was known before is better.
+/// The database read its clock some time during the round trip. After a long round trip the previous reading is more
+/// accurate.
 const ROUND_TRIP_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone)]
@@ -25,7 +26,7 @@ impl Clock {
         Self(Arc::new(RwLock::new(Reading { at, database })))
     }
 
-    /// `at` is the instant just before the database was asked; it has answered just now.
+    /// `at` is the instant just before the query was sent; the result has just arrived.
     pub(crate) fn set(&self, at: Instant, database: DateTime<Utc>) {
         if at.elapsed() > ROUND_TRIP_MAX {
             return;

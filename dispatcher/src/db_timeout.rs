@@ -1,17 +1,17 @@
-//! How long the database may take to answer. A connection that was cut off without a word, by a firewall or a machine
-//! that died, is silent for ever: whoever waits on it without a limit looks alive and does nothing.
+//! Time limits for database statements. A connection cut off silently, by a firewall or a crashed machine, never
+//! returns: a task waiting on it without a limit looks alive and does nothing.
 
 use std::{io::ErrorKind, time::Duration};
 
 use sqlx::{Connection, PgConnection, Row, postgres::PgPoolOptions};
 use tokio::time::timeout;
 
-/// Any one statement of ours, on a busy database too.
+/// For any statement, even on a busy database.
 pub(crate) const DB_TIMEOUT: Duration = Duration::from_secs(10);
-/// Whether a connection is still there.
+/// For checking that a connection is alive.
 const PING_MAX: Duration = Duration::from_secs(1);
 
-/// The answer, or an error as from a connection that is gone. The statement may have been done all the same.
+/// The result, or an error like that of a lost connection. The statement may have been executed all the same.
 pub(crate) async fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, sqlx::Error>>,
@@ -22,7 +22,7 @@ pub(crate) async fn within<T>(
     }
 }
 
-/// `.with_db_timeout().await`: any statement, with the limit.
+/// `.with_db_timeout().await` runs a statement with the limit.
 pub(crate) trait WithDbTimeout<T>: Future<Output = Result<T, sqlx::Error>> + Sized {
     fn with_db_timeout(self) -> impl Future<Output = Result<T, sqlx::Error>> + Send
     where
@@ -34,9 +34,9 @@ pub(crate) trait WithDbTimeout<T>: Future<Output = Result<T, sqlx::Error>> + Siz
 
 impl<T, F: Future<Output = Result<T, sqlx::Error>>> WithDbTimeout<T> for F {}
 
-/// A pool that neither hands out nor keeps a connection that is silent. By itself it would wait for one for ever as it
-/// is given back, and be smaller by one. Nor does it keep one with an open transaction: when a `begin` is dropped before it
-/// was answered, nobody rolls back, and what the next user of the connection writes would be acknowledged and never committed.
+/// A pool that neither hands out nor keeps a dead connection. By default it would wait forever when one is returned,
+/// and shrink by one. Nor does it keep a connection with an open transaction: when a `begin` is cancelled before its
+/// response, nobody rolls back, and the next user's writes would be acknowledged but never committed.
 pub fn lively(options: PgPoolOptions) -> PgPoolOptions {
     options
         .acquire_timeout(DB_TIMEOUT)
@@ -45,7 +45,7 @@ pub fn lively(options: PgPoolOptions) -> PgPoolOptions {
         .after_release(|connection, _| Box::pin(async move { is_idle(connection).await }))
 }
 
-/// A statement that begins its own transaction begins with it.
+/// A statement that starts its own transaction begins with it.
 async fn is_idle(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let alone = sqlx::raw_sql("select pg_catalog.now() = pg_catalog.statement_timestamp()");
     let row = within(PING_MAX, alone.fetch_one(connection)).await?;

@@ -1,11 +1,11 @@
-//! A connection of one's own, for statements that come one after the other all day. A pool asks whether a connection is
-//! alive before and after each use, which on the hot path was more round trips than work.
+//! A connection reserved for one task that runs statements continuously. A pool checks a connection before and after
+//! each use, which on the hot path cost more round trips than the work itself.
 
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 
 use crate::db_timeout::WithDbTimeout;
 
-/// Opened when it is first needed, and again after an error.
+/// Opened on first use, and again after an error.
 pub(crate) struct DedicatedConnection {
     options: PgConnectOptions,
     connection: Option<PgConnection>,
@@ -31,7 +31,7 @@ impl DedicatedConnection {
         }
     }
 
-    /// After an error nobody knows what state the connection is in.
+    /// After an error the state of the connection is unknown.
     pub(crate) fn close(&mut self) {
         self.connection = None;
     }

@@ -1,10 +1,10 @@
 //! The dispatcher: owns shards, reads the queue, signs, sends and records.
 //!
-//! One delivery's way: `read.rs` sees its row, `engine.rs` puts it into its endpoint's `lane.rs` and picks it,
-//! `attempt.rs` makes the attempt through `send.rs`, `retry.rs` decides, `record.rs` writes it down.
+//! The path of a delivery: `deliver/reader.rs` sees its row, `engine.rs` puts it into its endpoint's `lane.rs` and
+//! picks it, `attempt.rs` sends it through `http/client.rs`, `retry.rs` decides, `recorder.rs` writes the result.
 //!
-//! Invariant: no coordination per delivery. One owner for an endpoint, fenced by an epoch, is what makes the bulkhead
-//! exact across machines.
+//! Invariant: no coordination per delivery. A single owner per endpoint, fenced by an epoch, makes the bulkhead exact
+//! across machines.
 
 mod clock;
 pub mod db_timeout;
@@ -35,11 +35,11 @@ pub use vault::{key_holders, sealed};
 pub use wake::Wake;
 use wiring::Started;
 
-/// Everything a dispatcher needs; made by the root.
+/// Everything a dispatcher needs; built by the composition root.
 pub struct Dispatcher {
     pub pool: PgPool,
-    /// The reader's own connection: never through a pooler, because a snapshot is worth something only on the
-    /// connection that took it.
+    /// For the reader's connection: never through a pooler, because a snapshot is valid only on the connection that
+    /// took it.
     pub direct: PgConnectOptions,
     pub settings: Settings,
     pub guard: http::guard::Guard,
@@ -52,14 +52,14 @@ pub struct Dispatcher {
 
 #[derive(Debug, thiserror::Error)]
 pub enum DispatcherError {
-    #[error("the database did not answer: {0}")]
+    #[error("database error: {0}")]
     Database(#[from] sqlx::Error),
-    #[error("the HTTP client can't be made: {0}")]
+    #[error("creating the HTTP client failed: {0}")]
     Client(#[from] http::client::HttpSenderError),
 }
 
 impl Dispatcher {
-    /// Runs until told to stop; then starts no attempt, finishes those in flight and releases its shards.
+    /// Runs until `stop` is cancelled; then starts no attempt, finishes those in flight and releases its shards.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DispatcherError> {
         telemetry::metrics::start();
         store::restored::renumber(&self.pool).await?;

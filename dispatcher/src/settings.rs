@@ -1,4 +1,4 @@
-//! What a dispatcher is told at its start, read and checked by the root, never changed afterwards.
+//! Settings of a dispatcher, read and validated by the composition root and fixed at startup.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use crate::deliver::retry::{Jitter, Schedule};
 
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Wait before each attempt; endpoints may have their own.
+    /// Delay before each attempt; endpoints may have their own.
     pub schedule: Schedule,
     pub jitter: Jitter,
-    /// One attempt, connect to last needed byte; endpoints may have their own.
+    /// One attempt, from connect to the last byte needed; endpoints may have their own.
     pub timeout: Duration,
-    /// Bulkhead of an endpoint that has none of its own.
+    /// Default concurrency of an endpoint.
     pub concurrency: u16,
-    /// Attempts on the wire in this process.
+    /// Maximum attempts in flight in this process.
     pub max_in_flight: usize,
-    /// How long events, attempts and dead letters are kept; tenants may have a shorter one.
+    /// How long events, attempts and dead letters are kept; tenants may have a shorter retention.
     pub retention: Duration,
-    /// The base of links in operational events, where it is known.
+    /// Base of links in operational events, if known.
     pub public_url: Option<String>,
-    /// What other dispatchers and the dashboard call this one.
+    /// Name shown to other dispatchers and the dashboard.
     pub name: String,
 }
 

@@ -1,4 +1,4 @@
-//! A nudge from whoever just committed an emit in this process, so that the reader need not wait for its next poll.
+//! Wakes the reader after an emit was committed in this process, so that it need not wait for its next poll.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 pub struct Wake(Arc<Notify>);
 
 impl Wake {
-    /// Something was committed. Nudges that come while the reader is busy count as one.
+    /// Something was committed. Calls made while the reader is busy are merged into one.
     pub fn now(&self) {
         self.0.notify_one();
     }

@@ -49,16 +49,16 @@ use crate::{
     },
 };
 
-/// Connections that renew the lease. Nothing else may make it wait; the second is for when the first hangs.
+/// Connections that renew the lease. Nothing else may delay it; the second is for when the first hangs.
 const LEASE_CONNECTIONS: u32 = 2;
 /// Connections for tasks that API callers wait for: applied settings, cancelled replays, endpoints to disable; one each.
 /// Background work can't take them away.
 const CONTROL_CONNECTIONS: u32 = 3;
-/// Messages the reader may be ahead of the engine.
+/// How many messages the reader may be ahead of the engine.
 const READ_AHEAD: usize = 16;
-/// For the last results to be recorded.
+/// Time for the last results to be recorded.
 const RECORD_MAX: Duration = Duration::from_secs(5);
-/// For background tasks to end. A little more than one statement may take.
+/// Time for background tasks to end: a little more than the limit of one statement.
 const BACKGROUND_END_MAX: Duration = Duration::from_secs(12);
 
 /// Planner settings of the hot path's sessions: an index scan for each row of a list. The planner does not know how long
@@ -74,7 +74,7 @@ const HOT_PLANS: [(&str, &str); 6] = [
     ("jit", "off"),
 ];
 
-/// An engine that is ready to run, and what it receives.
+/// An engine ready to run, with its channels.
 pub(crate) struct Started {
     pub(crate) engine: Engine,
     pub(crate) messages: mpsc::UnboundedReceiver<EngineMessage>,
@@ -90,15 +90,15 @@ pub(crate) struct Running {
     attempt_tasks: TaskTracker,
     recorder: JoinHandle<()>,
     background: TaskTracker,
-    /// Ends the reader's wait for changes.
-    hurry: Wake,
-    /// Results that can't be written are given up.
+    /// Interrupts the reader's wait for changes.
+    interrupt: Wake,
+    /// Results that can't be written are abandoned.
     abandon: CancellationToken,
     /// Background tasks end.
     leave: CancellationToken,
 }
 
-/// What every part is made with.
+/// Shared by every part.
 struct Parts {
     id: Uuid,
     clock: Clock,
@@ -112,7 +112,7 @@ struct Parts {
     leave: CancellationToken,
     statistics: Statistics,
     to_disable: Wake,
-    hurry: Wake,
+    interrupt: Wake,
 }
 
 /// The receiving ends of what the engine sends to background tasks.
@@ -141,7 +141,7 @@ impl Parts {
             leave: CancellationToken::new(),
             statistics: Statistics::default(),
             to_disable: Wake::default(),
-            hurry: Wake::default(),
+            interrupt: Wake::default(),
         }
     }
 }
@@ -172,7 +172,7 @@ pub(crate) async fn start(
     let (activity, activity_out) = watch::channel(Vec::new());
     let reader = Reader {
         wake: dispatcher.wake.clone(),
-        hurry: parts.hurry.clone(),
+        interrupt: parts.interrupt.clone(),
         options: parts.direct.clone(),
         clock: parts.clock.clone(),
         cycles: cycles_out,
@@ -195,12 +195,12 @@ pub(crate) async fn start(
         settings: dispatcher.settings,
         vault: dispatcher.vault,
         clock: parts.clock.clone(),
-        events: parts.engine.clone(),
+        inbox: parts.engine.clone(),
         picked,
         finished,
         started: Instant::now(),
         cycles,
-        hurry: parts.hurry.clone(),
+        interrupt: parts.interrupt.clone(),
         drained,
         deleted,
         withdrawals,
@@ -216,7 +216,7 @@ pub(crate) async fn start(
         attempt_tasks,
         recorder,
         background: parts.background,
-        hurry: parts.hurry,
+        interrupt: parts.interrupt,
         abandon,
         leave: parts.leave,
     };
@@ -288,7 +288,7 @@ async fn start_ownership(
         id: parts.id,
         name: dispatcher.settings.name.clone(),
         lease: parts.lease.clone(),
-        events: parts.engine.clone(),
+        engine: parts.engine.clone(),
         drained,
     };
     parts
@@ -370,15 +370,15 @@ impl Running {
         drop(self.attempts);
         if tokio::time::timeout(RECORD_MAX, self.recorder).await.is_err() {
             self.abandon.cancel();
-            tracing::warn!("the last results could not be recorded: their deliveries will be sent again");
+            tracing::warn!("recording the last results failed; their deliveries will be sent again");
         }
         self.leave.cancel();
-        self.hurry.now();
+        self.interrupt.now();
         self.background.close();
         // Each task has its own limit except apalis, which waits without one on a connection that hangs.
         let ended = tokio::time::timeout(BACKGROUND_END_MAX, self.background.wait()).await;
         if ended.is_err() {
-            tracing::warn!("background tasks did not end in time and are abandoned");
+            tracing::warn!("background tasks did not end in time; abandoning them");
         }
     }
 }

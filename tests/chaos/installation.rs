@@ -54,7 +54,7 @@ const WHOLE_SERVER: &str =
 const ALARMS: [&str; 4] = [
     "the tail had missed",
     "panicked at",
-    "a result can't be recorded",
+    "the database rejected a result",
     // Answered with 500, not 503.
     "\"passes\":false",
 ];

@@ -143,9 +143,9 @@ async fn an_endpoint_s_own_certificates_are_used_kept_sealed_and_taken_away() {
     for (tls, words) in [
         (
             json!({ "ca_certificates": receiver.ca }),
-            "wants a client certificate",
+            "requires a client certificate",
         ),
-        (json!(null), "signed by an authority that is not trusted here"),
+        (json!(null), "not issued by a trusted authority"),
     ] {
         let before = api.deliveries("acme", "state=dead").await.len();
         let (status, answer) = api.call(Method::PATCH, &path, Some(json!({ "tls": tls }))).await;

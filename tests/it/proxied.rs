@@ -124,7 +124,7 @@ async fn a_destination_that_the_proxy_refuses_is_a_failure_of_the_delivery_and_e
     let path = format!("/tenants/acme/deliveries/{}", dead["id"].as_str().expect("an id"));
     let seen = api.get(&path).await;
     assert_eq!(seen["attempts"][0]["outcome"], "connection_failed", "{seen}");
-    let words = "the egress proxy does not allow connections to the endpoint: it answered 403";
+    let words = "the egress proxy does not allow connections to the endpoint: it responded 403";
     assert_eq!(seen["attempts"][0]["error"], words, "{seen}");
     assert_eq!(receiver.count(), 0);
 }

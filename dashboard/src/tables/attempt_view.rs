@@ -105,7 +105,9 @@ fn status_line(status: i16) -> String {
 
 /// Rewrites the error messages of TLS libraries for the people who run the receiver. Other messages are shown as stored.
 pub(crate) fn error_summary(error: &str) -> String {
-    let found = |part: &str| error.contains(part);
+    // The dispatcher words certificate errors itself, with the date: only raw errors of the TLS library are translated.
+    let raw = !error.starts_with("the TLS certificate");
+    let found = |part: &str| raw && error.contains(part);
     if found("certificate expired") || found("CertExpired") || found("certificate has expired") {
         match unix_time_after(error, "not valid after ") {
             Some(at) => format!(
@@ -228,6 +230,11 @@ mod tests {
             "The TLS certificate expired on 15 November 2025, 12:00 UTC"
         );
         assert_eq!(error_summary("connection refused"), "Connection refused");
+        // The dispatcher already names the day: it must reach the page.
+        assert_eq!(
+            error_summary("the TLS certificate expired on 2026-01-02"),
+            "The TLS certificate expired on 2026-01-02"
+        );
         assert_eq!(
             error_summary("no response within 10 s"),
             "No response within 10 s"

@@ -1,5 +1,5 @@
 //! One attempt as a pipeline: body, signature, request, decision, record. No transaction is open across the network.
-//! Picked by `engine.rs`, recorded by `record.rs`.
+//! Deliveries are picked by `engine.rs`; results are written by `recorder.rs`.
 
 use std::{
     sync::Arc,
@@ -24,7 +24,7 @@ use crate::{
         endpoint::Endpoint,
         engine::EngineMessage,
         fair_queue::FairShare,
-        lane::{Pace, Verdict},
+        lane::{AttemptResult, Pace},
         queued_delivery::QueuedDelivery,
         recorder::Finished,
         retry::{self, Jitter, Next},
@@ -32,70 +32,71 @@ use crate::{
         worker_pool::WorkerPool,
     },
     http::client::{HttpSender, Request, webhook_headers},
-    ownership::lease::{Lease, Right},
+    ownership::lease::{Lease, SendPermission},
     telemetry::{
-        metrics::METERS,
-        traces::{Made, Tracer},
+        metrics::METRICS,
+        traces::{AttemptDetails, Tracer},
     },
 };
 
-/// Bodies read by one statement. One is under way at a time: what is picked meanwhile goes with the next.
+/// Bodies read by one statement. One read runs at a time; deliveries picked meanwhile join the next batch.
 const BODIES_MAX: usize = 256;
-/// Attempts of lanes that are not known to be fast begin a few at a time: a thousand that hang would begin, and time out,
-/// all at once, and what is fast would wait behind them for the processor.
+/// Attempts of lanes not known to be fast start in small groups: a thousand hanging endpoints would otherwise start,
+/// and time out, all at once and take the CPU from fast ones.
 const CAREFUL_MAX: usize = 16;
-/// Picked deliveries taken from the engine at a time. Their number is bounded by the capacity they were picked under.
+/// Picked deliveries received from the engine at a time. Capacity bounds their number.
 const ARRIVED_MAX: usize = 256;
 const CAREFUL_PAUSE: Duration = Duration::from_millis(2);
-/// Before a delivery_id that could not be sent for a fault of our own is handed back.
+/// Delay before a delivery that failed because of a local fault is handed back.
 const AFTER_OWN_FAULT: Duration = Duration::from_secs(1);
-/// After bodies could not be read.
+/// Back-off after a failed read of bodies.
 const READ_AGAIN: Duration = Duration::from_millis(100);
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// A delivery_id that the engine gave a place on the wire.
+/// A delivery that the engine admitted for sending.
 pub(crate) struct Picked {
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) epoch: Epoch,
-    /// Of the lease: over when somebody else may own the shard.
+    /// Term of the lease: cancelled when another dispatcher may own the shard.
     pub(crate) term: CancellationToken,
     pub(crate) delivery: QueuedDelivery,
-    pub(crate) place: InFlightGuard,
-    /// Room for its result.
-    pub(crate) room: OwnedSemaphorePermit,
+    pub(crate) guard: InFlightGuard,
+    /// Permit for its unrecorded result.
+    pub(crate) result_permit: OwnedSemaphorePermit,
 }
 
-/// A place on the wire. However the attempt ends, by an answer, a panic or a lost lease, dropping it tells the engine.
+/// Held while an attempt is in flight. Dropping it notifies the engine however the attempt ends: response, panic or
+/// lost lease.
 pub(crate) struct InFlightGuard {
     pub(crate) endpoint: EndpointId,
     pub(crate) epoch: Epoch,
     pub(crate) event: EventId,
     pub(crate) number: u16,
-    pub(crate) events: mpsc::UnboundedSender<EngineMessage>,
-    pub(crate) verdict: Option<Verdict>,
+    pub(crate) engine: mpsc::UnboundedSender<EngineMessage>,
+    pub(crate) result: Option<AttemptResult>,
 }
 
 impl InFlightGuard {
-    fn answered(mut self, verdict: Verdict) {
-        self.verdict = Some(verdict);
+    fn finish(mut self, result: AttemptResult) {
+        self.result = Some(result);
     }
 }
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        let _ = self.events.send(EngineMessage::Left {
+        let _ = self.engine.send(EngineMessage::AttemptEnded {
             endpoint: self.endpoint,
             epoch: self.epoch,
             event: self.event,
             number: self.number,
-            verdict: self.verdict,
+            result: self.result,
         });
     }
 }
 
-/// What every attempt of this process shares.
+/// Shared by every attempt of this process.
 pub(crate) struct Attempts {
     pub(crate) database: PgConnectOptions,
     pub(crate) sender: HttpSender,
@@ -109,26 +110,26 @@ pub(crate) struct Attempts {
     pub(crate) tracer: Tracer,
 }
 
-/// What a task is given to do.
+/// Input of one attempt task.
 pub(crate) struct AttemptTask {
     picked: Picked,
     content: Fetch,
 }
 
-/// How an attempt comes by its event.
+/// Where an attempt gets its event from.
 enum Fetch {
     /// The event is past its retention.
     Gone,
     Read(Arc<Content>),
-    /// It is read by the attempt itself, once there is memory for so many bytes.
+    /// Read by the attempt itself once enough memory is available.
     Large(usize),
 }
 
 impl Attempts {
-    /// Takes what was picked of lanes of one pace, reads bodies in batches and starts an attempt for each. Endpoints take
-    /// turns, so that the burst of one keeps no other waiting. Ends with the engine.
+    /// Receives the deliveries picked for lanes of one pace, reads bodies in batches and starts an attempt for each.
+    /// Endpoints are served round-robin so that a burst of one does not delay the others. Ends with the engine.
     pub(crate) async fn run(self: Arc<Self>, pace: Pace, mut picked: mpsc::UnboundedReceiver<Picked>) {
-        let mut line = DedicatedConnection::new(self.database.clone());
+        let mut connection = DedicatedConnection::new(self.database.clone());
         let (most, pause) = match pace {
             Pace::Fast => (BODIES_MAX, None),
             Pace::Slow | Pace::Unknown => (CAREFUL_MAX, Some(CAREFUL_PAUSE)),
@@ -136,7 +137,7 @@ impl Attempts {
         let mut arrived = Vec::with_capacity(most);
         let mut backlog = RoundRobin::default();
         while !backlog.is_empty() || picked.recv_many(&mut arrived, ARRIVED_MAX).await > 0 {
-            // What came while the last batch was read takes its turn with what is left of it.
+            // Deliveries that arrived during the last read are interleaved with the backlog.
             while let Ok(one) = picked.try_recv() {
                 arrived.push(one);
             }
@@ -148,25 +149,32 @@ impl Attempts {
                 }
                 std::iter::from_fn(|| backlog.pop()).take(most).collect()
             };
-            self.start(batch, &mut line).await;
+            self.start(batch, &mut connection).await;
             if let Some(pause) = pause {
                 tokio::time::sleep(pause).await;
             }
         }
     }
 
-    async fn start(self: &Arc<Self>, batch: Vec<Picked>, line: &mut DedicatedConnection) {
+    async fn start(self: &Arc<Self>, batch: Vec<Picked>, connection: &mut DedicatedConnection) {
         let mut ids: Vec<EventId> = batch.iter().map(|picked| picked.delivery.event).collect();
         ids.sort_unstable();
         ids.dedup();
-        let read =
-            async { bodies::read(line.open().await?, &ids, SMALL_BYTES_MAX, self.tracer.is_on()).await };
+        let read = async {
+            bodies::read(
+                connection.open().await?,
+                &ids,
+                SMALL_BYTES_MAX,
+                self.tracer.is_on(),
+            )
+            .await
+        };
         let stored = match read.await {
             Ok(stored) => stored,
             Err(error) => {
-                line.close();
-                // The places are dropped, and with that the deliveries handed back.
-                tracing::warn!(%error, "bodies could not be read; the deliveries wait");
+                connection.close();
+                // Dropping the guards hands the deliveries back.
+                tracing::warn!(%error, "reading event bodies failed; retrying");
                 tokio::time::sleep(READ_AGAIN).await;
                 return;
             }
@@ -183,7 +191,7 @@ impl Attempts {
         }
     }
 
-    /// The event's content and the memory it is held in. Nothing when the attempt can't be made now.
+    /// The event's content and its share of memory. `None` when the attempt can't be made now.
     async fn content(
         &self,
         picked: &Picked,
@@ -200,7 +208,7 @@ impl Attempts {
         };
         let share = tokio::select! {
             share = self.large_bodies.share(holder, bytes) => share,
-            // Nothing may be sent any more: whoever owns the endpoint next reads it again.
+            // The lease is lost: the next owner of the endpoint reads the event again.
             () = picked.term.cancelled() => return None,
         };
         let read = tokio::select! {
@@ -211,7 +219,7 @@ impl Attempts {
             Ok(content) => Some((content, Some(share))),
             Err(error) => {
                 drop(share);
-                tracing::warn!(%error, "a body could not be read; the delivery waits");
+                tracing::warn!(%error, "reading a large event body failed; retrying");
                 tokio::time::sleep(READ_AGAIN).await;
                 None
             }
@@ -235,8 +243,8 @@ impl Attempts {
             epoch,
             term,
             delivery,
-            place,
-            room,
+            guard,
+            result_permit,
         } = picked;
         let started_at = self.clock.now();
         let began = Instant::now();
@@ -246,10 +254,10 @@ impl Attempts {
         if let Some(content) = &content
             && !is_wanted(&endpoint, &delivery, content)
         {
-            place.answered(Verdict {
+            guard.finish(AttemptResult {
                 success: true,
                 slow: false,
-                its_own: true,
+                about_endpoint: true,
             });
             let _ = self.finished.send(Finished {
                 endpoint: endpoint.id,
@@ -261,11 +269,11 @@ impl Attempts {
                 duration: Duration::ZERO,
                 signature: None,
                 outcome: Outcome::NotSent {
-                    error: "the endpoint's filter does not want it".to_owned(),
+                    error: "excluded by the endpoint's filter".to_owned(),
                 },
                 next: Next::Filtered,
                 held,
-                room,
+                result_permit,
             });
             return;
         }
@@ -283,14 +291,14 @@ impl Attempts {
         );
         let outcome = match content {
             None => Outcome::NotSent {
-                error: "the event is past its retention: its body is gone".to_owned(),
+                error: "the event has exceeded its retention and its body was deleted".to_owned(),
             },
             Some(content) => {
                 let t = started_at.timestamp();
                 let secrets = endpoint.secrets_in_force(started_at);
                 let value = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
-                let right = self.lease.under(term);
-                let mut request = self.request(&endpoint, &delivery, &content, t, &value, right.clone());
+                let permission = self.lease.under(term);
+                let mut request = self.request(&endpoint, &delivery, &content, t, &value, permission.clone());
                 if let Some(traced) = &traced
                     && let Ok(value) = HeaderValue::from_str(&traced.context.to_string())
                 {
@@ -302,21 +310,22 @@ impl Attempts {
                     }
                 }
                 sent_signature = Some(value);
-                request.body = bodies::lent(content, share);
-                // Checked last: when the lease ran out or the settings were replaced while the body was read, nothing
-                // is sent.
-                if !right.is_valid() || !endpoint.may_start() {
+                request.body = bodies::with_share(content, share);
+                // Checked last: nothing may be sent if the lease expired or the settings were replaced while the body
+                // was read.
+                if !permission.is_valid() || !endpoint.may_start() {
                     return;
                 }
-                match right.only_while_valid(self.sender.send(request)).await {
+                match permission.only_while_valid(self.sender.send(request)).await {
                     Some(Ok(outcome)) => outcome,
-                    // Says nothing about the endpoint, and nothing was sent. The attempt counts for nothing.
+                    // A local fault says nothing about the endpoint and nothing was sent, so the attempt is not
+                    // counted.
                     Some(Err(fault)) => {
-                        METERS.own_faults.increment(1);
-                        tracing::error!(error = %fault, "a request could not be sent for a fault on this side");
+                        METRICS.own_faults.increment(1);
+                        tracing::error!(error = %fault, "request not sent because of a local fault");
                         return tokio::time::sleep(AFTER_OWN_FAULT).await;
                     }
-                    // Somebody else may own the shard by now. The attempt counts for nothing.
+                    // Another dispatcher may own the shard by now, so the attempt is not counted.
                     None => return,
                 }
             }
@@ -333,12 +342,12 @@ impl Attempts {
             &mut rand::rng(),
         );
         let duration = began.elapsed();
-        METERS.attempted(outcome.kind(), duration);
+        METRICS.attempted(outcome.kind(), duration);
         if delivery.attempt == 0 && delivery.replay.is_none() {
-            METERS.first_attempt(delivery.event.unix_ms(), started_at);
+            METRICS.first_attempt(delivery.event.unix_ms(), started_at);
         }
         if let Some(traced) = &traced {
-            let made = Made {
+            let made = AttemptDetails {
                 public_id: public_id.as_deref().unwrap_or_default(),
                 host: endpoint.url.host_str(),
                 number: delivery.number(),
@@ -357,10 +366,10 @@ impl Attempts {
                 next,
             );
         }
-        let verdict = Verdict {
+        let result = AttemptResult {
             success: outcome.is_success(),
             slow: duration > SLOW,
-            its_own: outcome.kind() != OutcomeKind::ProxyFailed,
+            about_endpoint: outcome.kind() != OutcomeKind::ProxyFailed,
         };
         let finished = Finished {
             endpoint: endpoint.id,
@@ -374,10 +383,10 @@ impl Attempts {
             outcome,
             next,
             held,
-            room,
+            result_permit,
         };
-        // The place first: the engine must hear of the answer before it hears of the record.
-        place.answered(verdict);
+        // The guard first: the engine must process the response before the record.
+        guard.finish(result);
         let _ = self.finished.send(finished);
     }
 
@@ -388,7 +397,7 @@ impl Attempts {
         content: &Content,
         t: i64,
         signature: &str,
-        right: Right,
+        permission: SendPermission,
     ) -> Request<'a> {
         let mut headers = webhook_headers(&content.public_id, t, signature);
         for (name, value) in &endpoint.headers {
@@ -407,30 +416,30 @@ impl Attempts {
             body: Bytes::new(),
             timeout: endpoint.timeout,
             tls: endpoint.tls.as_ref(),
-            right: Some(right),
+            permission: Some(permission),
         }
     }
 }
 
-/// The one line of a failed attempt. Most are followed by another attempt and are told only to those who ask for them: an
-/// endpoint that is away would fill the log.
+/// Logs a failed attempt. Failures that will be retried are logged at debug level: an endpoint that is down would
+/// fill the log.
 fn log_failure(event: Option<&str>, delivery_id: DeliveryId, attempt: u16, outcome: &Outcome, next: Next) {
     let (kind, status, error) = (outcome.kind().as_str(), outcome.status(), outcome.error());
     match next {
         Next::Dead(reason) => tracing::info!(
             event, %delivery_id, attempt, outcome = kind, status, error, reason = reason.as_str(),
-            "an attempt failed, and the delivery is dead"
+            "attempt failed; delivery moved to dead letters"
         ),
         Next::Retry { wait, .. } => tracing::debug!(
             event, %delivery_id, attempt, outcome = kind, status, error, next_in_ms = wait.as_millis() as u64,
-            "an attempt failed"
+            "attempt failed"
         ),
         Next::Delivered | Next::Filtered => {}
     }
 }
 
-/// Asked once, before the first attempt: what was tried before is sent whatever the filter says by now.
-/// Data that can't be read as values, which only SQL lets in, is sent too: nothing is lost because of a filter.
+/// The filter applies only before the first attempt; later attempts are sent whatever the filter says by then. Data
+/// that can't be parsed, which only SQL producers can emit, is sent too: a filter must not lose events.
 fn is_wanted(endpoint: &Endpoint, delivery: &QueuedDelivery, content: &Content) -> bool {
     let Some(filter) = &endpoint.filter else {
         return true;

@@ -1,12 +1,12 @@
-//! Event bodies on their way out, and the memory they may take.
+//! Event bodies being sent, and the memory they may use.
 //!
-//! Small bodies are read in batches and need no permission: the number of attempts bounds them. A large one is read alone, by
-//! the attempt that sends it, once that attempt has its share of the memory; it gives the share back as soon as the bytes are
-//! written to the socket. So nobody waits for memory while holding some, and a receiver that takes its body and then hangs
-//! holds none.
+//! Small bodies are read in batches without a permit; the number of attempts bounds them. A large body is read alone,
+//! by the attempt that sends it, after that attempt has acquired its share of memory. The share is released as soon
+//! as the bytes are written to the socket, so no attempt waits for memory while holding some, and a receiver that
+//! accepts the body and then hangs holds none.
 //!
-//! Invariant: the memory is divided by dynamic thresholds (`division.rs`), as places on the wire are: bodies that are not taken keep
-//! no other endpoint from its own.
+//! Invariant: memory is divided by dynamic thresholds (`division.rs`), like in-flight capacity: bodies stuck on slow
+//! endpoints never starve other endpoints.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -30,36 +30,36 @@ use crate::{
     },
 };
 
-/// A body up to this size is read with the others. All of them in flight take at most this times `max_in_flight`.
+/// Bodies up to this size are read in batches. In flight they use at most this times `max_in_flight`.
 pub(crate) const SMALL_BYTES_MAX: usize = 16 * 1024;
 /// Memory for large bodies.
 const LARGE_BYTES_MAX: usize = 128 * 1024 * 1024;
 /// Connections that large bodies are read on.
 const READERS: usize = 4;
-/// Events remembered as being read, before those that are not any more are let go.
+/// Entries of `being_read` before finished ones are purged.
 const BEING_READ_MAX: usize = 4096;
 
 /// An event as it is sent. One read serves all its endpoints.
 pub(crate) struct Content {
     pub(crate) public_id: Arc<str>,
     pub(crate) body: Bytes,
-    /// The data as it was given, of a thin event.
+    /// Full data of a thin event.
     pub(crate) full_data: Option<String>,
-    /// Where it belongs in its producer's trace; never when traces are off.
+    /// The producer's trace context; always `None` when tracing is off.
     pub(crate) trace: Option<(TraceContext, Option<TraceState>)>,
-    /// It has outlived its partition.
+    /// The event has outlived its partition.
     pub(crate) held: bool,
 }
 
-/// What a batch says of one event.
+/// One event of a batch read.
 pub(crate) enum Stored {
     Small(Arc<Content>),
-    /// Bytes of its body and data. It is read when there is memory for it.
+    /// Size of body and data in bytes. Read once memory is available.
     Large(usize),
 }
 
-/// Id, the producer's own id, body, full data, trace, and how large body and data are. Body and data are null when that is
-/// more than was asked for.
+/// Id, the producer's own id, body, full data, trace, and the size of body and data. Body and data are null above the
+/// size limit.
 type StoredRow = (
     EventId,
     Option<String>,
@@ -69,8 +69,8 @@ type StoredRow = (
     i32,
 );
 
-// A walk for each id, not `= any`: under a generic plan that would scan every partition. The bounds leave out those of other
-// days before the first is opened. The size of a value that is stored apart is known without fetching it.
+// One index lookup per id, not `= any`: under a generic plan that would scan every partition. The bounds prune
+// partitions of other days before any is opened. The size of a TOASTed value is known without fetching it.
 const STORED: &str = "select e.id, e.chosen_id, case when e.size <= $4 then e.body end,
             case when e.size <= $4 then e.full_data end, null::bytea, e.size
      from unnest($1::uuid[]) u(id)
@@ -100,7 +100,7 @@ const HELD: &str = "select e.id, e.chosen_id, case when e.size <= $3 then e.body
          from postrider.events_held e where e.id = u.id limit 1
      ) e";
 
-/// These events, ids ascending and each once. Of those larger than `most` only the size.
+/// Reads events by id; ids must be sorted and unique. Events larger than `most` are returned as their size only.
 pub(crate) async fn read(
     connection: &mut PgConnection,
     ids: &[EventId],
@@ -111,10 +111,7 @@ pub(crate) async fn read(
         return Ok(HashMap::new());
     };
     let most = i32::try_from(most).unwrap_or(i32::MAX);
-    let statement = match with_traces {
-        true => STORED_WITH_TRACE,
-        false => STORED,
-    };
+    let statement = if with_traces { STORED_WITH_TRACE } else { STORED };
     let rows: Vec<StoredRow> = sqlx::query_as(statement)
         .bind(ids)
         .bind(first)
@@ -123,10 +120,11 @@ pub(crate) async fn read(
         .fetch_all(&mut *connection)
         .with_db_timeout()
         .await?;
-    // Events whose partition is gone while deliveries of them wait.
-    let held = match rows.len() < ids.len() {
-        true => held(connection, ids, &rows, most, with_traces).await?,
-        false => Vec::new(),
+    // Events whose partition was dropped while deliveries were pending.
+    let held = if rows.len() < ids.len() {
+        held(connection, ids, &rows, most, with_traces).await?
+    } else {
+        Vec::new()
     };
     let found = rows.len();
     let all = rows.into_iter().chain(held).enumerate();
@@ -166,15 +164,15 @@ fn stored((id, chosen_id, body, full_data, trace, size): StoredRow, held: bool) 
     }))
 }
 
-/// Filled by the first that reads it.
+/// Filled by the first reader.
 type Slot = OnceCell<Option<Arc<Content>>>;
 
-/// Large bodies: who may have one in memory, and the connections they are read on.
+/// Large bodies: admission to memory, and the connections they are read on.
 pub(crate) struct LargeBodies {
     memory: Fair,
     readers: Fair,
-    lines: Mutex<Vec<DedicatedConnection>>,
-    /// Those being read now, for the other deliveries of the same event.
+    connections: Mutex<Vec<DedicatedConnection>>,
+    /// Reads in progress, shared by other deliveries of the same event.
     being_read: Mutex<HashMap<EventId, Weak<Slot>>>,
     with_traces: bool,
 }
@@ -184,7 +182,7 @@ impl LargeBodies {
         Self {
             memory: Fair::new(LARGE_BYTES_MAX),
             readers: Fair::new(READERS),
-            lines: Mutex::new(
+            connections: Mutex::new(
                 (0..READERS)
                     .map(|_| DedicatedConnection::new(options.clone()))
                     .collect(),
@@ -194,12 +192,12 @@ impl LargeBodies {
         }
     }
 
-    /// Waits until the endpoint may have this much in memory.
+    /// Waits until the endpoint may hold this much memory.
     pub(crate) async fn share(&self, holder: Holder, bytes: usize) -> FairShare {
         self.memory.acquire(holder, bytes).await
     }
 
-    /// The event, or nothing when it is gone. Deliveries that want the same one at the same time read it once.
+    /// The event, or `None` when it no longer exists. Concurrent readers of the same event share one read.
     pub(crate) async fn read(
         &self,
         holder: Holder,
@@ -224,14 +222,15 @@ impl LargeBodies {
 
     async fn fetch(&self, holder: Holder, event: EventId) -> Result<Option<Arc<Content>>, sqlx::Error> {
         let _turn = self.readers.acquire(holder, 1).await;
-        let Some(mut line) = lock(&self.lines).pop() else {
+        let Some(mut connection) = lock(&self.connections).pop() else {
             return Err(sqlx::Error::PoolClosed);
         };
-        let found = async { read(line.open().await?, &[event], usize::MAX, self.with_traces).await }.await;
+        let found =
+            async { read(connection.open().await?, &[event], usize::MAX, self.with_traces).await }.await;
         if found.is_err() {
-            line.close();
+            connection.close();
         }
-        lock(&self.lines).push(line);
+        lock(&self.connections).push(connection);
         Ok(found?.remove(&event).and_then(|stored| match stored {
             Stored::Small(content) => Some(content),
             Stored::Large(_) => None,
@@ -243,20 +242,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The bytes of a body with the share they are held under: gone when the last of them is written.
-pub(crate) fn lent(content: Arc<Content>, share: Option<FairShare>) -> Bytes {
-    struct Lent {
+/// The bytes of a body with its share of memory, released when the last byte is written.
+pub(crate) fn with_share(content: Arc<Content>, share: Option<FairShare>) -> Bytes {
+    struct SharedBody {
         content: Arc<Content>,
         _share: FairShare,
     }
-    impl AsRef<[u8]> for Lent {
+    impl AsRef<[u8]> for SharedBody {
         fn as_ref(&self) -> &[u8] {
             &self.content.body
         }
     }
     match share {
         None => content.body.clone(),
-        Some(share) => Bytes::from_owner(Lent {
+        Some(share) => Bytes::from_owner(SharedBody {
             content,
             _share: share,
         }),

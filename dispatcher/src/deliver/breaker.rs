@@ -17,7 +17,7 @@ pub(crate) struct Breaker {
 }
 
 impl Breaker {
-    /// As it is for an endpoint that another dispatcher has seen fail for a while.
+    /// Initial state for an endpoint that another dispatcher has seen failing for a while.
     pub(crate) fn opened() -> Self {
         Self {
             failures: FAILURES_TO_OPEN,
@@ -40,7 +40,7 @@ impl Breaker {
         }
     }
 
-    /// How many attempts may be on the wire at once.
+    /// How many attempts may be in flight at once.
     pub(crate) fn limit(&self, concurrency: usize) -> usize {
         if self.is_open() { 1 } else { concurrency }
     }

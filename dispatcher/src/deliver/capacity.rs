@@ -1,10 +1,10 @@
-//! Capacity on the wire of this process: who holds one, and who waits for one.
+//! In-flight capacity of this process: which attempts hold it and which lanes wait for it.
 //!
-//! Invariants: each place is held by one attempt and is free when that attempt has left; what hangs never holds so many
-//! that nothing else can begin; nobody holds part of what it needs while it waits for the rest. Kept by `engine.rs`, which
-//! alone takes capacity.
+//! Invariants: each permit is held by one attempt and released when that attempt ends; hanging endpoints never hold
+//! so much that nothing else can start; no lane holds part of what it needs while waiting for the rest. Only
+//! `engine.rs` acquires capacity.
 //!
-//! Every share is divided by dynamic thresholds (`division.rs`), so that no number of endpoints that hang uses it up.
+//! Every share is divided by dynamic thresholds (`division.rs`), so that no number of hanging endpoints exhausts it.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -21,28 +21,28 @@ use crate::deliver::{
     lane::Pace,
 };
 
-/// Results that wait for the database, before nothing new is sent.
+/// Unrecorded results after which no new attempt starts.
 const UNRECORDED_MAX: usize = 16 * 1024;
-/// Attempts of a lane that need no place of [`Share::More`].
+/// Attempts of a lane that need no permit of [`Share::More`].
 const FIRST_PLACES: usize = 2;
-/// An attempt that takes longer than this shares its capacity with the other slow ones, and so does its endpoint.
+/// An attempt that takes longer counts as slow, and so does its endpoint.
 pub(crate) const SLOW: Duration = Duration::from_secs(1);
-/// A tenant may hold this many times what is free of the wire as a whole: three quarters when it is alone.
+/// A tenant may hold this many times the free total capacity: three quarters when it is alone.
 const TENANT_TIMES_FREE: usize = 3;
-/// Waiting lanes looked at in one go, so that many that may not go yet cost little.
+/// Waiting lanes checked per call, so that many blocked ones cost little.
 const CALLS_MAX: usize = 256;
 
-/// Parts of the wire that some attempts share, each bounded.
+/// Parts of the capacity, each bounded separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Share {
-    /// Every attempt's, divided between tenants only.
+    /// Total capacity, divided between tenants only.
     Wire,
-    /// Of lanes that failed or were slow lately, half of the wire: a thousand that hang starve nobody.
+    /// Lanes that failed or were slow recently, half of the total: a thousand hanging endpoints starve nobody.
     Slow,
-    /// Of lanes that have not answered yet, a quarter.
+    /// Lanes without any response yet, a quarter.
     Unknown,
-    /// Of what a lane has on the wire beyond its first two, three quarters: one that begins to hang holds its whole
-    /// bulkhead for a while, and others must be able to begin meanwhile.
+    /// In-flight attempts of a lane beyond its first two, three quarters: an endpoint that starts to hang keeps its
+    /// whole bulkhead for a while, and others must be able to start meanwhile.
     More,
 }
 
@@ -63,20 +63,20 @@ impl Share {
 /// One attempt: its endpoint, event and number.
 pub(crate) type Attempt = (EndpointId, EventId, u16);
 
-/// What an attempt holds while it is on the wire.
+/// Shares held by an attempt in flight.
 struct Held {
     holder: Holder,
     shares: [bool; Share::COUNT],
 }
 
-/// One share: how much of it is taken, by whom, and who waits for more.
+/// One share: how much of it is taken, by whom, and which lanes wait for it.
 struct Part {
     share: Share,
     held: Division,
-    /// Lanes that could send if there were more for them, each once.
+    /// Lanes that could send if this share had more capacity, each once.
     waiting: VecDeque<Holder>,
     members: HashSet<EndpointId>,
-    /// How many of them have not been looked at since a place became free.
+    /// How many of them have not been checked since capacity was last released.
     unchecked: usize,
 }
 
@@ -109,7 +109,7 @@ impl Part {
         }
     }
 
-    /// Lanes that may go on now, not more than there are capacity.
+    /// Lanes that may continue, at most as many as there is free capacity.
     fn call(&mut self, called: &mut Vec<EndpointId>) {
         let (mut free, mut looks) = (self.held.free(), CALLS_MAX);
         while self.unchecked > 0 && free > 0 && looks > 0 {
@@ -132,9 +132,9 @@ impl Part {
 
 pub(crate) struct Capacity {
     parts: [Part; Share::COUNT],
-    room: Arc<Semaphore>,
+    result_permits: Arc<Semaphore>,
     held: HashMap<Attempt, Held>,
-    /// Attempts in the order they began, until they are found to have left or to be slow.
+    /// Attempts in start order, until they are found finished or slow.
     begun: VecDeque<(Monotonic, Attempt)>,
 }
 
@@ -142,7 +142,7 @@ impl Capacity {
     pub(crate) fn new(count: usize) -> Self {
         Self {
             parts: Share::ALL.map(|share| Part::new(share, count)),
-            room: Arc::new(Semaphore::new(UNRECORDED_MAX.max(count))),
+            result_permits: Arc::new(Semaphore::new(UNRECORDED_MAX.max(count))),
             held: HashMap::new(),
             begun: VecDeque::new(),
         }
@@ -164,23 +164,23 @@ impl Capacity {
         self.in_flight() > 0
     }
 
-    /// Attempts under way and results that wait for the database.
+    /// Attempts in flight plus results not yet recorded.
     pub(crate) fn unrecorded(&self) -> usize {
         UNRECORDED_MAX
             .max(self.count())
-            .saturating_sub(self.room.available_permits())
+            .saturating_sub(self.result_permits.available_permits())
     }
 
-    /// Room for one more result.
-    pub(crate) fn room(&self) -> Option<OwnedSemaphorePermit> {
-        self.room.clone().try_acquire_owned().ok()
+    /// A permit for one more unrecorded result.
+    pub(crate) fn result_permit(&self) -> Option<OwnedSemaphorePermit> {
+        self.result_permits.clone().try_acquire_owned().ok()
     }
 
     pub(crate) fn any_free(&self) -> bool {
         self.part(Share::Wire).held.free() > 0
     }
 
-    /// Which shares an attempt needs of a lane of this pace with so many on the wire.
+    /// Shares needed by an attempt of a lane with this pace and number in flight.
     fn needed(pace: Pace, in_flight: usize) -> [bool; Share::COUNT] {
         let mut needed = [false; Share::COUNT];
         needed[Share::Wire as usize] = true;
@@ -190,7 +190,7 @@ impl Capacity {
         needed
     }
 
-    /// Whether there is a place for a lane of this pace with so many on the wire, or else the share it must wait for.
+    /// Whether a lane with this pace and number in flight may start an attempt; otherwise the share it must wait for.
     pub(crate) fn check(&self, holder: Holder, pace: Pace, in_flight: usize) -> Result<(), Share> {
         let needed = Self::needed(pace, in_flight);
         match Share::ALL
@@ -202,7 +202,7 @@ impl Capacity {
         }
     }
 
-    /// Takes the capacity that [`check`](Self::check) found.
+    /// Acquires the capacity that [`check`](Self::check) found.
     pub(crate) fn begin(
         &mut self,
         now: Monotonic,
@@ -216,14 +216,14 @@ impl Capacity {
             self.parts[share as usize].held.take(holder, 1);
         }
         let before = self.held.insert(attempt, Held { holder, shares });
-        // The shard was lost and gained while the same attempt was still on the wire.
+        // The shard was lost and regained while the same attempt was still in flight.
         if let Some(before) = before {
             self.give_back(&before);
         }
         self.begun.push_back((now, attempt));
     }
 
-    /// The attempt is over: its capacity are free.
+    /// Releases the capacity of a finished attempt.
     pub(crate) fn leave(&mut self, attempt: &Attempt) {
         if let Some(held) = self.held.remove(attempt) {
             self.give_back(&held);
@@ -242,7 +242,7 @@ impl Capacity {
         self.parts[share as usize].wait(holder);
     }
 
-    /// Lanes that waited and for which there may be a place now.
+    /// Waiting lanes that may have capacity now.
     pub(crate) fn called(&mut self) -> Vec<EndpointId> {
         let mut called = Vec::new();
         for part in &mut self.parts {
@@ -251,16 +251,16 @@ impl Capacity {
         called
     }
 
-    /// More lanes are to be called than were looked at in one go.
+    /// More waiting lanes are to be checked than fit into one call.
     pub(crate) fn has_more_to_call(&self) -> bool {
         self.parts
             .iter()
             .any(|part| part.unchecked > 0 && part.held.free() > 0)
     }
 
-    /// Endpoints with an attempt that has turned out slow just now. It moves to the capacity of slow ones, so that those for
-    /// unknown lanes are free for others long before its time limit; while there is none for it, it stays and is asked
-    /// again.
+    /// Endpoints with an attempt that just became slow. Such an attempt moves to the slow share, which frees the
+    /// unknown share long before its timeout. While the slow share is full it keeps its current shares and is checked
+    /// again later.
     pub(crate) fn slowed(&mut self, now: Monotonic) -> Vec<EndpointId> {
         let mut slowed = Vec::new();
         while let Some((began, attempt)) = self.begun.front().copied()
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
     use crate::deliver::division::holder;
 
-    /// Attempts of one lane, each with an event of its own.
+    /// Attempts of one lane, each of a different event.
     struct World {
         capacity: Capacity,
         events: u128,
@@ -322,7 +322,7 @@ mod tests {
             Ok(attempt)
         }
 
-        /// As many as there are capacity for.
+        /// As many as there is capacity for.
         fn fill(&mut self, holder: Holder, pace: Pace) -> Vec<Attempt> {
             let mut begun = Vec::new();
             while let Ok(attempt) = self.begin(Duration::ZERO, holder, pace, begun.len()) {
@@ -366,7 +366,7 @@ mod tests {
             world.capacity.check(holder(5, 5), Pace::Slow, 0),
             Err(Share::Slow)
         );
-        // A fast one that begins to hang finds no slow place, keeps its own, and is asked again.
+        // A fast lane that begins to hang finds no slow capacity, keeps its own, and is checked again.
         let fast = world
             .begin(Duration::ZERO, holder(7, 7), Pace::Fast, 1)
             .expect("a place");
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(world.fill(holder(1, 1), Pace::Fast).len(), FIRST_PLACES + 896);
         let mut world = World::new(4096);
         for lane in 0..3_000 {
-            // Never more than the first two of a lane, which need no share but the wire.
+            // Never more than the first two of a lane, which need only the total share.
             let _ = world.begin(Duration::ZERO, holder(lane, 1), Pace::Fast, 0);
             let _ = world.begin(Duration::ZERO, holder(lane, 1), Pace::Fast, 1);
         }

@@ -1,20 +1,20 @@
-//! Divides something limited, such as places on the wire or memory, between endpoints and their tenants by dynamic
+//! Divides a limited resource, such as in-flight capacity or memory, between endpoints and their tenants by dynamic
 //! thresholds. Pure.
 //!
-//! - An endpoint may take more only while it holds less than is left after its tenant's and a reserve. Alone it gets over a
-//!   quarter; the more others hold, the smaller its part.
-//! - The reserve is for endpoints that hold nothing, and the last half of it for tenants that hold nothing.
+//! - An endpoint may take more only while it holds less than the free amount minus its tenant's share and a reserve.
+//!   Alone it gets over a quarter; the more others hold, the smaller its share.
+//! - The reserve is for endpoints that hold nothing, and its last half for tenants that hold nothing.
 //!
-//! So what one endpoint, tenant, or any number of them holds and does not give back keeps nobody else from the first piece.
+//! However much some endpoints or tenants hold without releasing, every other one can get its first unit.
 
 use std::{collections::HashMap, hash::Hash};
 
 use postrider_proto::{EndpointId, TenantId};
 
-/// The reserve is this part of the whole.
+/// The reserve is this fraction of the total.
 const RESERVE_PART: usize = 8;
 
-/// Whose piece it is.
+/// The endpoint and tenant that hold a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) endpoint: EndpointId,
@@ -55,7 +55,7 @@ impl Division {
         self.by_tenant.get(&holder.tenant).copied().unwrap_or(0)
     }
 
-    /// Whether this holder may take so much more now.
+    /// Whether this holder may take this much more now.
     pub(crate) fn admits(&self, holder: Holder, amount: usize) -> bool {
         let of_endpoint = self.by_endpoint.get(&holder.endpoint).copied().unwrap_or(0);
         let of_tenant = self.of_tenant(holder);
@@ -105,7 +105,7 @@ pub(crate) fn holder(endpoint: i32, tenant: i32) -> Holder {
 mod tests {
     use super::*;
 
-    /// As much as it gets when it gives nothing back.
+    /// As much as it gets when it releases nothing.
     fn fill(division: &mut Division, holder: Holder, amount: usize) -> usize {
         let before = division.taken();
         while division.admits(holder, amount) {

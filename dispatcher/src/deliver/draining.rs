@@ -1,8 +1,8 @@
-//! Giving shards back without making their endpoints wait for one that hangs. Pure.
+//! Releases shards without making their endpoints wait for one that hangs. Pure.
 //!
-//! A shard can go only when nothing of it is on the wire, or its next owner would send beside us. While an attempt of it takes
-//! long, only the endpoint it belongs to starts nothing more; the others go on. Once none takes long, all of them stop for the
-//! moment it takes the rest to end. When that moment becomes too long they go on again.
+//! A shard can be released only when none of its attempts is in flight; otherwise its next owner would send
+//! concurrently. While an attempt takes long, only its own endpoint starts nothing more. Once none does, all
+//! endpoints of the shard stop until the remaining attempts end, and resume if that takes too long.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,37 +13,37 @@ use postrider_proto::Shard;
 
 use crate::deliver::{breaker::Monotonic, lane::Lane};
 
-/// An attempt that is under way for longer is waited for without stopping others.
+/// Attempts in flight for longer than this do not stop other endpoints.
 const LONG: Duration = Duration::from_secs(2);
 /// The longest that endpoints of a shard are stopped.
 const STOPPED_MAX: Duration = Duration::from_secs(3);
-/// Between two looks when nothing ends.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Check interval when nothing ends.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// For attempts that take long.
+    /// Waiting for attempts that take long.
     Waiting,
     Stopped {
         since: Monotonic,
     },
-    /// Reported to have nothing on the wire.
+    /// Reported as having nothing in flight.
     Drained,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Draining {
     shards: HashMap<Shard, Phase>,
-    /// Something has ended since the latest look.
+    /// Something has ended since the last check.
     ended: bool,
-    looked: Monotonic,
+    checked_at: Monotonic,
 }
 
-/// What a look brought.
+/// Result of a check.
 #[derive(Debug, Default)]
-pub(crate) struct Look {
+pub(crate) struct Progress {
     pub(crate) drained: Vec<Shard>,
-    /// Shards whose endpoints go on.
+    /// Shards whose endpoints resume.
     pub(crate) resumed: Vec<Shard>,
 }
 
@@ -57,7 +57,7 @@ impl Draining {
         self.shards.remove(&shard);
     }
 
-    /// Nothing of the shard is started.
+    /// Whether no attempt of the shard may start.
     pub(crate) fn is_stopped(&self, shard: Shard) -> bool {
         matches!(
             self.shards.get(&shard),
@@ -74,24 +74,24 @@ impl Draining {
         }
     }
 
-    /// An attempt of the shard has ended, or was recorded.
+    /// An attempt of the shard has ended or was recorded.
     pub(crate) fn ended(&mut self, shard: Shard) {
         self.ended |= self.shards.contains_key(&shard);
     }
 
-    pub(crate) fn wants_a_look(&self, now: Monotonic) -> bool {
+    pub(crate) fn needs_check(&self, now: Monotonic) -> bool {
         let undrained = self.shards.values().any(|phase| *phase != Phase::Drained);
-        undrained && (self.ended || now >= self.looked + LOOK_EVERY)
+        undrained && (self.ended || now >= self.checked_at + CHECK_EVERY)
     }
 
-    /// `leaving` when nothing at all is started any more.
-    pub(crate) fn look<'l>(
+    /// `leaving`: the process is shutting down and starts no attempt at all.
+    pub(crate) fn check<'l>(
         &mut self,
         lanes: impl Iterator<Item = &'l Lane>,
         now: Monotonic,
         leaving: bool,
-    ) -> Look {
-        (self.ended, self.looked) = (false, now);
+    ) -> Progress {
+        (self.ended, self.checked_at) = (false, now);
         let (mut busy, mut long) = (HashSet::new(), HashSet::new());
         for lane in lanes.filter(|lane| self.shards.contains_key(&lane.endpoint().shard)) {
             let shard = lane.endpoint().shard;
@@ -102,7 +102,7 @@ impl Draining {
                 long.insert(shard);
             }
         }
-        let mut look = Look::default();
+        let mut progress = Progress::default();
         for (shard, phase) in &mut self.shards {
             if *phase == Phase::Waiting && !long.contains(shard) {
                 *phase = Phase::Stopped { since: now };
@@ -111,16 +111,16 @@ impl Draining {
                 Phase::Drained => {}
                 Phase::Stopped { .. } if !busy.contains(shard) => {
                     *phase = Phase::Drained;
-                    look.drained.push(*shard);
+                    progress.drained.push(*shard);
                 }
                 Phase::Stopped { since } if now >= since + STOPPED_MAX && !leaving => {
                     *phase = Phase::Waiting;
-                    look.resumed.push(*shard);
+                    progress.resumed.push(*shard);
                 }
                 Phase::Stopped { .. } | Phase::Waiting => {}
             }
         }
-        look
+        progress
     }
 }
 
@@ -132,7 +132,7 @@ fn takes_long(lane: &Lane, now: Monotonic) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::deliver::{endpoint::Endpoint, lane::Verdict, queued_delivery::QueuedDelivery};
+    use crate::deliver::{endpoint::Endpoint, lane::AttemptResult, queued_delivery::QueuedDelivery};
     use postrider_proto::{EndpointState, Epoch, EventId, TenantId, TypeId};
     use std::sync::Arc;
 
@@ -161,12 +161,12 @@ mod tests {
 
     fn end(lane: &mut Lane, event: u128, now: Monotonic) {
         let event = EventId(uuid::Uuid::from_u128(event));
-        let verdict = Verdict {
+        let result = AttemptResult {
             success: true,
             slow: false,
-            its_own: true,
+            about_endpoint: true,
         };
-        lane.answered(event, 1, verdict, now);
+        lane.attempt_ended(event, 1, result, now);
         lane.recorded(event, 1, None);
     }
 
@@ -176,19 +176,19 @@ mod tests {
         let mut draining = Draining::default();
         assert!(hanging.pick(seconds(0)).is_some());
         draining.begin(SHARD);
-        draining.look([&hanging, &other].into_iter(), seconds(5), false);
+        draining.check([&hanging, &other].into_iter(), seconds(5), false);
         assert!(!draining.is_stopped(SHARD), "one takes long");
         assert!(!draining.lets_start(&hanging, seconds(5)));
         assert!(draining.lets_start(&other, seconds(5)));
         assert!(other.pick(seconds(50)).is_some());
         end(&mut hanging, 1, seconds(50));
-        let look = draining.look([&hanging, &other].into_iter(), seconds(50), false);
-        assert!(draining.is_stopped(SHARD) && look.drained.is_empty());
+        let progress = draining.check([&hanging, &other].into_iter(), seconds(50), false);
+        assert!(draining.is_stopped(SHARD) && progress.drained.is_empty());
         assert!(!draining.lets_start(&other, seconds(50)));
         end(&mut other, 1, seconds(51));
-        let look = draining.look([&hanging, &other].into_iter(), seconds(51), false);
-        assert_eq!(look.drained, [SHARD]);
-        assert!(!draining.wants_a_look(seconds(60)), "reported once");
+        let progress = draining.check([&hanging, &other].into_iter(), seconds(51), false);
+        assert_eq!(progress.drained, [SHARD]);
+        assert!(!draining.needs_check(seconds(60)), "reported once");
     }
 
     #[test]
@@ -197,15 +197,18 @@ mod tests {
         let mut draining = Draining::default();
         assert!(lane.pick(seconds(10)).is_some());
         draining.begin(SHARD);
-        draining.look([&lane].into_iter(), seconds(10), false);
+        draining.check([&lane].into_iter(), seconds(10), false);
         assert!(draining.is_stopped(SHARD));
-        let look = draining.look([&lane].into_iter(), seconds(14), false);
-        assert_eq!(look.resumed, [SHARD]);
+        let progress = draining.check([&lane].into_iter(), seconds(14), false);
+        assert_eq!(progress.resumed, [SHARD]);
         assert!(!draining.is_stopped(SHARD) && !draining.lets_start(&lane, seconds(14)));
         let mut leaving = Draining::default();
         leaving.begin(SHARD);
-        leaving.look([&lane].into_iter(), seconds(10), true);
-        let look = leaving.look([&lane].into_iter(), seconds(14), true);
-        assert!(look.resumed.is_empty(), "nothing is started by one that leaves");
+        leaving.check([&lane].into_iter(), seconds(10), true);
+        let progress = leaving.check([&lane].into_iter(), seconds(14), true);
+        assert!(
+            progress.resumed.is_empty(),
+            "nothing is started by one that leaves"
+        );
     }
 }

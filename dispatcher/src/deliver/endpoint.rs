@@ -1,4 +1,4 @@
-//! An endpoint as the dispatcher sees it: its settings with the defaults filled in and its secrets opened.
+//! An endpoint as the dispatcher sees it: its settings with defaults applied and its secrets decrypted.
 
 use std::{
     num::NonZeroU32,
@@ -24,7 +24,7 @@ use crate::{
     vault::{Owner, Purpose, Vault, VaultError},
 };
 
-/// Settings never change in place: a change makes a new value.
+/// Settings are immutable: a change creates a new value.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) id: EndpointId,
@@ -36,24 +36,24 @@ pub(crate) struct Endpoint {
     pub(crate) rate_per_second: Option<NonZeroU32>,
     /// One delivery of an ordering key at a time, in sequence.
     pub(crate) ordered: bool,
-    /// What its waiting deliveries die of while it is disabled.
+    /// Reason given to its pending deliveries while it is disabled.
     pub(crate) disabled_reason: DeadReason,
-    /// Has had no success for a while, as an earlier owner saw.
+    /// An earlier owner saw no success for a while.
     pub(crate) was_failing: bool,
     pub(crate) schedule: Schedule,
     pub(crate) timeout: Duration,
     pub(crate) format: SignatureFormat,
     pub(crate) headers: HeaderMap,
-    /// Certificates of its own.
+    /// Per-endpoint certificates.
     pub(crate) tls: Option<TlsSettings>,
-    /// Which events it wants beyond their type.
+    /// Payload filter applied in addition to event types.
     pub(crate) filter: Option<Filter>,
-    /// Bulk replays that were cancelled while deliveries of them were in line here.
+    /// Bulk replays cancelled while some of their deliveries were still queued here.
     pub(crate) cancelled: Vec<String>,
-    /// The newest first, each with the instant it retires at.
+    /// Newest first, each with the time it expires at.
     secrets: Vec<(Secret, Option<DateTime<Utc>>)>,
-    /// Set when these settings were replaced, or may not send. An attempt that was picked before looks here just before
-    /// it starts: otherwise it would be signed with a secret that was revoked while its body was read.
+    /// Set when these settings were replaced or must not be used. Checked just before an attempt starts: otherwise it
+    /// could be signed with a secret that was revoked while its body was read.
     stopped: AtomicBool,
 }
 
@@ -75,7 +75,7 @@ impl Endpoint {
     }
 }
 
-/// A row as it is read. Nothing of what waits for the endpoint is looked at: that could take long.
+/// A settings row. It does not include pending deliveries, which could take long to read.
 #[derive(Debug, FromRow)]
 pub(crate) struct EndpointRow {
     id: EndpointId,
@@ -99,12 +99,12 @@ pub(crate) struct EndpointRow {
     cancelled: Vec<String>,
 }
 
-/// Why an endpoint's settings can't be used. Its deliveries wait; the others go on.
+/// Why an endpoint's settings can't be used. Its deliveries stay queued; other endpoints are unaffected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unusable {
     #[error(transparent)]
     Vault(#[from] VaultError),
-    #[error("its stored settings can't be read: {0}")]
+    #[error("invalid stored settings: {0}")]
     Stored(String),
 }
 
@@ -195,7 +195,7 @@ impl EndpointRow {
     }
 }
 
-/// The endpoints of these numbers, as the connection's snapshot has them.
+/// Loads endpoints by id, as of the connection's snapshot.
 pub(crate) async fn load(
     connection: &mut PgConnection,
     ids: &[EndpointId],
@@ -227,7 +227,7 @@ pub(crate) async fn load(
 
 #[cfg(test)]
 impl EndpointRow {
-    /// Settings of a version, which is the path of its URL. None: they can't be used.
+    /// Settings of a version, which is the path of its URL. `None`: unusable settings.
     pub(crate) fn for_simulation(id: EndpointId, shard: Shard, version: Option<u64>) -> Self {
         Self {
             id,

@@ -1,8 +1,9 @@
-//! The engine: owns every lane of this process, decides what is read next and what is sent next. It alone changes
-//! lanes, and it awaits nothing but messages, so that a slow database or a slow endpoint never holds it up.
+//! The engine owns every lane of this process and decides what is read next and what is sent next. It alone changes
+//! lanes, and it awaits nothing but messages, so that a slow database or endpoint never blocks it.
 //!
-//! In: shards from `shards.rs`, rows from `read.rs`, capacity and results from `attempt.rs` and `record.rs`.
-//! Out: cycles to `read.rs`, picked deliveries to `attempt.rs`.
+//! In: shards from `ownership/shards.rs`, rows from `reader.rs`, finished attempts from `attempt.rs` and
+//! `recorder.rs`.
+//! Out: read cycles to `reader.rs`, picked deliveries to `attempt.rs`.
 
 mod found;
 mod reads;
@@ -30,54 +31,53 @@ use crate::{
         division::Holder,
         draining::Draining,
         endpoint::EndpointRow,
-        lane::{Action, Activity, Lane, Pace, ReadNumber, Verdict, Withdrawal},
+        lane::{Action, Activity, AttemptResult, Lane, Pace, ReadNumber, Withdrawal},
         queued_delivery::QueuedDelivery,
         reader::{Cycle, ReaderMessage},
         recorder::{Fate, Finished, Recorded},
         survey::{self, Found, Reason, Report},
     },
-    telemetry::metrics::{EngineGauges, METERS},
+    telemetry::metrics::{EngineGauges, METRICS},
     vault::Vault,
 };
 
 pub(crate) use state::State;
 use state::keep_in_order;
 
-/// Between two reads while there is work.
+/// Delay between two reads while there is work.
 const BUSY_WAIT: Duration = Duration::from_millis(3);
-/// The longest between two looks at what waits for time.
-const LOOK_WAIT: Duration = Duration::from_millis(500);
+/// The longest sleep before timers are checked again.
+const SLEEP_MAX: Duration = Duration::from_millis(500);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// A sweep that takes long, because Postgres passes over many rows that are gone, comes less often: it takes at most this part
-/// of the time.
+/// A slow sweep, because Postgres skips many dead rows, runs less often: it uses at most this fraction of the time.
 const SWEEP_PART: u32 = 20;
-const SHOW_EVERY: Duration = Duration::from_secs(1);
-/// Lanes that refill in one cycle, and lanes whose retries are read in one.
+const PUBLISH_EVERY: Duration = Duration::from_secs(1);
+/// Lanes refilled in one cycle, and lanes whose retries are read in one.
 const READS_MAX: usize = 256;
-/// Lanes whose ordering keys are looked up in one cycle: each is a statement of its own.
+/// Lanes whose ordering keys are looked up in one cycle: each costs a statement.
 const KEY_READS_MAX: usize = 32;
 
-/// What others tell the engine. One queue, so that what happened first is heard first.
+/// Everything sent to the engine. One queue, so that messages are handled in the order they were sent.
 #[derive(Debug)]
 pub(crate) enum EngineMessage {
     Gained(Vec<(Shard, Epoch)>),
     Lost(Vec<Shard>),
-    /// Give these back once nothing of them is on the wire.
+    /// Release these shards once none of their attempts is in flight.
     Drain(Vec<Shard>),
-    /// The lease ran out: nothing may start.
+    /// The lease expired: nothing may start.
     Suspended,
-    /// A new term of the lease. What is picked under it ends with it.
+    /// A new term of the lease. Attempts picked under it end with it.
     Resumed(CancellationToken),
-    /// A place on the wire is free again. Without an answer the delivery is handed back.
-    Left {
+    /// An attempt has ended. Without a result the delivery is handed back.
+    AttemptEnded {
         endpoint: EndpointId,
         epoch: Epoch,
         event: EventId,
         number: u16,
-        verdict: Option<Verdict>,
+        result: Option<AttemptResult>,
     },
     Recorded(Vec<Recorded>),
-    /// What could be taken back of cancelled replays is back where it was.
+    /// Queued deliveries of cancelled replays have been returned to their previous state.
     Withdrawn {
         endpoint: EndpointId,
         epoch: Epoch,
@@ -89,41 +89,41 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     pub(crate) vault: Vault,
     pub(crate) clock: Clock,
-    pub(crate) events: mpsc::UnboundedSender<EngineMessage>,
-    /// By the pace of the lane.
+    pub(crate) inbox: mpsc::UnboundedSender<EngineMessage>,
+    /// Indexed by the pace of the lane.
     pub(crate) picked: [mpsc::UnboundedSender<Picked>; Pace::COUNT],
     pub(crate) finished: mpsc::UnboundedSender<Finished>,
     pub(crate) started: Instant,
     pub(crate) cycles: mpsc::Sender<Cycle>,
-    /// Ends a patient read.
-    pub(crate) hurry: Wake,
+    /// Ends a read that waits for changes.
+    pub(crate) interrupt: Wake,
     pub(crate) drained: mpsc::UnboundedSender<Shard>,
-    /// Endpoints that were deleted while rows of them waited.
+    /// Endpoints deleted while rows of theirs were pending.
     pub(crate) deleted: mpsc::UnboundedSender<EndpointId>,
     pub(crate) withdrawals: mpsc::UnboundedSender<Withdrawal>,
-    /// What is to be looked for beside the tail.
+    /// Searches for work that the tail does not show.
     pub(crate) surveys: mpsc::UnboundedSender<survey::Request>,
-    /// The snapshot of settings that has been applied.
+    /// The latest snapshot whose settings have been applied.
     pub(crate) applied: watch::Sender<Option<String>>,
-    /// What each endpoint has in hand, said about once a second.
+    /// Load of each endpoint, published about once a second.
     pub(crate) activity: watch::Sender<Vec<Activity>>,
     pub(crate) capacity: Capacity,
     pub(crate) state: State,
 }
 
 impl Engine {
-    /// Runs until told to stop and everything on the wire is recorded, or the given time after that.
+    /// Runs until `stop` and until every attempt in flight is recorded, or a grace period after that.
     pub(crate) async fn run(
         mut self,
-        mut events: mpsc::UnboundedReceiver<EngineMessage>,
+        mut inbox: mpsc::UnboundedReceiver<EngineMessage>,
         mut messages: mpsc::Receiver<ReaderMessage>,
         wake: Wake,
         stop: CancellationToken,
     ) {
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         let mut read_at = Instant::now();
         self.state.sweep_at = Some(Instant::now() + SWEEP_EVERY);
-        let mut show_at = Instant::now();
+        let mut publish_at = Instant::now();
         let mut give_up_at = None;
         loop {
             self.report_drained();
@@ -135,9 +135,9 @@ impl Engine {
                 }
             }
             let now = Instant::now();
-            if now >= show_at {
-                show_at = now + SHOW_EVERY;
-                self.show();
+            if now >= publish_at {
+                publish_at = now + PUBLISH_EVERY;
+                self.publish_load();
             }
             if !self.state.sweeping && self.state.sweep_at.is_some_and(|at| now >= at) {
                 self.sweep();
@@ -145,23 +145,23 @@ impl Engine {
             if now >= read_at {
                 self.read_if_idle();
             }
-            let sleep_until = self.next_look(read_at, give_up_at);
+            let sleep_until = self.next_wake(read_at, give_up_at);
             tokio::select! {
-                n = events.recv_many(&mut heard, 1024) => {
+                n = inbox.recv_many(&mut received, 1024) => {
                     if n == 0 { return }
-                    for event in heard.drain(..) {
-                        self.hear(event);
+                    for message in received.drain(..) {
+                        self.handle(message);
                     }
                     if self.wants_to_read() {
                         read_at = Instant::now();
-                        self.hurry.now();
+                        self.interrupt.now();
                     }
                 }
                 Some(message) = messages.recv() => {
                     if let Some(rows) = self.apply(message) {
                         let busy = rows > 0 || self.capacity.in_use();
                         read_at = Instant::now() + if busy { BUSY_WAIT } else { Duration::ZERO };
-                        self.state.patient = !busy;
+                        self.state.may_wait = !busy;
                         if self.wants_to_read() { read_at = Instant::now() + Duration::from_millis(1) }
                     }
                 }
@@ -169,7 +169,7 @@ impl Engine {
                 () = tokio::time::sleep_until(sleep_until.into()) => {
                     if self.wants_to_read() {
                         read_at = Instant::now();
-                        self.hurry.now();
+                        self.interrupt.now();
                     }
                 }
                 () = stop.cancelled(), if !self.state.stopping => {
@@ -180,31 +180,31 @@ impl Engine {
         }
     }
 
-    /// What the lanes have in hand: for the pages, and for the figures.
-    fn show(&self) {
+    /// Publishes the load of all lanes, for the dashboard and for metrics.
+    fn publish_load(&self) {
         let (elapsed, now) = (self.started.elapsed(), self.clock.now());
-        let mut hand = EngineGauges {
+        let mut gauges = EngineGauges {
             shards: self.state.owned.len(),
             in_flight: self.capacity.in_flight(),
             in_flight_max: self.capacity.count(),
             unrecorded: self.capacity.unrecorded(),
             ..EngineGauges::default()
         };
-        let mut shown = Vec::new();
+        let mut activities = Vec::new();
         for (id, lane) in &self.state.lanes {
             let activity = lane.activity();
             let due = self.state.due_of.get(id).copied();
-            hand.add(activity.as_ref(), due, lane.is_ready(elapsed), now);
-            shown.extend(activity);
+            gauges.add(activity.as_ref(), due, lane.is_ready(elapsed), now);
+            activities.extend(activity);
         }
-        METERS.show(&hand);
-        self.activity.send_replace(shown);
+        METRICS.set_gauges(&gauges);
+        self.activity.send_replace(activities);
     }
 
-    fn next_look(&self, read_at: Instant, give_up_at: Option<Instant>) -> Instant {
+    fn next_wake(&self, read_at: Instant, give_up_at: Option<Instant>) -> Instant {
         let now = Instant::now();
         let mut at = if self.state.reading {
-            now + LOOK_WAIT
+            now + SLEEP_MAX
         } else {
             read_at
         };
@@ -224,12 +224,12 @@ impl Engine {
     fn wants_to_read(&self) -> bool {
         let state = &self.state;
         !state.taken.is_empty()
-            || !state.hungry.is_empty()
+            || !state.refill_queue.is_empty()
             || state.found.len() > state.loading.len()
             || state.due.first().is_some_and(|(at, _)| *at <= self.clock.now())
     }
 
-    /// Deals with what may be dealt with, one delivery a lane in turn.
+    /// Starts every delivery that may start now, one per lane in turn.
     pub(crate) fn pump(&mut self) {
         let Some(term) = self.state.term.clone().filter(|term| !term.is_cancelled()) else {
             return;
@@ -243,7 +243,9 @@ impl Engine {
             if !self.capacity.any_free() {
                 return;
             }
-            let Some(room) = self.capacity.room() else { return };
+            let Some(result_permit) = self.capacity.result_permit() else {
+                return;
+            };
             self.state.ready.pop_front();
             self.state.is_ready.remove(&id);
             let Some(lane) = self.state.lanes.get_mut(&id) else {
@@ -270,28 +272,28 @@ impl Engine {
                         endpoint: lane.endpoint().clone(),
                         epoch: lane.epoch(),
                         term: term.clone(),
-                        place: InFlightGuard {
+                        guard: InFlightGuard {
                             endpoint: id,
                             epoch: lane.epoch(),
                             event: delivery.event,
                             number,
-                            events: self.events.clone(),
-                            verdict: None,
+                            engine: self.inbox.clone(),
+                            result: None,
                         },
                         delivery,
-                        room,
+                        result_permit,
                     });
                 }
                 Some((delivery, Action::DeadLetter(reason))) => {
-                    let buried = Finished::buried(
+                    let dead = Finished::dead_without_attempt(
                         lane.endpoint(),
                         lane.epoch(),
                         &delivery,
                         reason,
                         self.clock.now(),
-                        room,
+                        result_permit,
                     );
-                    let _ = self.finished.send(buried);
+                    let _ = self.finished.send(dead);
                 }
                 None => {}
             }
@@ -299,7 +301,7 @@ impl Engine {
         }
     }
 
-    /// Lanes that waited for their time or for a place, and those that have turned out slow.
+    /// Requeues lanes whose timer or capacity wait is over, and marks those that became slow.
     fn wake_lanes(&mut self, now: Monotonic) {
         while let Some((_, id)) = self.state.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.state.timers.pop_first();
@@ -316,7 +318,7 @@ impl Engine {
         }
     }
 
-    /// Puts a lane into the lists it belongs in. Called after every change of one.
+    /// Puts a lane into the lists it belongs in. Called after every change to it.
     fn settle(&mut self, id: EndpointId) {
         let now = self.started.elapsed();
         let state = &mut self.state;
@@ -325,8 +327,8 @@ impl Engine {
             if lane.is_ready(now) && state.is_ready.insert(id) {
                 state.ready.push_back(id);
             }
-            if (lane.wants_refill().is_some() || lane.wants_keys()) && state.is_hungry.insert(id) {
-                state.hungry.push_back(id);
+            if (lane.wants_refill().is_some() || lane.wants_keys()) && state.in_refill_queue.insert(id) {
+                state.refill_queue.push_back(id);
             }
         }
         let due = lane.and_then(Lane::next_due);
@@ -335,8 +337,8 @@ impl Engine {
         keep_in_order(&mut state.timers, &mut state.timer_of, id, timer);
     }
 
-    pub(crate) fn hear(&mut self, event: EngineMessage) {
-        match event {
+    pub(crate) fn handle(&mut self, message: EngineMessage) {
+        match message {
             EngineMessage::Gained(shards) => {
                 for (shard, epoch) in shards {
                     self.drop_lanes(shard);
@@ -354,28 +356,28 @@ impl Engine {
                 }
             }
             EngineMessage::Drain(shards) => {
-                // Said again when one could not be released: then it is reported again.
+                // Repeated when a shard could not be released: then it is reported again.
                 for shard in shards.iter().filter(|shard| self.state.owned.contains_key(shard)) {
                     self.state.draining.begin(*shard);
                 }
             }
             EngineMessage::Suspended => self.state.term = None,
             EngineMessage::Resumed(term) => self.state.term = Some(term),
-            EngineMessage::Left {
+            EngineMessage::AttemptEnded {
                 endpoint,
                 epoch,
                 event,
                 number,
-                verdict,
+                result,
             } => {
                 self.capacity.leave(&(endpoint, event, number));
                 let now = self.clock.now();
-                // One of an earlier ownership says nothing of what this lane has under way.
+                // An attempt of an earlier ownership says nothing about this lane.
                 let lane = self.state.lanes.get_mut(&endpoint);
                 if let Some(lane) = lane.filter(|lane| lane.epoch() == epoch) {
                     self.state.draining.ended(lane.endpoint().shard);
-                    match verdict {
-                        Some(verdict) => lane.answered(event, number, verdict, self.started.elapsed()),
+                    match result {
+                        Some(result) => lane.attempt_ended(event, number, result, self.started.elapsed()),
                         None => {
                             lane.handed_back(event, number, now);
                             self.withdraw(endpoint);
@@ -398,7 +400,7 @@ impl Engine {
         }
     }
 
-    /// Of an endpoint that has deliveries of cancelled replays in line.
+    /// Starts withdrawing queued deliveries of cancelled replays of this endpoint.
     fn withdraw(&mut self, id: EndpointId) {
         let now = self.clock.now();
         let lane = self.state.lanes.get_mut(&id);
@@ -424,15 +426,15 @@ impl Engine {
         let due = match fate {
             Fate::Ended => None,
             Fate::Due(at) => Some(at),
-            // Perhaps it was recorded without our hearing of it: look at the retries again.
-            Fate::Void => {
-                METERS.results_void.increment(1);
+            // It may have been recorded without our knowing: read the retries again.
+            Fate::Discarded => {
+                METRICS.results_void.increment(1);
                 lane.search_retries();
                 Some(now)
             }
         };
         lane.recorded(event, number, due);
-        // A read under way began before we knew of the record; the one after it is the first that can't show an old copy.
+        // A read in progress began before this record; the one after it is the first that can't show an old copy.
         self.state
             .recorded
             .push_back((self.state.reads + 1, endpoint, event, number));

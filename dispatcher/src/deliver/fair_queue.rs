@@ -1,5 +1,5 @@
-//! Waiting for a share of something limited, fairly: divided between endpoints and tenants as `division.rs` has it, and given to
-//! those who wait one each in turn, so that nobody waits behind another's crowd.
+//! A fair semaphore: divided between endpoints and tenants as in `division.rs`, and granted to waiting endpoints
+//! round-robin, so that nobody waits behind another's crowd.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,18 +11,18 @@ use tokio::sync::oneshot;
 
 use crate::deliver::division::{Division, Holder};
 
-/// So much of something, for those who ask for it in turn.
+/// A limited amount of something, granted in turn.
 #[derive(Clone)]
 pub(crate) struct Fair(Arc<Mutex<Queue>>);
 
 struct Queue {
     held: Division,
-    /// Endpoints with attempts that wait, in turn.
+    /// Endpoints with waiters, in turn.
     turns: VecDeque<Holder>,
     waiting: HashMap<EndpointId, VecDeque<(usize, oneshot::Sender<FairShare>)>>,
 }
 
-/// What an endpoint holds. Given back when it is dropped.
+/// A share held by an endpoint. Released on drop.
 pub(crate) struct FairShare {
     fair: Fair,
     holder: Holder,
@@ -48,7 +48,7 @@ impl Fair {
         };
         match granted.await {
             Ok(share) => share,
-            // The sender goes only with the whole itself, which we hold.
+            // Can't happen: the sender lives in the queue, which we hold.
             Err(_) => self.grant(&mut lock(&self.0), holder, amount),
         }
     }
@@ -67,7 +67,7 @@ impl Fair {
         {
             let mut queue = lock(&self.0);
             queue.held.give_back(holder, amount);
-            // One each in turn, until a whole round brought nothing.
+            // One grant per endpoint in turn, until a whole round granted nothing.
             let mut refused = 0;
             while refused < queue.turns.len() {
                 let Some(holder) = queue.turns.pop_front() else {
@@ -81,7 +81,7 @@ impl Fair {
                 if let Some((amount, waiter)) = next {
                     refused = 0;
                     let share = self.grant(&mut queue, holder, amount);
-                    // Dropped outside of the lock, which dropping takes.
+                    // Dropped outside of the lock, which dropping acquires.
                     abandoned.extend(waiter.send(share).err());
                 }
             }
@@ -91,7 +91,7 @@ impl Fair {
 }
 
 impl Queue {
-    /// More than the whole at once is let through alone: it could never go otherwise.
+    /// A request larger than the total is admitted alone; it could never be granted otherwise.
     fn admits(&self, holder: Holder, amount: usize) -> bool {
         self.held.taken() == 0 || self.held.admits(holder, amount)
     }
@@ -106,7 +106,7 @@ impl Queue {
         share
     }
 
-    /// The first that waits of an endpoint, if it may go now. Those who went away are passed over.
+    /// The first waiter of an endpoint, if it can be granted now. Cancelled waiters are skipped.
     fn next_of(&mut self, holder: Holder) -> Option<(usize, oneshot::Sender<FairShare>)> {
         let waiting = self.waiting.get_mut(&holder.endpoint)?;
         waiting.retain(|(_, waiter)| !waiter.is_closed());
@@ -146,7 +146,7 @@ mod tests {
         tokio::time::timeout(Duration::from_millis(20), work).await.ok()
     }
 
-    /// As many as an endpoint gets when it lets go of none.
+    /// As many as an endpoint gets when it releases none.
     async fn fill(fair: &Fair, holder: Holder) -> Vec<FairShare> {
         let mut shares = Vec::new();
         while let Some(share) = now(fair.acquire(holder, BODY)).await {

@@ -1,10 +1,10 @@
-//! Several dispatchers against a simulated database and simulated time, in thousands of random histories: leases that
-//! are renewed late, lost and taken over, clocks that step, processes that sleep and die, records whose answer is lost,
-//! endpoints that fail until the breaker opens, schedules that run out.
+//! Several dispatchers on a simulated database and simulated time, in thousands of random histories: leases that are
+//! renewed late, lost and taken over, clocks that step, processes that sleep and die, records whose reply is lost,
+//! endpoints that fail until the breaker opens, schedules that are exhausted.
 //!
-//! What must hold in each: never more on the wire of an endpoint than its bulkhead, whoever sends; every delivery ends
+//! Checked in each: never more in flight to an endpoint than its bulkhead, across all senders; every delivery ends
 //! once, delivered or after its whole schedule; no attempt is counted under a lost lease; no retry is early; an open
-//! breaker lets one attempt through; what was sent more often than it was recorded was cut off by a fault.
+//! breaker lets one attempt through; anything sent more often than recorded was interrupted by a fault.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -23,7 +23,7 @@ use uuid::Uuid;
 use crate::{
     deliver::{
         endpoint::Endpoint,
-        lane::{Action, DueRows, Lane, Verdict},
+        lane::{Action, AttemptResult, DueRows, Lane},
         queued_delivery::QueuedDelivery,
         retry::{self, Jitter, Next, Schedule},
     },
@@ -35,7 +35,7 @@ use crate::{
 
 const HISTORIES: u64 = 8_000;
 const THREADS: u64 = 2;
-/// For this long things go wrong.
+/// How long faults are injected.
 const TROUBLE: Duration = Duration::from_secs(10);
 /// By then everything must have ended.
 const END: Duration = Duration::from_secs(3_600);
@@ -48,14 +48,14 @@ type Delivery = (usize, EventId);
 #[derive(Clone)]
 struct Row {
     delivery: QueuedDelivery,
-    /// The transaction that made it.
+    /// The transaction that inserted it.
     xid: u64,
     due: Option<DateTime<Utc>>,
 }
 
-/// The tables, and what the statements of a dispatcher do to them.
+/// The tables, and the effect of a dispatcher's statements on them.
 struct Database {
-    /// Added to simulated time: the clock of the day may step.
+    /// Added to simulated time: the wall clock may step.
     step: TimeDelta,
     dispatchers: BTreeMap<Uuid, DateTime<Utc>>,
     shards: Vec<ShardRow>,
@@ -69,7 +69,7 @@ struct Database {
 struct Customer {
     shard: Shard,
     concurrency: usize,
-    /// Answers nothing but failures until then.
+    /// Responds only with failures until then.
     fails_until: Duration,
     hangs: bool,
 }
@@ -79,7 +79,7 @@ struct InFlight {
     delivery: QueuedDelivery,
     epoch: Epoch,
     term: CancellationToken,
-    /// The request goes out then, if it still may.
+    /// When the request is sent, if it still may be.
     starts: Duration,
     started: bool,
     ends: Duration,
@@ -90,11 +90,11 @@ struct Finished {
     delivery: QueuedDelivery,
     epoch: Epoch,
     next: Next,
-    /// It was committed, and nobody heard of it.
+    /// It was committed, but the reply was lost.
     committed: bool,
 }
 
-/// What the database answered to a renewal, on its way.
+/// The database's reply to a renewal, in transit.
 struct Renewal {
     asked: Duration,
     arrives: Duration,
@@ -146,7 +146,7 @@ impl Node {
 struct Tally {
     sends: u32,
     recorded: u32,
-    /// Given up, or lost with a process or a lease.
+    /// Abandoned, or lost with a process or a lease.
     cut_off: u32,
 }
 
@@ -265,7 +265,7 @@ impl World {
         }
     }
 
-    /// Whatever it had on the wire, and had not recorded, is unknown now.
+    /// Anything in flight and not recorded is unknown now.
     fn die(&mut self, node: usize) {
         let dead = self.nodes.swap_remove(node);
         let started = dead.wire.iter().filter(|attempt| attempt.started);
@@ -292,7 +292,7 @@ impl World {
             if self.nodes[node].sleeps_until > self.now && self.now < TROUBLE {
                 continue;
             }
-            // Which of its tasks a process runs first is not known.
+            // A process may run its tasks in any order.
             let mut duties: [fn(&mut Self, usize); 6] = [
                 Self::watch_lease,
                 Self::renew,
@@ -341,7 +341,7 @@ impl World {
             });
             (dispatchers.collect(), self.db.shards.clone())
         });
-        // It is done; its answer may be late, or not come.
+        // It is done; the reply may be late or lost.
         let slow = self.rng.random_bool(0.05);
         let late = if slow {
             self.millis(0, 4_000)
@@ -373,7 +373,7 @@ impl World {
         one.renew_at = renewal.asked + RENEW_EVERY;
         let until = self.base + renewal.asked + LEASE - MARGIN;
         let term = one.lease.extend_at(instant, until);
-        let changes = one.view.look(dispatchers, shards, instant);
+        let changes = one.view.update(dispatchers, shards, instant);
         for shard in changes.lost {
             self.drop_lanes(node, shard);
         }
@@ -384,13 +384,13 @@ impl World {
         let wanted = self.nodes[node].view.wanted(dispatchers, shards, instant);
         if !wanted.is_empty() && !self.is_cut(node) {
             let taken = self.take(node, &wanted);
-            // The answer may be lost: then the next look finds them.
+            // The reply may be lost: then the next update finds them.
             if self.rng.random_bool(0.9) {
                 self.nodes[node].view.gained(&taken);
                 self.gain(node, taken);
             }
         }
-        // Nothing is waited for here: a lane that is drained is given back at once.
+        // No waiting here: a drained lane is released at once.
         let surplus = self.nodes[node].view.surplus(dispatchers);
         let drained: Vec<Shard> = surplus
             .into_iter()
@@ -415,7 +415,7 @@ impl World {
         lanes.all(|(endpoint, lane)| self.customers[*endpoint].shard != shard || lane.is_drained())
     }
 
-    /// As the statement in `shards.rs` has it.
+    /// Mirrors the statement in `shards.rs`.
     fn take(&mut self, node: usize, wanted: &[(Shard, Epoch)]) -> Vec<(Shard, Epoch)> {
         let (clock, id) = (self.clock(), self.nodes[node].id);
         let mut taken = Vec::new();
@@ -455,7 +455,7 @@ impl World {
             .retain(|endpoint, _| customers[*endpoint].shard != shard);
     }
 
-    /// The tail, and what the lanes ask for, in one snapshot.
+    /// The tail and the lanes' requests, in one snapshot.
     fn read(&mut self, node: usize) {
         if self.is_cut(node) {
             return;
@@ -554,7 +554,7 @@ impl World {
         let mut kept = Vec::with_capacity(wire.len());
         for mut attempt in wire.drain(..) {
             let pair = (attempt.endpoint, attempt.delivery.event);
-            // As `attempt.rs` has it: looked at before every step.
+            // Mirrors `attempt.rs`: checked before every step.
             let valid = !attempt.term.is_cancelled() && self.nodes[node].lease.is_valid_at(instant);
             if !valid {
                 if attempt.started {
@@ -614,13 +614,13 @@ impl World {
         {
             let failures = one.failures.entry(attempt.endpoint).or_default();
             *failures = if success { 0 } else { *failures + 1 };
-            lane.answered(
+            lane.attempt_ended(
                 attempt.delivery.event,
                 attempt.delivery.number(),
-                Verdict {
+                AttemptResult {
                     success,
                     slow: false,
-                    its_own: true,
+                    about_endpoint: true,
                 },
                 self.now,
             );
@@ -634,7 +634,7 @@ impl World {
         });
     }
 
-    /// As the statement in `record.rs` has it: one transaction, whose answer may be lost. Then it is tried again.
+    /// Mirrors the statement in `recorder.rs`: one transaction, whose reply may be lost. Then it is retried.
     fn record(&mut self, node: usize) {
         if self.is_cut(node) || self.nodes[node].results.is_empty() || self.rng.random_bool(0.5) {
             return;
@@ -648,7 +648,7 @@ impl World {
             let number = result.delivery.number();
             let row = &self.db.shards[self.customers[result.endpoint].shard.0 as usize];
             let ours = row.owner == Some(id) && row.epoch == result.epoch;
-            // The number of an attempt is taken once: a second try of the same batch is found out by it.
+            // An attempt number is used once: it reveals a second try of the same batch.
             let new = !self.db.attempts.contains(&(pair, number));
             let waits = self.db.queue.contains_key(&pair) || self.db.retries.contains_key(&pair);
             let (mut due, void) = (Some(clock), !(ours && new && waits));

@@ -1,14 +1,14 @@
-//! One endpoint's lane: which of its deliveries are known here, which may be sent now. A pure state machine; time and
-//! read numbers are passed in, so that it can be simulated.
+//! One endpoint's lane: which of its deliveries are in memory and which may be sent now. A pure state machine; time
+//! and read numbers are passed in, so that it can be simulated.
 //!
 //! Invariants:
-//! - never more than `concurrency` attempts on the wire, one while the breaker is open, two before the first answer;
-//! - replays hold at most a quarter of that, and go only when nothing live could;
-//! - a bounded number of ids in memory. Past it the lane is *spilled*: rows above its floor are on disk only, and are
-//!   read again from there;
-//! - nothing of a cancelled replay is picked while it is taken back;
-//! - a delivery that is on the wire or being recorded is not taken a second time, whatever an older snapshot says;
-//! - an ordered endpoint has one delivery of a key on the wire, and it is the key's first.
+//! - never more than `concurrency` attempts in flight, one while the breaker is open, two before the first response;
+//! - replays use at most a quarter of that, and are sent only when no live delivery could be;
+//! - a bounded number of ids in memory. Beyond it the lane is *spilled*: rows above its floor are on disk only and
+//!   are read again from there;
+//! - nothing of a cancelled replay is picked while the replay is being withdrawn;
+//! - a delivery that is in flight or being recorded is not picked a second time, whatever an older snapshot says;
+//! - an ordered endpoint has one delivery per key in flight, and it is the key's first.
 
 mod rows;
 mod types;
@@ -28,20 +28,22 @@ use crate::deliver::{
     rate::Rate,
 };
 
-pub(crate) use types::{Action, Activity, DueRead, DueRows, Pace, ReadNumber, Refill, Verdict, Withdrawal};
+pub(crate) use types::{
+    Action, Activity, AttemptResult, DueRead, DueRows, Pace, ReadNumber, Refill, Withdrawal,
+};
 use types::{Busy, EARLIEST, LATEST, Stage};
 
 const BUFFER_LEAST: usize = 64;
 const BUFFER_MOST: usize = 1024;
-/// Replays in memory. A delivery keeps fewer in line; more than this, of people who replay one by one, count as live ones.
+/// Replays in memory. Bulk replays queue fewer; single replays beyond this count as live deliveries.
 const REPLAYS_MAX: usize = 1024;
-/// The part of the bulkhead that replays may hold.
+/// The fraction of the bulkhead that replays may use.
 pub(crate) const REPLAY_SHARE: usize = 4;
 /// Live deliveries after which a replay has its turn, so that an endless backlog does not starve it.
 pub(crate) const LIVE_IN_A_ROW_MAX: u8 = 16;
-/// Attempts of an endpoint that has not answered yet.
+/// Attempts in flight for an endpoint that has not responded yet.
 const UNKNOWN_LIMIT: usize = 2;
-/// Keys looked at in one read.
+/// Keys looked up in one read.
 const KEYS_MAX: usize = 256;
 
 #[derive(Debug)]
@@ -50,47 +52,47 @@ pub(crate) struct Lane {
     epoch: Epoch,
     fresh: VecDeque<QueuedDelivery>,
     due: VecDeque<QueuedDelivery>,
-    /// Replays that are due: they wait behind everything else.
+    /// Due replays, sent after everything else.
     replays: VecDeque<QueuedDelivery>,
-    /// Of an ordered endpoint: the first deliveries of their keys.
+    /// Ordered endpoints: the first delivery of each key.
     heads: VecDeque<QueuedDelivery>,
-    /// Keys that may have a first delivery to send.
-    look: BTreeSet<i64>,
-    /// Keys with a delivery in `heads`, on the wire or being recorded.
+    /// Keys whose first delivery has to be looked up.
+    key_lookups: BTreeSet<i64>,
+    /// Keys with a delivery in `heads`, in flight or being recorded.
     active: HashSet<i64>,
     turn: u8,
-    /// Live ones picked since the last replay.
+    /// Live deliveries picked since the last replay.
     live_in_a_row: u8,
     /// Rows of the queue with an id above this are on disk only.
     floor: Option<EventId>,
-    /// The lowest row at or below the floor that was seen and not kept: of a key that is looked up when its turn comes, or of
-    /// a replay that is being taken back.
-    passed_over: Option<EventId>,
+    /// The lowest row at or below the floor that was seen and not kept: its key is looked up later, or its replay is
+    /// being withdrawn.
+    lowest_skipped: Option<EventId>,
     busy: HashMap<EventId, Busy>,
-    /// With when each began.
+    /// With the start of each attempt.
     in_flight: HashMap<EventId, Monotonic>,
     /// How many of them are replays.
     replays_in_flight: usize,
     next_due: Option<DateTime<Utc>>,
-    /// The earliest due time recorded since the latest read of `retries` began: that read may not know of it.
+    /// The earliest due time recorded since the latest read of `retries` began, which may not have seen it.
     due_since_read: Option<DateTime<Utc>>,
-    /// No row of `retries` is due before this. What came and went before it is not read over again.
+    /// No row of `retries` is due before this, so that dead rows before it are not scanned again.
     due_from: DateTime<Utc>,
     pace: Pace,
-    /// It has answered, or failed, since this lane was made.
-    heard: bool,
+    /// It has responded or failed since this lane was created.
+    has_responded: bool,
     breaker: Breaker,
     rate: Option<Rate>,
-    /// The rate allows nothing before this.
+    /// The rate limit allows nothing before this.
     rate_at: Option<Monotonic>,
-    /// Cancelled replays whose deliveries are being taken back.
+    /// Cancelled replays whose deliveries are being withdrawn.
     withdrawing: Vec<String>,
-    /// More of them came to be in line meanwhile.
+    /// Another replay was cancelled during the withdrawal.
     withdraw_again: bool,
 }
 
 impl Lane {
-    /// Of an endpoint with nothing that waits, as far as is known.
+    /// A lane without any known pending delivery.
     pub(crate) fn new(endpoint: Arc<Endpoint>, epoch: Epoch) -> Self {
         let (breaker, pace) = if endpoint.was_failing {
             (Breaker::opened(), Pace::Slow)
@@ -105,19 +107,19 @@ impl Lane {
             due: VecDeque::new(),
             replays: VecDeque::new(),
             heads: VecDeque::new(),
-            look: BTreeSet::new(),
+            key_lookups: BTreeSet::new(),
             active: HashSet::new(),
             turn: 0,
             live_in_a_row: 0,
             floor: None,
-            passed_over: None,
+            lowest_skipped: None,
             busy: HashMap::new(),
             in_flight: HashMap::new(),
             replays_in_flight: 0,
             next_due: None,
             due_since_read: None,
             due_from: LATEST,
-            heard: pace != Pace::Unknown,
+            has_responded: pace != Pace::Unknown,
             pace,
             breaker,
             rate_at: None,
@@ -153,24 +155,24 @@ impl Lane {
         self.pace
     }
 
-    /// Attempts under way.
+    /// Attempts in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Whether an attempt is under way that began before this.
+    /// Whether an attempt in flight began before this.
     pub(crate) fn has_attempt_before(&self, instant: Monotonic) -> bool {
         self.in_flight.values().any(|began| *began < instant)
     }
 
-    /// What it has in hand, when that is anything.
+    /// The current load, if there is any.
     pub(crate) fn activity(&self) -> Option<Activity> {
         let waiting = self.fresh.len() + self.due.len() + self.heads.len() + self.replays.len();
         let circuit_open = self.breaker.is_open();
         if self.is_paused() || (waiting == 0 && self.in_flight.is_empty() && !circuit_open) {
             return None;
         }
-        // Of first attempts: a retry or a replay is of an old event without being late.
+        // First attempts only: a retry or a replay of an old event is not late.
         let first = self
             .fresh
             .iter()
@@ -180,18 +182,19 @@ impl Lane {
         Some(Activity {
             endpoint: self.endpoint.id,
             in_flight: self.in_flight.len(),
-            places: self.breaker.limit(self.endpoint.concurrency),
+            limit: self.breaker.limit(self.endpoint.concurrency),
             waiting,
-            more_waiting: self.floor.is_some() || !self.look.is_empty(),
+            more_waiting: self.floor.is_some() || !self.key_lookups.is_empty(),
             oldest: oldest.and_then(|event| DateTime::from_timestamp_millis(event.unix_ms())),
             circuit_open,
         })
     }
 
-    /// Takes new settings. What may no longer be sent is dropped from memory; it is still in the tables.
+    /// Applies new settings. Deliveries that may no longer be sent are dropped from memory; they remain in the
+    /// tables.
     pub(crate) fn change(&mut self, endpoint: Arc<Endpoint>, now: DateTime<Utc>) {
         let other_way = self.endpoint.state != endpoint.state || self.endpoint.ordered != endpoint.ordered;
-        // What was picked with the old settings and has not started is handed back, and goes out with the new ones.
+        // Deliveries picked with the old settings that have not started are handed back and sent with the new ones.
         self.endpoint.stop();
         if endpoint.state == EndpointState::Active && self.endpoint.state != EndpointState::Active {
             self.breaker = Breaker::default();
@@ -206,7 +209,7 @@ impl Lane {
         }
     }
 
-    /// Paused, or deleted: nothing is read and nothing is sent.
+    /// Paused or deleted: nothing is read and nothing is sent.
     fn is_paused(&self) -> bool {
         matches!(
             self.endpoint.state,
@@ -221,8 +224,8 @@ impl Lane {
         }
     }
 
-    /// The key that a delivery waits in line under, if this endpoint keeps order.
-    fn line_of(&self, delivery: &QueuedDelivery) -> Option<i64> {
+    /// The ordering key of a delivery, if this endpoint is ordered.
+    fn ordering_key_of(&self, delivery: &QueuedDelivery) -> Option<i64> {
         delivery
             .key
             .filter(|_| self.endpoint.ordered && self.action() == Action::Send)
@@ -232,14 +235,14 @@ impl Lane {
         (self.endpoint.concurrency * 4).clamp(BUFFER_LEAST, BUFFER_MOST)
     }
 
-    fn room(&self) -> usize {
+    fn free_slots(&self) -> usize {
         self.buffer_size()
-            .saturating_sub(self.fresh.len() + self.heads.len() + self.look.len())
+            .saturating_sub(self.fresh.len() + self.heads.len() + self.key_lookups.len())
     }
 
     fn limit(&self) -> usize {
         let limit = self.breaker.limit(self.endpoint.concurrency);
-        if self.heard {
+        if self.has_responded {
             limit
         } else {
             limit.min(UNKNOWN_LIMIT)
@@ -254,12 +257,12 @@ impl Lane {
         self.has_live() || !self.replays.is_empty()
     }
 
-    /// Whether a replay may have a place on the wire.
+    /// Whether a replay may start.
     fn has_room_for_replays(&self) -> bool {
         self.replays_in_flight < (self.limit() / REPLAY_SHARE).max(1)
     }
 
-    /// Whether there is something that its own limits let go.
+    /// Whether there is a delivery that the lane's own limits allow.
     fn has_pickable(&self) -> bool {
         self.has_live() || !self.replays.is_empty() && self.has_room_for_replays()
     }
@@ -287,7 +290,7 @@ impl Lane {
         self.rate_at.max(self.breaker.not_before())
     }
 
-    /// Takes a delivery: first ones of keys, fresh ones and due retries in turn, replays behind them.
+    /// Picks a delivery: first ones of keys, fresh ones and due retries in turn, replays after them.
     pub(crate) fn pick(&mut self, now: Monotonic) -> Option<(QueuedDelivery, Action)> {
         while self.is_ready(now) {
             let action = self.action();
@@ -298,7 +301,7 @@ impl Lane {
                 return None;
             }
             let (delivery, replay) = self.next_in_turn()?;
-            let key = self.line_of(&delivery);
+            let key = self.ordering_key_of(&delivery);
             if self.is_stale(&delivery) {
                 continue;
             }
@@ -325,9 +328,9 @@ impl Lane {
                     stage,
                 },
             );
-            // Replayed before we heard that it was recorded: what we hear then is of no attempt we know.
+            // Replayed before its record was reported; the late report will match no known attempt.
             if let Some(before) = before.filter(|before| before.stage != Stage::Recorded) {
-                self.leave_line(before.key.filter(|_| before.key != key));
+                self.release_key(before.key.filter(|_| before.key != key));
             }
             if stage == Stage::InFlight {
                 self.in_flight.insert(delivery.event, now);
@@ -338,7 +341,7 @@ impl Lane {
         None
     }
 
-    /// And whether it is taken as a replay.
+    /// Also returns whether it counts as a replay.
     fn next_in_turn(&mut self) -> Option<(QueuedDelivery, bool)> {
         let replay_is_due = self.live_in_a_row >= LIVE_IN_A_ROW_MAX || !self.has_live();
         let may_replay = self.has_room_for_replays() || self.action() != Action::Send;
@@ -362,8 +365,14 @@ impl Lane {
         None
     }
 
-    /// The answer is in and on its way to be recorded.
-    pub(crate) fn answered(&mut self, event: EventId, number: u16, verdict: Verdict, now: Monotonic) {
+    /// The response is in and about to be recorded.
+    pub(crate) fn attempt_ended(
+        &mut self,
+        event: EventId,
+        number: u16,
+        result: AttemptResult,
+        now: Monotonic,
+    ) {
         if let Some(busy) = self.busy.get_mut(&event)
             && busy.number == number
             && busy.stage == Stage::InFlight
@@ -372,28 +381,28 @@ impl Lane {
             let replay = busy.replay;
             self.leave_flight(event, replay);
         }
-        if !verdict.its_own {
+        if !result.about_endpoint {
             return;
         }
-        self.heard = true;
-        self.pace = if verdict.success && !verdict.slow {
+        self.has_responded = true;
+        self.pace = if result.success && !result.slow {
             Pace::Fast
         } else {
             Pace::Slow
         };
-        if verdict.success {
+        if result.success {
             self.breaker.succeeded();
         } else {
             self.breaker.failed(now);
         }
     }
 
-    /// An attempt takes long. Known before its answer is, so that what follows it has no place among the fast.
+    /// An attempt takes long. Known before its response, so that the next ones do not use fast capacity.
     pub(crate) fn slowed(&mut self) {
         self.pace = Pace::Slow;
     }
 
-    /// The attempt was given up before it began or without an answer: the delivery is read from the tables again.
+    /// The attempt was abandoned before it began or without a result: the delivery is read from the tables again.
     pub(crate) fn handed_back(&mut self, event: EventId, number: u16, now: DateTime<Utc>) {
         if let Some(busy) = self.busy.get(&event).copied()
             && busy.number == number
@@ -402,7 +411,7 @@ impl Lane {
                 self.leave_flight(event, busy.replay);
             }
             self.busy.remove(&event);
-            self.leave_line(busy.key);
+            self.release_key(busy.key);
             if busy.queued {
                 self.lower_floor(event.pred());
             }
@@ -410,14 +419,15 @@ impl Lane {
         }
     }
 
-    /// The record is committed; `due` is when the next attempt is. The id stays known until [`forget`](Self::forget).
+    /// The record is committed; `due` is the time of the next attempt. The id stays known until
+    /// [`forget`](Self::forget).
     pub(crate) fn recorded(&mut self, event: EventId, number: u16, due: Option<DateTime<Utc>>) {
         if let Some(busy) = self.busy.get_mut(&event)
             && busy.number == number
         {
             busy.stage = Stage::Recorded;
             let key = busy.key;
-            self.leave_line(key);
+            self.release_key(key);
         }
         if let Some(due) = due {
             self.expect_due(due);
@@ -431,15 +441,15 @@ impl Lane {
         }
     }
 
-    /// The one behind in the same line may be first now.
-    fn leave_line(&mut self, key: Option<i64>) {
+    /// The next delivery of the same key may be first now.
+    fn release_key(&mut self, key: Option<i64>) {
         if let Some(key) = key {
             self.active.remove(&key);
-            self.look.insert(key);
+            self.key_lookups.insert(key);
         }
     }
 
-    /// A read that began after the record has been applied: no older copy can come any more.
+    /// A read that began after the record has been applied: no older copy can appear any more.
     pub(crate) fn forget(&mut self, event: EventId, number: u16) {
         if self
             .busy
@@ -447,28 +457,28 @@ impl Lane {
             .is_some_and(|busy| busy.number == number && busy.stage == Stage::Recorded)
         {
             self.busy.remove(&event);
-            self.forget_passed_over();
+            self.forget_skipped();
         }
     }
 
-    /// Nothing on the wire and nothing being recorded.
+    /// Nothing in flight and nothing being recorded.
     pub(crate) fn is_drained(&self) -> bool {
         self.busy.values().all(|busy| busy.stage == Stage::Recorded)
     }
 
-    /// Nothing here and nothing on disk that this lane would have to remember.
+    /// Nothing in memory, and nothing known on disk.
     pub(crate) fn is_idle(&self) -> bool {
         self.floor.is_none()
             && self.next_due.is_none()
             && !self.has_deliveries()
-            && self.look.is_empty()
+            && self.key_lookups.is_empty()
             && self.busy.is_empty()
     }
 
-    /// Nothing waits and nothing is under way: what was passed over has gone with the keys it belonged to.
-    fn forget_passed_over(&mut self) {
+    /// Nothing is pending or in flight: the skipped rows are gone with the keys they belonged to.
+    fn forget_skipped(&mut self) {
         if self.is_idle() {
-            self.passed_over = None;
+            self.lowest_skipped = None;
         }
     }
 }

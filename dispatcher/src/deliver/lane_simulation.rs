@@ -1,9 +1,9 @@
-//! A lane against a simulated database, in thousands of random histories: commits in any order, reads that are applied
-//! late, records that are heard of late, attempts that fail, hang and are given up, pauses, replays that are cancelled.
+//! A lane on a simulated database, in thousands of random histories: commits in any order, reads that are applied
+//! late, records that are reported late, attempts that fail, hang and are abandoned, pauses, cancelled replays.
 //!
-//! What must hold in each: every delivery is delivered, none is sent twice unless its attempt was given up, never more
-//! on the wire than allowed, each key in sequence, replays within their share and behind what is live, and nothing that
-//! was taken back.
+//! Checked in each: every delivery is delivered, none is sent twice unless its attempt was abandoned, never more in
+//! flight than allowed, each key in sequence, replays within their share and after live deliveries, and nothing that
+//! was withdrawn.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -19,7 +19,8 @@ use uuid::Uuid;
 use crate::deliver::{
     endpoint::Endpoint,
     lane::{
-        DueRead, DueRows, LIVE_IN_A_ROW_MAX, Lane, REPLAY_SHARE, ReadNumber, Refill, Verdict, Withdrawal,
+        AttemptResult, DueRead, DueRows, LIVE_IN_A_ROW_MAX, Lane, REPLAY_SHARE, ReadNumber, Refill,
+        Withdrawal,
     },
     queued_delivery::QueuedDelivery,
 };
@@ -35,7 +36,7 @@ struct Row {
     due: DateTime<Utc>,
 }
 
-/// What one read saw, to be applied later.
+/// The result of one read, to be applied later.
 struct Read {
     number: ReadNumber,
     tail: Vec<QueuedDelivery>,
@@ -71,9 +72,9 @@ struct World {
     live_in_a_row: u8,
     minute: i64,
     state: EndpointState,
-    /// The replay that runs. Each cancellation begins the next one.
+    /// The running replay. Each cancellation begins the next one.
     replay_number: u32,
-    /// A withdrawal that was asked for, and that was carried out but not heard of.
+    /// A requested withdrawal, and one that was carried out but not reported.
     asked: Option<Withdrawal>,
     withdrawn_after: Option<ReadNumber>,
 }
@@ -150,7 +151,7 @@ impl World {
         self.unseen.push(event);
     }
 
-    /// A delivered one goes back in line, outside the order, with the number of its latest attempt.
+    /// A delivered one is queued again, outside the order, with the number of its latest attempt.
     fn replay(&mut self, most: usize) {
         let mut delivered: Vec<EventId> = self.delivered.iter().copied().collect();
         delivered.sort_unstable();
@@ -276,7 +277,7 @@ impl World {
         }
     }
 
-    /// Committed, and applied as settings are. Everything older than it was applied before.
+    /// Committed, and applied as settings are. Everything older was applied before.
     fn cancel(&mut self) {
         if self.reading.is_some() {
             return;
@@ -285,7 +286,7 @@ impl World {
         self.apply_settings();
     }
 
-    /// One statement: what is in line of cancelled replays and is not being attempted is delivered as it was.
+    /// One statement: queued deliveries of cancelled replays that are not being attempted become delivered again.
     fn take_back(&mut self) {
         let Some(asked) = self.asked.take() else { return };
         let attempted: HashMap<EventId, u16> = asked.attempted.into_iter().collect();
@@ -358,20 +359,20 @@ impl World {
             return;
         }
         let (success, now) = (self.rng.random_bool(0.7), self.elapsed());
-        self.lane.answered(
+        self.lane.attempt_ended(
             delivery.event,
             delivery.number(),
-            Verdict {
+            AttemptResult {
                 success,
                 slow: false,
-                its_own: true,
+                about_endpoint: true,
             },
             now,
         );
         self.recording.push((delivery, success));
     }
 
-    /// One statement commits; the lane hears of it later.
+    /// One statement commits; the lane is notified later.
     fn commit_records(&mut self) {
         for (delivery, success) in std::mem::take(&mut self.recording) {
             let row = self

@@ -1,4 +1,4 @@
-//! A delivery in memory: only ids, never its body. Small, because there are many.
+//! A delivery in memory: only ids, never its body, because there are many.
 
 use postrider_proto::{EventId, TenantId, TypeId};
 
@@ -9,7 +9,7 @@ pub(crate) struct QueuedDelivery {
     pub(crate) type_id: TypeId,
     /// The number of the latest attempt made; the next one is one more.
     pub(crate) attempt: u16,
-    /// Position in the schedule of the attempt to make.
+    /// Position in the schedule of the next attempt.
     pub(crate) step: u16,
     /// The ordering key's number. Replays have none: they are outside the order.
     pub(crate) key: Option<i64>,

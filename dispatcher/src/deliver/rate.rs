@@ -1,4 +1,4 @@
-//! The rate of one endpoint, by `governor`. The clock is the lane's: time is passed in, so that a lane can be simulated.
+//! The rate limit of one endpoint, using `governor`. The lane passes in the time, so that it can be simulated.
 
 use std::{
     num::NonZeroU32,
@@ -19,7 +19,7 @@ use governor::{
 
 use crate::deliver::breaker::Monotonic;
 
-/// At most this part of a second's attempts goes out at once.
+/// At most this fraction of a second's attempts is sent at once.
 const BURST_SHARE: u32 = 20;
 
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Rate {
         self.per_second
     }
 
-    /// Takes one attempt, or says when the next may be taken.
+    /// Takes one attempt, or returns when the next may be taken.
     pub(crate) fn take(&self, now: Monotonic) -> Result<(), Monotonic> {
         self.clock.0.store(
             u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),

@@ -1,12 +1,12 @@
-//! The reader: an exact tail of the queue, on a connection of its own.
+//! The reader: an exact tail of the queue, on a dedicated connection.
 //!
-//! Each cycle is one `repeatable read, read only` transaction. It takes the snapshot, reads the queue rows that became
-//! visible since the cycle before, then what the lanes asked for. Every committed row is seen exactly once, whatever
-//! order transactions commit in.
+//! Each cycle is one `repeatable read, read only` transaction. It takes the snapshot, reads the queue rows that
+//! became visible since the previous cycle, then everything the lanes requested. Every committed row is seen exactly
+//! once, whatever order transactions commit in.
 //!
-//! Invariant: a snapshot is compared only with one of the same connection. When the connection is lost the reader says
-//! [`ReaderMessage::Lost`] and every shard is loaded as if it had just been taken.
-//! What is read goes to `engine.rs`.
+//! Invariant: a snapshot is compared only with one of the same connection. When the connection is lost the reader
+//! sends [`ReaderMessage::Lost`] and every shard is loaded as if it had just been taken over. All messages go to
+//! `engine.rs`.
 
 mod tail;
 mod wanted;
@@ -34,29 +34,30 @@ use crate::{
         queued_delivery::QueuedDelivery,
         snapshot::Snapshot,
     },
-    telemetry::metrics::METERS,
+    telemetry::metrics::METRICS,
 };
 
 /// Rows of one page of the tail.
 const PAGE_ROWS: i64 = 256;
-/// Rows of one endpoint in one transaction after which the tail leaves the rest on disk and goes on behind it.
+/// Rows of one endpoint in one transaction after which the tail skips the rest and leaves it on disk.
 const ENDPOINT_ROWS_MAX: usize = 128;
 /// Endpoints whose settings are read by one statement.
 const LOAD_MAX: usize = 1024;
-/// After this the engine is asked whether it wants something else.
+/// An idle read returns to the engine after this, in case it wants something else.
 const IDLE_WAIT_MAX: Duration = Duration::from_secs(2);
 const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// What the engine wants of one cycle.
+/// What the engine requests in one cycle.
 #[derive(Debug, Default)]
 pub(crate) struct Cycle {
     pub(crate) number: ReadNumber,
     /// Shards that are tailed.
     pub(crate) owned: Vec<Shard>,
-    /// Shards taken since the cycle before. What they hold by the end of this one is looked for by `survey.rs`; from then on
-    /// the tail shows everything.
+    /// Shards taken over since the previous cycle. `survey.rs` searches them for rows that exist by the end of this
+    /// one; from then on the tail shows everything.
     pub(crate) taken: Vec<Shard>,
-    /// Endpoints that have work and no lane; on a new connection all that have one, whose settings may have changed meanwhile.
+    /// Endpoints with work and no lane; on a new connection all endpoints with a lane, whose settings may have
+    /// changed meanwhile.
     pub(crate) load: Vec<EndpointId>,
     pub(crate) refills: Vec<(EndpointId, Refill)>,
     pub(crate) due: Vec<(EndpointId, DueRead)>,
@@ -64,14 +65,14 @@ pub(crate) struct Cycle {
     pub(crate) keys: Vec<(EndpointId, Vec<i64>)>,
     /// Endpoints whose lanes are gone.
     pub(crate) forget: Vec<EndpointId>,
-    /// Nothing is wanted: wait here until something is committed, or until told to hurry.
-    pub(crate) patient: bool,
+    /// Nothing is requested: wait until something is committed, or until the engine interrupts.
+    pub(crate) may_wait: bool,
 }
 
-/// What the reader found, in the order in which it must be applied.
+/// Results of a cycle, in the order in which they must be applied.
 #[derive(Debug)]
 pub(crate) enum ReaderMessage {
-    /// Settings of endpoints that were not known, or that changed.
+    /// Settings of endpoints that were unknown or have changed.
     Endpoints(Vec<EndpointRow>),
     Page {
         rows: Vec<QueueRow>,
@@ -90,15 +91,15 @@ pub(crate) enum ReaderMessage {
         endpoint: EndpointId,
         heads: Vec<QueuedDelivery>,
     },
-    /// The cycle is over. `settings` is its snapshot when it brought changed settings.
+    /// The cycle is complete. `settings` is its snapshot when settings have changed.
     Done {
         number: ReadNumber,
-        /// The tail was read; not when nothing was wanted and nothing happened.
+        /// The tail was read; false when nothing was requested and nothing changed.
         tailed: bool,
         rows: usize,
         settings: Option<String>,
     },
-    /// The connection is gone, and with it what was known.
+    /// The connection is gone, and with it everything known on it.
     Lost,
 }
 
@@ -114,12 +115,12 @@ pub(crate) struct Reader {
     pub(crate) clock: Clock,
     pub(crate) wake: Wake,
     /// The engine wants another cycle.
-    pub(crate) hurry: Wake,
+    pub(crate) interrupt: Wake,
     pub(crate) cycles: mpsc::Receiver<Cycle>,
     pub(crate) out: mpsc::Sender<ReaderMessage>,
 }
 
-/// What is known on one connection.
+/// State that belongs to one connection.
 struct Session {
     connection: PgConnection,
     watcher: ChangeWatcher,
@@ -127,11 +128,11 @@ struct Session {
     known: Known,
 }
 
-/// Endpoints whose settings the engine was told of on this connection. The settings of others are told before their first
-/// row is; changes are told of these only.
+/// Endpoints whose settings were sent to the engine on this connection. Settings of others are sent before their
+/// first row; changes are sent for these only.
 ///
-/// Invariant, kept with `engine.rs`: one that is known and owned has a lane, or its settings can't be used. The engine has
-/// every other one forgotten.
+/// Invariant, kept together with `engine.rs`: a known and owned endpoint has a lane, or its settings can't be used.
+/// The engine has every other one forgotten.
 #[derive(Debug, Default)]
 pub(crate) struct Known(HashSet<EndpointId>);
 
@@ -142,7 +143,7 @@ impl Known {
         }
     }
 
-    /// Of these, those not known so far, each once. They are from now on.
+    /// Marks these endpoints as known and returns those that were not before.
     pub(crate) fn introduce(&mut self, ids: impl Iterator<Item = EndpointId>) -> Vec<EndpointId> {
         ids.filter(|id| self.0.insert(*id)).collect()
     }
@@ -156,16 +157,16 @@ impl Known {
 enum ReadError {
     #[error(transparent)]
     Database(#[from] sqlx::Error),
-    #[error("the server is in recovery: it is a replica")]
+    #[error("the server is in recovery (a replica)")]
     InRecovery,
-    #[error("the server's snapshot can't be read: {0}")]
+    #[error("invalid snapshot from the server: {0}")]
     Snapshot(String),
-    #[error("the engine is gone")]
+    #[error("the engine has stopped")]
     Closed,
 }
 
 impl Reader {
-    /// Answers each cycle with messages, until the engine is gone or told to stop.
+    /// Runs each requested cycle, until the engine has stopped or `stop` is cancelled.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut session: Option<Session> = None;
         let mut wait = Duration::from_millis(50);
@@ -190,7 +191,7 @@ impl Reader {
                 Ok(()) => wait = Duration::from_millis(50),
                 Err(ReadError::Closed) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "the reader lost its connection; every shard will be loaded again");
+                    tracing::warn!(%error, "connection to the database lost; reloading every shard");
                     session = None;
                     tokio::time::sleep(wait.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
                     wait = (wait * 2).min(RECONNECT_WAIT_MAX);
@@ -218,19 +219,19 @@ impl Session {
         let Reader {
             clock,
             wake,
-            hurry,
+            interrupt,
             out,
             ..
         } = reader;
         self.known.forget(&cycle.forget);
-        if cycle.patient && self.previous.is_some() && !self.wait_for_change(clock, wake, hurry).await? {
+        if cycle.may_wait && self.previous.is_some() && !self.wait_for_change(clock, wake, interrupt).await? {
             let nothing = ReaderMessage::Done {
                 number: cycle.number,
                 tailed: false,
                 rows: 0,
                 settings: None,
             };
-            return say(out, nothing).await;
+            return send(out, nothing).await;
         }
         let begin = "begin isolation level repeatable read, read only; \
                      select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()";
@@ -252,7 +253,7 @@ impl Session {
         if !cycle.refills.is_empty() {
             let began = Instant::now();
             self.refill(&cycle.refills, out).await?;
-            METERS.refill_seconds.record(began.elapsed());
+            METRICS.refill_seconds.record(began.elapsed());
         }
         self.read_due(&cycle.due, now, out).await?;
         self.read_keys(&cycle.keys, out).await?;
@@ -260,10 +261,10 @@ impl Session {
             .execute(&mut self.connection)
             .with_db_timeout()
             .await?;
-        // Settings of taken shards are as new as this snapshot too.
+        // Settings of shards taken over are as new as this snapshot too.
         let settings = (settings || !cycle.taken.is_empty()).then(|| snapshot.as_str().to_owned());
         self.previous = Some(snapshot);
-        say(
+        send(
             out,
             ReaderMessage::Done {
                 number: cycle.number,
@@ -275,22 +276,27 @@ impl Session {
         .await
     }
 
-    /// On an idle system: until any transaction has begun or ended. Producers in SQL are found by this; an API in this
-    /// process wakes us.
-    async fn wait_for_change(&mut self, clock: &Clock, wake: &Wake, hurry: &Wake) -> Result<bool, ReadError> {
+    /// Waits on an idle system until any transaction has begun or ended. This detects producers in SQL; an API in
+    /// this process wakes the reader directly.
+    async fn wait_for_change(
+        &mut self,
+        clock: &Clock,
+        wake: &Wake,
+        interrupt: &Wake,
+    ) -> Result<bool, ReadError> {
         let Some(previous) = &self.previous else {
             return Ok(true);
         };
         let changed = tokio::select! {
             changed = self.watcher.changed(previous.as_str()) => changed,
             () = wake.wait() => true,
-            () = hurry.wait() => return Ok(false),
+            () = interrupt.wait() => return Ok(false),
             () = tokio::time::sleep(IDLE_WAIT_MAX) => false,
         };
         if changed {
             return Ok(true);
         }
-        // Is our own connection still there?
+        // Check that our own connection is still alive.
         let asked_at = Instant::now();
         let row = sqlx::query("select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()")
             .fetch_one(&mut self.connection)
@@ -310,7 +316,7 @@ impl Session {
         Ok((snapshot, row.try_get(2)?))
     }
 
-    /// Settings of known endpoints that changed, found as queue rows are. Applied before the tail.
+    /// Reads changed settings of known endpoints, found as queue rows are. Applied before the tail.
     async fn changed_settings(
         &mut self,
         new: &[Range<u64>],
@@ -337,12 +343,12 @@ impl Session {
             let rows = endpoint::load(&mut self.connection, &known)
                 .with_db_timeout()
                 .await?;
-            say(out, ReaderMessage::Endpoints(rows)).await?;
+            send(out, ReaderMessage::Endpoints(rows)).await?;
         }
         Ok(!changed.is_empty())
     }
 
-    /// Settings of endpoints that have no lane yet.
+    /// Reads settings of endpoints that have no lane yet.
     async fn introduce(
         &mut self,
         endpoints: impl Iterator<Item = EndpointId>,
@@ -355,15 +361,15 @@ impl Session {
         let rows = endpoint::load(&mut self.connection, &unknown)
             .with_db_timeout()
             .await?;
-        say(out, ReaderMessage::Endpoints(rows)).await
+        send(out, ReaderMessage::Endpoints(rows)).await
     }
 }
 
-/// sqlx has no type for xid8: they go as text and are cast.
+/// sqlx has no type for xid8: the values are passed as text and cast.
 fn xids(list: impl Iterator<Item = u64>) -> Vec<String> {
     list.map(|xid| xid.to_string()).collect()
 }
 
-async fn say(out: &mpsc::Sender<ReaderMessage>, message: ReaderMessage) -> Result<(), ReadError> {
+async fn send(out: &mpsc::Sender<ReaderMessage>, message: ReaderMessage) -> Result<(), ReadError> {
     out.send(message).await.map_err(|_| ReadError::Closed)
 }

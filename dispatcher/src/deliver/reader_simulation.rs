@@ -1,10 +1,10 @@
-//! Engine, reader and ownership together: several real engines, each with what its reader believes is known (`read::Known`),
-//! on one simulated database, in thousands of random histories. Shards are taken, drained, released and lost while endpoints
-//! get their first events and change their settings; readers are slow, lose their connections and answer cycles that were asked
-//! for before a shard was lost; surveys come late.
+//! Engine, reader and ownership together: several real engines, each with its reader's known endpoints
+//! (`reader::Known`), on one simulated database, in thousands of random histories. Shards are taken, drained,
+//! released and lost while endpoints get their first events and change their settings; readers are slow, lose their
+//! connections and complete cycles requested before a shard was lost; surveys come late.
 //!
-//! What must hold in each: once things are quiet every delivery was sent, without any help from the sweep, and none was sent
-//! by two owners at a time; and every lane has the newest settings of its endpoint.
+//! Checked in each: once the system is quiet every delivery was sent, without help from the sweep, and none by two
+//! owners at a time; and every lane has the newest settings of its endpoint.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -26,7 +26,7 @@ use crate::{
         capacity::Capacity,
         endpoint::EndpointRow,
         engine::{Engine, EngineMessage, State},
-        lane::{DueRows, Pace, Verdict},
+        lane::{AttemptResult, DueRows, Pace},
         queued_delivery::QueuedDelivery,
         reader::{Cycle, Known, QueueRow, ReaderMessage},
         recorder::{Fate, Recorded},
@@ -40,7 +40,7 @@ const STEPS: usize = 800;
 const SHARDS: i16 = 4;
 const ENDPOINTS: i32 = 200;
 
-/// A row of the queue, and the transaction that made it.
+/// A row of the queue, and the transaction that inserted it.
 #[derive(Clone)]
 struct Row {
     delivery: QueuedDelivery,
@@ -52,7 +52,7 @@ struct Database {
     queue: BTreeMap<(EndpointId, EventId), Row>,
     /// The transaction that last changed each endpoint.
     endpoints: BTreeMap<EndpointId, u64>,
-    /// Settings that nobody can open, until they are changed again.
+    /// Settings that can't be opened until they are changed again.
     broken: BTreeSet<EndpointId>,
     shards: BTreeMap<Shard, (Option<usize>, i64)>,
     xid: u64,
@@ -86,7 +86,7 @@ fn shard_of(id: EndpointId) -> Shard {
     Shard(i16::try_from(id.0).expect("few endpoints") % SHARDS)
 }
 
-/// One dispatcher: the real engine, and stand-ins for the tasks around it.
+/// One dispatcher: the real engine, and substitutes for the tasks around it.
 struct Node {
     engine: Engine,
     picked: Vec<mpsc::UnboundedReceiver<Picked>>,
@@ -94,15 +94,15 @@ struct Node {
     surveys: mpsc::UnboundedReceiver<survey::Request>,
     drained: mpsc::UnboundedReceiver<Shard>,
     events: mpsc::UnboundedReceiver<EngineMessage>,
-    /// Ends of channels that nobody listens to here.
+    /// Channel ends that are not read here.
     _ignored: Box<dyn std::any::Any>,
-    /// What the reader knows on its connection.
+    /// Endpoints known on the reader's connection.
     known: Known,
     previous: Option<u64>,
-    /// A cycle that the reader has in hand, and messages on their way to the engine.
+    /// The reader's current cycle, and messages in transit to the engine.
     cycle: Option<Cycle>,
     messages: VecDeque<ReaderMessage>,
-    /// Results on their way to the recorder, with the epoch they were picked under.
+    /// Results in transit to the recorder, with the epoch they were picked under.
     finished: Vec<(Picked, Epoch)>,
     term: CancellationToken,
 }
@@ -110,7 +110,7 @@ struct Node {
 impl Node {
     #[expect(clippy::disallowed_methods, reason = "any time will do")]
     fn new() -> Self {
-        let (events, heard) = mpsc::unbounded_channel();
+        let (events, received) = mpsc::unbounded_channel();
         let picked = Pace::ALL.map(|_| mpsc::unbounded_channel());
         let (senders, receivers): (Vec<_>, Vec<_>) = picked.into_iter().unzip();
         let (finished, finished_out) = mpsc::unbounded_channel();
@@ -126,12 +126,12 @@ impl Node {
             settings: Settings::default(),
             vault: Vault::parse(&data_encoding::BASE64.encode(&[7; 32])).expect("a key"),
             clock: Clock::new(Instant::now(), Utc::now()),
-            events,
+            inbox: events,
             picked: senders.try_into().expect("one for each pace"),
             finished,
             started: Instant::now(),
             cycles,
-            hurry: Wake::default(),
+            interrupt: Wake::default(),
             drained,
             deleted,
             withdrawals,
@@ -141,14 +141,14 @@ impl Node {
             capacity: Capacity::new(64),
             state: State::default(),
         };
-        engine.hear(EngineMessage::Resumed(term.clone()));
+        engine.handle(EngineMessage::Resumed(term.clone()));
         Self {
             engine,
             picked: receivers,
             cycles: cycles_out,
             surveys: surveys_out,
             drained: drained_out,
-            events: heard,
+            events: received,
             _ignored: Box::new((
                 finished_out,
                 deleted_out,
@@ -165,24 +165,24 @@ impl Node {
         }
     }
 
-    /// Hears what its tasks have told, starts what may start, asks for the next cycle.
+    /// Handles its tasks' messages, starts what may start, requests the next cycle.
     fn run_engine(&mut self) {
         while let Ok(event) = self.events.try_recv() {
-            self.engine.hear(event);
+            self.engine.handle(event);
         }
         self.engine.report_drained();
         self.engine.pump();
         self.engine.read_if_idle();
     }
 
-    /// The reader takes a cycle in hand: from here on what it was asked for is fixed.
+    /// The reader accepts a cycle: from here on the request is fixed.
     fn begin_cycle(&mut self) {
         if self.cycle.is_none() {
             self.cycle = self.cycles.try_recv().ok();
         }
     }
 
-    /// One snapshot: tail, settings, what was asked for. As `Session::cycle` has it.
+    /// One snapshot: tail, settings, requests. Mirrors `Session::cycle`.
     fn read(&mut self, db: &Database) {
         let Some(cycle) = self.cycle.take() else { return };
         self.known.forget(&cycle.forget);
@@ -251,7 +251,7 @@ impl Node {
     }
 
     fn lose_connection(&mut self) {
-        // A cycle that is asked for fails.
+        // A requested cycle fails.
         if self.cycle.take().is_some() {
             self.known = Known::default();
             self.previous = None;
@@ -276,7 +276,7 @@ impl Node {
             first: Some(first),
             next_due: None,
         });
-        self.engine.hear(EngineMessage::Surveyed(Report::Found {
+        self.engine.handle(EngineMessage::Surveyed(Report::Found {
             reason: request.reason,
             epochs: request.shards,
             endpoints: endpoints.collect(),
@@ -289,7 +289,7 @@ struct World {
     db: Database,
     nodes: Vec<Node>,
     events: u128,
-    /// How often each delivery was sent, and by whom it is being sent.
+    /// How often each delivery was sent, and which node is sending it.
     sends: HashMap<(EndpointId, EventId), u32>,
     handed_back: HashMap<(EndpointId, EventId), u32>,
 }
@@ -321,7 +321,7 @@ impl World {
         self.emit_to(endpoint);
     }
 
-    /// The first event of an endpoint, just as its shard has no owner.
+    /// The first event of an endpoint, just when its shard has no owner.
     fn emit_first(&mut self, shard: Shard) {
         let unused = (1..=ENDPOINTS).map(EndpointId);
         let mut unused = unused.filter(|id| shard_of(*id) == shard && !self.db.endpoints.contains_key(id));
@@ -354,14 +354,15 @@ impl World {
         if self.db.endpoints.contains_key(&endpoint) {
             let xid = self.db.next_xid();
             self.db.endpoints.insert(endpoint, xid);
-            match self.rng.random_bool(0.3) {
-                true => self.db.broken.insert(endpoint),
-                false => self.db.broken.remove(&endpoint),
+            if self.rng.random_bool(0.3) {
+                self.db.broken.insert(endpoint)
+            } else {
+                self.db.broken.remove(&endpoint)
             };
         }
     }
 
-    /// A free shard goes to somebody.
+    /// A free shard gets an owner.
     fn take(&mut self) {
         let node = self.any_node();
         let shard = Shard(self.rng.random_range(0..SHARDS));
@@ -374,13 +375,15 @@ impl World {
         };
         (*owner, *epoch) = (Some(node), *epoch + 1);
         let gained = vec![(shard, Epoch(*epoch))];
-        self.nodes[node].engine.hear(EngineMessage::Gained(gained));
+        self.nodes[node].engine.handle(EngineMessage::Gained(gained));
     }
 
     fn drain(&mut self) {
         let shard = Shard(self.rng.random_range(0..SHARDS));
         if let Some((Some(owner), _)) = self.db.shards.get(&shard) {
-            self.nodes[*owner].engine.hear(EngineMessage::Drain(vec![shard]));
+            self.nodes[*owner]
+                .engine
+                .handle(EngineMessage::Drain(vec![shard]));
         }
     }
 
@@ -388,7 +391,7 @@ impl World {
         while let Ok(shard) = self.nodes[node].drained.try_recv() {
             if self.db.owns(node, shard) {
                 self.free(shard);
-                self.nodes[node].engine.hear(EngineMessage::Lost(vec![shard]));
+                self.nodes[node].engine.handle(EngineMessage::Lost(vec![shard]));
                 self.emit_first(shard);
             }
         }
@@ -400,7 +403,7 @@ impl World {
         }
     }
 
-    /// The lease runs out: what is under way is given up, and the shards are anybody's.
+    /// The lease expires: attempts in progress are abandoned, and the shards are free.
     fn lose_lease(&mut self) {
         let node = self.any_node();
         let mine: Vec<Shard> = (0..SHARDS)
@@ -408,15 +411,15 @@ impl World {
             .filter(|shard| self.db.owns(node, *shard))
             .collect();
         self.nodes[node].term.cancel();
-        self.nodes[node].engine.hear(EngineMessage::Suspended);
+        self.nodes[node].engine.handle(EngineMessage::Suspended);
         for (picked, _) in std::mem::take(&mut self.nodes[node].finished) {
             self.count_handed_back(&picked);
         }
         mine.iter().for_each(|shard| self.free(*shard));
         let one = &mut self.nodes[node];
-        one.engine.hear(EngineMessage::Lost(mine));
+        one.engine.handle(EngineMessage::Lost(mine));
         one.term = CancellationToken::new();
-        one.engine.hear(EngineMessage::Resumed(one.term.clone()));
+        one.engine.handle(EngineMessage::Resumed(one.term.clone()));
     }
 
     fn count_handed_back(&mut self, picked: &Picked) {
@@ -424,7 +427,7 @@ impl World {
         *self.handed_back.entry(key).or_default() += 1;
     }
 
-    /// Attempts begin and end at once, or are given up.
+    /// Attempts begin and end at once, or are abandoned.
     fn attempt(&mut self, node: usize) {
         let one = &mut self.nodes[node];
         let picked: Vec<Picked> = one
@@ -446,10 +449,10 @@ impl World {
                 self.count_handed_back(&picked);
                 continue;
             }
-            picked.place.verdict = Some(Verdict {
+            picked.guard.result = Some(AttemptResult {
                 success: true,
                 slow: false,
-                its_own: true,
+                about_endpoint: true,
             });
             let epoch = picked.epoch;
             self.nodes[node].finished.push((picked, epoch));
@@ -472,14 +475,14 @@ impl World {
                 epoch,
                 event: key.1,
                 number: picked.delivery.number(),
-                fate: if counts { Fate::Ended } else { Fate::Void },
+                fate: if counts { Fate::Ended } else { Fate::Discarded },
             });
-            // Its place is given back before its record is heard of.
+            // The attempt ends before its record is reported.
             drop(picked);
         }
         let one = &mut self.nodes[node];
         one.run_engine();
-        one.engine.hear(EngineMessage::Recorded(recorded));
+        one.engine.handle(EngineMessage::Recorded(recorded));
     }
 
     fn step(&mut self) {
@@ -510,7 +513,7 @@ impl World {
         }
     }
 
-    /// Everything that a node does, once.
+    /// Every action of a node, once.
     fn serve(&mut self, node: usize) {
         self.release(node);
         self.nodes[node].run_engine();
@@ -525,7 +528,7 @@ impl World {
         self.record(node);
     }
 
-    /// Nothing goes wrong any more, and every shard has an owner.
+    /// No more faults, and every shard has an owner.
     fn quiet_down(&mut self) {
         for endpoint in std::mem::take(&mut self.db.broken) {
             let xid = self.db.next_xid();
@@ -543,7 +546,7 @@ impl World {
         }
     }
 
-    /// Each lane sends with the settings of its endpoint as they are, although no event came since.
+    /// Each lane has the current settings of its endpoint, even without a new event.
     fn check_settings(&mut self) {
         for endpoint in self.db.endpoints.keys().copied().collect::<Vec<_>>() {
             let xid = self.db.next_xid();
@@ -565,7 +568,7 @@ impl World {
         }
     }
 
-    /// One more event for each endpoint, when nothing moves any more: none may be deaf.
+    /// One more event for each endpoint once everything is quiet: none may be missed.
     fn check(&mut self) {
         self.quiet_down();
         self.check_settings();

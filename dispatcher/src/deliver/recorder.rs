@@ -1,10 +1,9 @@
-//! The recorder: results become rows, up to 500 in one statement.
+//! The recorder writes results of attempts, up to 500 in one statement.
 //!
-//! Invariant: a result counts only while its shard has the owner and the epoch it was sent under. The statement takes
-//! the shards `for share`, so that a takeover waits for it and nothing is recorded after one. Rows that did not match
-//! are results of a lost lease: void. So are those whose delivery has moved on meanwhile: a row counts for the attempt
-//! that was made of it, by its number.
-//! What was recorded goes back to `engine.rs`.
+//! Invariant: a result counts only while its shard has the owner and epoch it was sent under. The statement locks the
+//! shards `for share`, so that a takeover waits for it and nothing is recorded afterwards. Results whose row does not
+//! match are discarded: the lease was lost, or the delivery has moved on and the row has another attempt number. What
+//! was recorded is reported to `engine.rs`.
 
 use std::{
     collections::HashMap,
@@ -24,19 +23,19 @@ use crate::{
     db_timeout::WithDbTimeout,
     dedicated_connection::DedicatedConnection,
     deliver::{endpoint::Endpoint, engine::EngineMessage, queued_delivery::QueuedDelivery, retry::Next},
-    telemetry::{metrics::METERS, statistics::Statistics},
+    telemetry::{metrics::METRICS, statistics::Statistics},
 };
 
 const BATCH_MAX: usize = 500;
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(1);
-/// An endpoint is disabled when it has failed for so many days without one success,
+/// An endpoint is disabled when it has failed for this many days without one success,
 const FAILING_DAYS: i32 = 5;
-/// on so many of them at least,
+/// on at least this many of them,
 const FAILED_ON_DAYS_MIN: i32 = 3;
-/// and never more than so many days went by between two days of failure.
+/// with at most this many days between two days of failure.
 const FAILING_PAUSE_DAYS_MAX: i32 = 2;
 
-/// An attempt that has come to its end.
+/// An attempt that has ended.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) endpoint: EndpointId,
@@ -49,22 +48,22 @@ pub(crate) struct Finished {
     pub(crate) signature: Option<String>,
     pub(crate) outcome: Outcome,
     pub(crate) next: Next,
-    /// Its event has outlived its partition, and so do its attempts.
+    /// Its event has outlived its partition, and so have its attempts.
     pub(crate) held: bool,
-    /// Given back once it is recorded: the number of results that wait for the database is bounded.
+    /// Released once the result is recorded: bounds the number of unrecorded results.
     #[expect(dead_code, reason = "held, not read")]
-    pub(crate) room: OwnedSemaphorePermit,
+    pub(crate) result_permit: OwnedSemaphorePermit,
 }
 
 impl Finished {
-    /// A delivery that dies without an attempt, because its endpoint is disabled.
-    pub(crate) fn buried(
+    /// A delivery that becomes a dead letter without an attempt, because its endpoint is disabled.
+    pub(crate) fn dead_without_attempt(
         endpoint: &Endpoint,
         epoch: Epoch,
         delivery: &QueuedDelivery,
         reason: DeadReason,
         now: DateTime<Utc>,
-        room: OwnedSemaphorePermit,
+        result_permit: OwnedSemaphorePermit,
     ) -> Self {
         Self {
             endpoint: endpoint.id,
@@ -80,12 +79,12 @@ impl Finished {
             },
             next: Next::Dead(reason),
             held: false,
-            room,
+            result_permit,
         }
     }
 }
 
-/// What became of it in the database.
+/// What happened to a result in the database.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) endpoint: EndpointId,
@@ -98,15 +97,15 @@ pub(crate) struct Recorded {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Ended,
-    /// Waits in `retries`.
+    /// Waiting in `retries`.
     Due(DateTime<Utc>),
-    /// No row matched: the lease was lost, or an earlier try of the same batch had committed without our hearing of it.
-    Void,
+    /// No row matched: the lease was lost, or an earlier try of the same batch committed without our knowing.
+    Discarded,
 }
 
 pub(crate) struct Recorder {
     pub(crate) connection: DedicatedConnection,
-    /// Told when endpoints are to be disabled. Nothing here waits for that.
+    /// Notified when endpoints are to be disabled; the recorder does not wait for that.
     pub(crate) to_disable: Wake,
     pub(crate) owner: Uuid,
     pub(crate) finished: mpsc::UnboundedReceiver<Finished>,
@@ -144,8 +143,8 @@ impl Recorder {
             let began = Instant::now();
             match self.write(batch, kept).await {
                 Ok(rows) => {
-                    METERS.record_seconds.record(began.elapsed());
-                    METERS.record_rows.record(batch.len() as f64);
+                    METRICS.record_seconds.record(began.elapsed());
+                    METRICS.record_rows.record(batch.len() as f64);
                     if rows.iter().any(|row| row.disabling) {
                         self.to_disable.now();
                     }
@@ -160,7 +159,7 @@ impl Recorder {
                 }
                 Err(error) => {
                     self.connection.close();
-                    tracing::warn!(%error, results = batch.len(), "results could not be recorded yet; trying again");
+                    tracing::warn!(%error, results = batch.len(), "recording results failed; retrying");
                     tokio::time::sleep(wait).await;
                     wait = (wait * 2).min(RETRY_WAIT_MAX);
                 }
@@ -168,8 +167,8 @@ impl Recorder {
         }
     }
 
-    /// Most often all of them are deliveries that arrived at the first attempt, which a shorter statement records: what was
-    /// never tried is in `queue`.
+    /// Usually all results are successful first attempts, which a shorter statement records: their rows are in
+    /// `queue`.
     async fn write(&mut self, batch: &[Finished], kept: Kept) -> Result<Vec<WrittenRow>, sqlx::Error> {
         let connection = self.connection.open().await?;
         let delivered = |one: &Finished| one.next == Next::Delivered && one.number == 1;
@@ -191,14 +190,14 @@ impl Recorder {
             .collect())
     }
 
-    /// One row that the database refuses must not hold up the others.
+    /// One row that the database rejects must not block the others.
     async fn record_apart(&mut self, batch: &[Finished], kept: Kept, error: &sqlx::Error) {
         if let [one] = batch {
-            // Its partition was dropped while it was on the wire.
+            // Its partition was dropped while the attempt was in flight.
             if kept == Kept::ByDay && has_no_partition(error) {
                 return Box::pin(self.record(batch, Kept::Held)).await;
             }
-            tracing::error!(%error, endpoint = %one.endpoint, event = %one.event, "a result can't be recorded");
+            tracing::error!(%error, endpoint = %one.endpoint, event = %one.event, "the database rejected a result; it is discarded");
             let _ = self.out.send(EngineMessage::Recorded(fates(batch, &[])));
             return;
         }
@@ -208,21 +207,21 @@ impl Recorder {
     }
 }
 
-/// Where attempts are written: into the partition of their event, or beside what is held.
+/// Where attempts are written: into the partition of their event, or into the table of archived attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kept {
     ByDay,
     Held,
 }
 
-/// The table of attempts has no other check than that.
+/// The table of attempts has no other check constraint.
 fn has_no_partition(error: &sqlx::Error) -> bool {
     error
         .as_database_error()
         .is_some_and(|e| e.code().as_deref() == Some("23514"))
 }
 
-/// Whether the database answered that the values themselves are wrong, which trying again would not change.
+/// Whether the database rejected the values themselves, so that a retry would fail again.
 fn is_about_the_rows(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(e) => e
@@ -238,17 +237,17 @@ struct WrittenRow {
     endpoint_id: EndpointId,
     event_id: EventId,
     due_at: Option<DateTime<Utc>>,
-    /// Its endpoint is to be taken out of service.
+    /// Its endpoint is to be disabled.
     disabling: bool,
 }
 
-/// A void result was another's to count.
+/// Discarded results are counted by the dispatcher that owns the delivery.
 fn count(batch: &[Finished], recorded: &[Recorded]) {
     for (one, recorded) in batch.iter().zip(recorded) {
         match one.next {
-            _ if recorded.fate == Fate::Void => {}
-            Next::Filtered => METERS.filtered.increment(1),
-            Next::Dead(reason) => METERS.died(reason),
+            _ if recorded.fate == Fate::Discarded => {}
+            Next::Filtered => METRICS.filtered.increment(1),
+            Next::Dead(reason) => METRICS.died(reason),
             Next::Delivered | Next::Retry { .. } => {}
         }
     }
@@ -265,7 +264,7 @@ fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
             let fate = match written.get(&(one.endpoint, one.event)) {
                 Some(Some(due)) => Fate::Due(*due),
                 Some(None) => Fate::Ended,
-                None => Fate::Void,
+                None => Fate::Discarded,
             };
             Recorded {
                 endpoint: one.endpoint,
@@ -278,10 +277,10 @@ fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
         .collect()
 }
 
-/// Deliveries that ended with their first attempt, by their positions in the batch.
+/// Records deliveries that ended with their first attempt; returns their positions in the batch.
 ///
-/// `= any (array[…])` is an equality to find a row by and none to merge two lists by: for a merge the planner walked the
-/// whole index of a queue that it took for empty, once for each result.
+/// `= any (array[…])` allows an index lookup per row but no merge join: for a merge join the planner scanned the
+/// whole index of a queue that it estimated as empty, once for each result.
 async fn write_delivered(
     connection: &mut PgConnection,
     owner: Uuid,
@@ -503,7 +502,7 @@ fn column<'a, T>(batch: &'a [Finished], of: impl FnMut(&'a Finished) -> T) -> Ve
     batch.iter().map(of).collect()
 }
 
-/// Never wraps: a status has three digits and a schedule a few dozen steps.
+/// Never saturates in practice: a status has three digits and a schedule a few dozen steps.
 fn small(number: u16) -> i16 {
     i16::try_from(number).unwrap_or(i16::MAX)
 }

@@ -34,7 +34,7 @@ impl<T> RoundRobin<T> {
         queue.push_back(item);
     }
 
-    /// One item of the endpoint whose turn it is. What an endpoint has left waits for its next turn.
+    /// One item of the endpoint whose turn it is. Its remaining items wait for its next turn.
     pub(crate) fn pop(&mut self) -> Option<T> {
         let endpoint = self.order.pop_front()?;
         let queue = self.queues.get_mut(&endpoint)?;

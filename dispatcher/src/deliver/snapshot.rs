@@ -1,5 +1,5 @@
 //! Postgres snapshots as values: what became visible between two of them. Pure.
-//! Invariant: compare only snapshots of one connection. After a crash Postgres workers out xids again.
+//! Invariant: compare only snapshots of one connection. After a crash Postgres hands out xids again.
 
 use std::ops::Range;
 
@@ -34,8 +34,8 @@ impl Snapshot {
     }
 
     /// The transactions whose rows are new since an earlier snapshot, as ascending ranges: those that ran then and have
-    /// ended, and those that began since and have ended. The rows of one that still runs are left out: they would be walked
-    /// over for nothing now, and are new once it has ended.
+    /// ended, and those that began since and have ended. The rows of one that still runs are left out: they would be scanned
+    /// for nothing now, and are new once it has ended.
     pub(crate) fn since(&self, before: &Self) -> Vec<Range<u64>> {
         let is_running = |xid: &u64| self.running.binary_search(xid).is_ok();
         let mut ranges: Vec<Range<u64>> = Vec::new();

@@ -1,9 +1,9 @@
-//! Looks for work that no tail will show: at the endpoints of shards that were just taken over, and now and then at all, as a
-//! safety net. The engine is told of each endpoint's first waiting row and earliest retry, and reads on from there.
+//! Searches for work that no tail will show: after a takeover in the shards taken over, and periodically in all
+//! shards as a safety net. It reports each endpoint's first pending row and earliest retry; the engine reads on from
+//! there.
 //!
-//! Finding the first row of an endpoint can take long: while an old snapshot is open, a `pg_dump` for instance, Postgres
-//! passes over every row that has come and gone since. So this has a connection of its own, on which nothing else waits, and
-//! goes page by page.
+//! Finding the first row of an endpoint can be slow: while an old snapshot is open, a `pg_dump` for instance,
+//! Postgres scans every dead row. The search therefore has a dedicated connection and proceeds page by page.
 
 use std::time::{Duration, Instant};
 
@@ -19,14 +19,14 @@ use crate::{db_timeout::within, dedicated_connection::DedicatedConnection, deliv
 const PAGE_MAX: i64 = 1024;
 /// A page that took longer makes the next one smaller.
 const PAGE_TIME: Duration = Duration::from_millis(250);
-/// One statement. Nothing waits for it but what it is looking for.
+/// Time limit of one statement. Nothing else waits for it.
 const STATEMENT_MAX: Duration = Duration::from_secs(600);
 const AGAIN: Duration = Duration::from_millis(200);
 const AGAIN_MAX: Duration = Duration::from_secs(5);
-/// Endpoints deleted last that are looked at for rows of late producers.
+/// Recently deleted endpoints that are checked for rows of late producers.
 const DELETED_MAX: i64 = 10_000;
 
-/// What is to be looked through.
+/// Shards to search.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) shards: Vec<(Shard, Epoch)>,
@@ -37,7 +37,7 @@ pub(crate) struct Request {
 pub(crate) enum Reason {
     /// Nothing is known of these shards yet.
     Taken,
-    /// Everything should be known.
+    /// Everything should be known already.
     Sweep,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Found {
     pub(crate) next_due: Option<DateTime<Utc>>,
 }
 
-/// What the engine hears.
+/// Results sent to the engine.
 #[derive(Debug)]
 pub(crate) enum Report {
     Found {
@@ -60,15 +60,15 @@ pub(crate) enum Report {
         epochs: Vec<(Shard, Epoch)>,
         endpoints: Vec<Found>,
     },
-    /// A sweep is over. It took so long.
+    /// A sweep is complete, with its duration.
     Swept(Duration),
 }
 
 pub(crate) struct Surveyor {
-    line: DedicatedConnection,
+    connection: DedicatedConnection,
     requests: mpsc::UnboundedReceiver<Request>,
     out: mpsc::UnboundedSender<EngineMessage>,
-    /// A sweep that was asked for and waits.
+    /// A requested sweep that waits for takeovers to be served.
     sweep: Option<Request>,
     page: i64,
 }
@@ -81,7 +81,7 @@ impl Surveyor {
     ) -> Self {
         let limit = STATEMENT_MAX.as_millis().to_string();
         Self {
-            line: DedicatedConnection::new(options.options([("statement_timeout", limit.as_str())])),
+            connection: DedicatedConnection::new(options.options([("statement_timeout", limit.as_str())])),
             requests,
             out,
             sweep: None,
@@ -89,7 +89,7 @@ impl Surveyor {
         }
     }
 
-    /// Until the engine is gone or told to stop.
+    /// Runs until the engine is gone or `stop` is cancelled.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let work = async {
             while let Some(request) = self.next_request().await {
@@ -102,7 +102,7 @@ impl Surveyor {
         }
     }
 
-    /// What was taken over comes before a sweep.
+    /// Takeovers come before a sweep.
     async fn next_request(&mut self) -> Option<Request> {
         loop {
             while let Ok(request) = self.requests.try_recv() {
@@ -149,7 +149,7 @@ impl Surveyor {
         }
     }
 
-    /// Between two pages of a sweep, which may take long.
+    /// Serves takeovers between two pages of a sweep, which may take long.
     async fn serve_takeovers(&mut self) {
         while let Ok(request) = self.requests.try_recv() {
             if request.reason == Reason::Taken {
@@ -169,18 +169,19 @@ impl Surveyor {
         }
     }
 
-    /// Asked again until there is an answer. A page that takes long becomes smaller, so that the next one says more soon.
+    /// Retries until the query succeeds. A slow page makes the next one smaller, so that results arrive sooner.
     async fn next_page(&mut self, shards: &[Shard], after: EndpointId) -> Vec<Found> {
         let mut wait = AGAIN;
         loop {
             let (began, page) = (Instant::now(), self.page);
-            let found = match self.line.open().await {
+            let found = match self.connection.open().await {
                 Ok(connection) => within(STATEMENT_MAX, live_page(connection, shards, after, page)).await,
                 Err(error) => Err(error),
             };
-            self.page = match began.elapsed() > PAGE_TIME {
-                true => (page / 2).max(1),
-                false => (page * 2).min(PAGE_MAX),
+            self.page = if began.elapsed() > PAGE_TIME {
+                (page / 2).max(1)
+            } else {
+                (page * 2).min(PAGE_MAX)
             };
             match found {
                 Ok(found) => return found,
@@ -192,7 +193,7 @@ impl Surveyor {
     async fn deleted(&mut self, shards: &[Shard]) -> Vec<Found> {
         let mut wait = AGAIN;
         loop {
-            let found = match self.line.open().await {
+            let found = match self.connection.open().await {
                 Ok(connection) => within(STATEMENT_MAX, deleted_lately(connection, shards)).await,
                 Err(error) => Err(error),
             };
@@ -204,8 +205,8 @@ impl Surveyor {
     }
 
     async fn after_error(&mut self, error: sqlx::Error, wait: &mut Duration) {
-        tracing::warn!(%error, "the database could not be searched for waiting deliveries; trying again");
-        self.line.close();
+        tracing::warn!(%error, "searching for pending deliveries failed; retrying");
+        self.connection.close();
         tokio::time::sleep(*wait).await;
         *wait = (*wait * 2).min(AGAIN_MAX);
     }
@@ -235,7 +236,7 @@ async fn live_page(
     .await
 }
 
-/// Of the endpoints that were deleted last, those with rows.
+/// Recently deleted endpoints that have rows.
 async fn deleted_lately(connection: &mut PgConnection, shards: &[Shard]) -> Result<Vec<Found>, sqlx::Error> {
     sqlx::query_as(
         "select e.id as endpoint, e.shard, q.event_id as first, r.due_at as next_due

@@ -1,14 +1,14 @@
-//! Tasks that make attempts and wait for the next when they are done. A task's memory is several kilobytes: making and
-//! freeing one for each attempt cost more than signing the body.
+//! Reusable attempt tasks. A task uses several kilobytes: allocating and freeing one per attempt cost more than
+//! signing the body.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// More than these end when they are done.
+/// Idle tasks beyond this number end.
 const WAITING_MAX: usize = 512;
 
-/// Those that wait. `None` once it is closed.
+/// Idle tasks; `None` once the pool is closed.
 pub(crate) struct WorkerPool<W>(Mutex<Option<Vec<oneshot::Sender<W>>>>);
 
 impl<W> WorkerPool<W> {
@@ -20,7 +20,7 @@ impl<W> WorkerPool<W> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To the task that waits for the shortest time. The work comes back when there is none.
+    /// Hands work to the task that became idle last. Returns the work when none is idle.
     pub(crate) fn offer(&self, mut work: W) -> Result<(), W> {
         loop {
             let Some(task) = self.waiting().as_mut().and_then(Vec::pop) else {
@@ -33,7 +33,7 @@ impl<W> WorkerPool<W> {
         }
     }
 
-    /// The next work for the task that asks, or nothing when it should end.
+    /// The next work for the calling task, or `None` when it should end.
     pub(crate) async fn next(&self) -> Option<W> {
         let (task, work) = oneshot::channel();
         match self.waiting().as_mut() {
@@ -43,7 +43,7 @@ impl<W> WorkerPool<W> {
         work.await.ok()
     }
 
-    /// Those that wait end now, the others when they are done.
+    /// Ends idle tasks now, and busy ones when they are done.
     pub(crate) fn close(&self) {
         *self.waiting() = None;
     }

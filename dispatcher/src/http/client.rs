@@ -1,8 +1,8 @@
-//! One HTTP request, guarded. The only place that opens connections to addresses strangers typed in.
+//! One HTTP request, guarded. The only module that opens connections to user-supplied addresses.
 //!
-//! Invariants: HTTP/1.1, no redirects, no proxy from the environment, no decompression, no cookies, no silent resend; an
-//! address is connected to only after the guard allowed that very address (`send/connect.rs`); one time limit over
-//! everything. A failing receiver is an [`Outcome`], never an `Err`.
+//! Invariants: HTTP/1.1, no redirects, no proxy from the environment, no decompression, no cookies, no silent resend;
+//! an address is connected to only after the guard allowed that very address (`client/connect.rs`); one timeout
+//! covers everything. A failing receiver is an [`Outcome`], never an `Err`.
 
 mod body;
 mod connect;
@@ -40,14 +40,14 @@ use crate::{
         guard::Guard,
         tls::{TlsFault, TlsSettings, Trust},
     },
-    ownership::lease::Right,
+    ownership::lease::SendPermission,
 };
 
 const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
-/// TLS settings of endpoints that have their own. Those that were not used for longest go.
+/// Cached TLS configurations of endpoints with their own certificates. The least recently used are evicted.
 const OWN_TLS_MAX: usize = 256;
 
-/// Connections are shared by all endpoints of a host, but for those with TLS settings of their own.
+/// Connections are shared by all endpoints of a host, except those with their own TLS settings.
 #[derive(Clone)]
 pub struct HttpSender {
     connections: Connections,
@@ -63,20 +63,20 @@ struct OwnTls {
     used: Instant,
 }
 
-/// A fault on this side: nothing was sent, and it says nothing about the receiver.
+/// A local fault: nothing was sent, and it says nothing about the receiver.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct OwnFault(String);
 
 #[derive(Debug, thiserror::Error)]
 pub enum HttpSenderError {
-    #[error("the machine's name servers can't be read: {0}")]
+    #[error("reading the system's DNS configuration failed: {0}")]
     Names(String),
-    #[error("TLS can't be used: {0}")]
+    #[error("TLS setup failed: {0}")]
     Tls(#[from] TlsFault),
 }
 
-/// What goes out. Its body is sent as it is.
+/// A request to send. The body is sent unchanged.
 pub struct Request<'a> {
     pub url: &'a Url,
     pub headers: HeaderMap,
@@ -84,12 +84,12 @@ pub struct Request<'a> {
     pub timeout: Duration,
     /// The endpoint's own certificates.
     pub tls: Option<&'a TlsSettings>,
-    /// Nothing goes out once this is over. None: whenever.
-    pub right: Option<Right>,
+    /// Nothing is sent once this has ended. `None`: no restriction.
+    pub permission: Option<SendPermission>,
 }
 
 impl HttpSender {
-    /// For so many requests at a time.
+    /// For this many concurrent requests.
     pub fn new(guard: Guard, requests: usize) -> Result<Self, HttpSenderError> {
         let trust = Trust::of_machine();
         let names = Names::new().map_err(|error| HttpSenderError::Names(error.to_string()))?;
@@ -107,7 +107,7 @@ impl HttpSender {
         self.exchange(request, &mut None).await
     }
 
-    /// The outcome, and the certificate of a server that answered over TLS.
+    /// The outcome, and the certificate of a server that responded over TLS.
     pub async fn send_and_see(&self, request: Request<'_>) -> (Outcome, Option<Vec<u8>>) {
         let mut certificate = None;
         let outcome = match self.exchange(request, &mut certificate).await {
@@ -135,7 +135,7 @@ impl HttpSender {
             Err(fault) => {
                 return Ok(Outcome::Unreachable {
                     kind: OutcomeKind::TlsFailed,
-                    error: format!("the endpoint's own certificates can't be used: {fault}"),
+                    error: format!("the endpoint's certificates can't be used: {fault}"),
                 });
             }
         };
@@ -223,7 +223,7 @@ fn outgoing(
     let mut outgoing = http::Request::builder()
         .method(Method::POST)
         .uri(path)
-        .body(Body::new(request.body, request.right))?;
+        .body(Body::new(request.body, request.permission))?;
     let headers = outgoing.headers_mut();
     *headers = request.headers;
     for (name, value) in [
@@ -235,9 +235,10 @@ fn outgoing(
     headers
         .entry(header::ACCEPT)
         .or_insert(HeaderValue::from_static("*/*"));
-    let named = match port == default_port {
-        true => HeaderValue::from_str(&host)?,
-        false => HeaderValue::from_str(&format!("{host}:{port}"))?,
+    let named = if port == default_port {
+        HeaderValue::from_str(&host)?
+    } else {
+        HeaderValue::from_str(&format!("{host}:{port}"))?
     };
     headers.insert(header::HOST, named);
     let receiver = Receiver {
@@ -249,7 +250,7 @@ fn outgoing(
     Ok((outgoing, receiver))
 }
 
-/// The headers of an attempt that every receiver can rely on.
+/// Headers of an attempt that every receiver can rely on.
 pub fn webhook_headers(event_id: &str, unix_seconds: i64, signature: &str) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(8);
     for (name, value) in [

@@ -1,6 +1,6 @@
-//! Where we may send. Judged when a URL is saved and again when the socket is made: a name that pointed outside
-//! yesterday may point inside today, and the operator may have changed their mind.
-//! Invariant: an address is connected to only after `Guard::check` said yes to that very address and port.
+//! Where requests may be sent. Checked when a URL is saved and again when the socket is opened: a name that resolved
+//! to a public address yesterday may resolve to a private one today, and the operator's settings may have changed.
+//! Invariant: an address is connected to only after `Guard::check` allowed that very address and port.
 
 mod public;
 
@@ -14,7 +14,7 @@ pub use public::is_public;
 
 use crate::http::proxy::Proxy;
 
-/// The operator's word on where requests may go, and by which way. Tenants can't change it.
+/// The operator's rules for where requests may go, and by which route. Tenants can't change them.
 #[derive(Debug, Clone, Default)]
 pub struct Guard {
     pub allow_networks: Vec<IpNet>,
@@ -22,9 +22,9 @@ pub struct Guard {
     /// `None` is the default list.
     pub deny_ports: Option<Vec<u16>>,
     pub allow_http: bool,
-    /// Where Postrider itself listens.
+    /// Addresses Postrider itself listens on.
     pub own_addresses: Vec<SocketAddr>,
-    /// Under which names it is known, each with its port.
+    /// Names Postrider is known by, each with its port.
     pub own_names: Vec<(String, u16)>,
     pub egress_proxy: Option<Proxy>,
 }
@@ -39,7 +39,7 @@ pub enum Refusal {
     Scheme { http_too: bool },
     #[error("a URL with a user name or password is not taken: use a custom header")]
     Userinfo,
-    #[error("a URL with a fragment (#…) is not taken: it is never sent")]
+    #[error("a URL must not have a fragment (#…)")]
     Fragment,
     #[error("`{0}` is not a host name that can be called from here")]
     HostName(String),
@@ -49,22 +49,22 @@ pub enum Refusal {
     Port(u16),
     #[error("the address {0} is not on the public internet")]
     Address(IpAddr),
-    #[error("the address {0} is in a network that the operator has closed")]
+    #[error("the address {0} is in a network denied by the operator")]
     ClosedNetwork(IpAddr),
     #[error("{0} is Postrider itself")]
     Ourselves(String),
 }
 
 impl Guard {
-    /// What is refused when an endpoint is saved. The name itself is resolved only when something is sent.
+    /// Rules applied when an endpoint is saved. The name is resolved only when something is sent.
     pub fn check_url(&self, text: &str) -> Result<Url, Refusal> {
         if text.len() > URL_BYTES_MAX {
             return Err(Refusal::TooLong);
         }
-        // The parser drops tabs and line ends silently and trims spaces: what is stored must be what was read.
+        // The parser silently drops tabs and line breaks and trims spaces: the stored URL must be what was entered.
         if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
             return Err(Refusal::NotAUrl(
-                "it has white space or control characters".to_owned(),
+                "it contains white space or control characters".to_owned(),
             ));
         }
         let url = Url::parse(text).map_err(|e| Refusal::NotAUrl(e.to_string()))?;
@@ -74,11 +74,9 @@ impl Guard {
             .to_ascii_lowercase()
             .starts_with(&format!("{}://", url.scheme()))
         {
-            return Err(Refusal::NotAUrl(
-                "write it out in full: https://host/path".to_owned(),
-            ));
+            return Err(Refusal::NotAUrl("write it in full: https://host/path".to_owned()));
         }
-        // To this parser a backslash is a slash, to others it is not: they would see another host.
+        // This parser treats a backslash as a slash; others do not and would see another host.
         if text.contains('\\') {
             return Err(Refusal::NotAUrl("it has a backslash".to_owned()));
         }
@@ -86,8 +84,8 @@ impl Guard {
         Ok(url)
     }
 
-    /// All that can be told without asking for the name's addresses. Asked again before each request: what was
-    /// allowed when the URL was saved need not be so today.
+    /// Everything that can be checked without DNS. Repeated before each request: the rules may have changed since the
+    /// URL was saved.
     pub fn check_target(&self, url: &Url) -> Result<(), Refusal> {
         self.check_scheme(url)?;
         if !url.username().is_empty() || url.password().is_some() {
@@ -137,8 +135,8 @@ impl Guard {
         self.check_port(port)
     }
 
-    /// For an address that is about to be connected to. Whether one of the machine's own is meant by it, `connect.rs`
-    /// asks beside this.
+    /// For an address that is about to be connected to. `connect.rs` separately checks whether it is one of this
+    /// machine's own.
     pub fn check(&self, ip: IpAddr, port: u16) -> Result<(), Refusal> {
         let reached = public::reached(ip);
         if self.deny_networks.iter().any(|net| net.contains(&reached)) {
@@ -163,7 +161,7 @@ impl Guard {
         !denied && (is_public(ip) || self.is_opened(ip))
     }
 
-    /// Whether one of our own listeners would answer. `is_local` tells whether an address is this machine's.
+    /// Whether one of our own listeners would respond. `is_local`: whether an address is this machine's.
     pub(crate) fn is_ours(&self, ip: IpAddr, port: u16, is_local: impl Fn(IpAddr) -> bool) -> bool {
         let ip = public::reached(ip);
         let mut at_port = self.own_addresses.iter().filter(|own| own.port() == port);
@@ -193,7 +191,7 @@ impl Guard {
     }
 }
 
-/// A name with a dot that the public DNS could know.
+/// A name with a dot that could exist in the public DNS.
 fn is_public_name(name: &str) -> bool {
     let name = name.strip_suffix('.').unwrap_or(name);
     let labels_fit = name.split('.').all(|label| {

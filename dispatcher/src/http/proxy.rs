@@ -1,6 +1,6 @@
-//! The operator's way out: an HTTP proxy that is asked for a tunnel (`CONNECT`) to an address the guard has checked.
-//! Invariant: the proxy is given an address and never a name, so that it can't be led elsewhere by another answer of the
-//! DNS, and a fault of the proxy is told apart from one of the endpoint.
+//! The operator's egress proxy, asked for a tunnel (`CONNECT`) to an address the guard has checked.
+//! Invariant: the proxy is given an address and never a name, so that a different DNS response can't redirect it, and
+//! a fault of the proxy is distinguished from one of the endpoint.
 
 use std::{fmt, net::SocketAddr, str::FromStr};
 
@@ -11,7 +11,7 @@ use tokio::{
 };
 use url::{Host, Url};
 
-/// Of the proxy's answer to `CONNECT`.
+/// Limit of the proxy's response to `CONNECT`.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
 
 #[derive(Clone, PartialEq, Eq)]
@@ -30,13 +30,13 @@ impl fmt::Debug for Proxy {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("it is not a proxy like http://proxy.example.com:3128")]
+#[error("not a proxy URL like http://proxy.example.com:3128")]
 pub struct ProxyError;
 
 impl FromStr for Proxy {
     type Err = ProxyError;
 
-    /// `http://host:port`, with `user:password@` before the host where the proxy asks for it.
+    /// `http://host:port`, with `user:password@` before the host if the proxy requires it.
     fn from_str(text: &str) -> Result<Self, ProxyError> {
         let url = Url::parse(text).map_err(|_| ProxyError)?;
         let bare =
@@ -78,19 +78,19 @@ fn percent_decoded(text: &str) -> Option<String> {
 /// Why there is no tunnel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TunnelError {
-    /// The proxy's own fault, or the operator's.
+    /// The fault of the proxy, or of its configuration.
     #[error("the egress proxy {0}")]
     Proxy(String),
-    /// The proxy works, and could not get through to the endpoint.
-    #[error("the egress proxy could not connect to the endpoint: it answered {0}")]
+    /// The proxy works but could not connect to the endpoint.
+    #[error("the egress proxy could not connect to the endpoint: it responded {0}")]
     Endpoint(u16),
-    /// The proxy works, and its rules do not allow this destination.
-    #[error("the egress proxy does not allow connections to the endpoint: it answered {0}")]
+    /// The proxy works but its rules do not allow this destination.
+    #[error("the egress proxy does not allow connections to the endpoint: it responded {0}")]
     Forbidden(u16),
 }
 
 impl Proxy {
-    /// Asks for a tunnel on a connection to the proxy. What comes on the stream afterwards is the endpoint's.
+    /// Requests a tunnel on a connection to the proxy. Everything received afterwards is the endpoint's.
     pub(crate) async fn tunnel(&self, stream: &mut TcpStream, to: SocketAddr) -> Result<(), TunnelError> {
         let broken = |error: std::io::Error| TunnelError::Proxy(format!("broke off: {error}"));
         let authorization = match &self.authorization {
@@ -102,8 +102,8 @@ impl Proxy {
         match read_status(stream).await? {
             200..=299 => Ok(()),
             status @ (502..=504) => Err(TunnelError::Endpoint(status)),
-            407 => Err(TunnelError::Proxy("asks for other credentials (407)".to_owned())),
-            // It has no time for us now.
+            407 => Err(TunnelError::Proxy("requires other credentials (407)".to_owned())),
+            // The proxy is overloaded.
             status @ (408 | 429) => Err(TunnelError::Proxy(format!("refused with {status}"))),
             status @ 400..=499 => Err(TunnelError::Forbidden(status)),
             status => Err(TunnelError::Proxy(format!("refused with {status}"))),
@@ -118,7 +118,7 @@ async fn read_status(stream: &mut TcpStream) -> Result<u16, TunnelError> {
         let byte = stream.read_u8().await;
         head.push(byte.map_err(|_| TunnelError::Proxy("closed the connection".to_owned()))?);
         if head.len() > HEAD_BYTES_MAX {
-            return Err(TunnelError::Proxy("sent an answer without an end".to_owned()));
+            return Err(TunnelError::Proxy("sent an incomplete response".to_owned()));
         }
     }
     let status = head.strip_prefix(b"HTTP/1.").and_then(|rest| {

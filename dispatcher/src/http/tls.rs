@@ -1,5 +1,5 @@
-//! How an endpoint is met by TLS: whom we trust, and who we are.
-//! Invariant: certificates are always verified; an endpoint's own CA certificates are the only ones it is verified with.
+//! TLS of connections to endpoints: which authorities are trusted, and which client certificate is presented.
+//! Invariant: certificates are always verified; if an endpoint has its own CA certificates, only those are trusted.
 
 use std::{fmt, sync::Arc};
 
@@ -16,19 +16,19 @@ use rustls::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// One provider of cryptography for everything in the process, chosen and not found by chance. Once, at the start.
+/// Installs one cryptography provider for the whole process. Called once at startup.
 pub fn install_provider() {
-    // It fails only when one is installed already.
+    // Fails only when one is installed already.
     let _ = aws_lc_rs::default_provider().install_default();
 }
 
-/// What an endpoint may have of its own, each a text of PEM blocks.
+/// An endpoint's own certificates, each as PEM text.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TlsSettings {
-    /// Its certificate must be signed by one of these, and no other will do.
+    /// The server's certificate must be signed by one of these and no other.
     pub ca_certificates: Option<String>,
-    /// What we show it, with the intermediate certificates behind it.
+    /// The client certificate we present, followed by its intermediates.
     pub client_certificate: Option<String>,
     pub client_key: Option<String>,
 }
@@ -43,7 +43,7 @@ impl fmt::Debug for TlsSettings {
     }
 }
 
-/// What is wrong with them: the field and the reason.
+/// A validation error: the field and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {reason}")]
 pub struct TlsFault {
@@ -58,7 +58,7 @@ fn fault(field: &'static str, reason: impl Into<String>) -> TlsFault {
     }
 }
 
-/// Certificates as they are shown again: by their SHA-256 fingerprints.
+/// Certificates as shown to users: by their SHA-256 fingerprints.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TlsFingerprints {
     pub ca_certificates: Vec<String>,
@@ -70,7 +70,7 @@ impl TlsSettings {
         *self == Self::default()
     }
 
-    /// Whether connections could be made with them.
+    /// Whether connections could be made with these settings.
     pub fn check(&self) -> Result<(), TlsFault> {
         Trust::of_machine().config(self).map(|_| ())
     }
@@ -87,7 +87,7 @@ impl TlsSettings {
         }
     }
 
-    /// Endpoints with the same settings share their connections.
+    /// Endpoints with the same settings share connections.
     pub(crate) fn digest(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
         for part in [&self.ca_certificates, &self.client_certificate, &self.client_key] {
@@ -114,7 +114,7 @@ fn certificates(field: &'static str, pem: &str) -> Result<Vec<CertificateDer<'st
     match found.len() {
         0 => Err(fault(
             field,
-            "has no certificate in it: -----BEGIN CERTIFICATE-----",
+            "contains no certificate: -----BEGIN CERTIFICATE-----",
         )),
         n if n > TLS_CERTIFICATES_MAX => Err(fault(
             field,
@@ -124,7 +124,7 @@ fn certificates(field: &'static str, pem: &str) -> Result<Vec<CertificateDer<'st
     }
 }
 
-/// Whom connections trust that have no CA certificates of their own.
+/// Trusted authorities of connections without their own CA certificates.
 #[derive(Clone)]
 pub(crate) struct Trust {
     provider: Arc<CryptoProvider>,
@@ -132,14 +132,14 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    /// Those of the machine; those that browsers ship where the machine has none.
+    /// The machine's certificates, or the bundled browser set if the machine has none.
     pub(crate) fn of_machine() -> Self {
         static ROOTS: std::sync::OnceLock<Arc<RootCertStore>> = std::sync::OnceLock::new();
         let load = || {
             let mut roots = RootCertStore::empty();
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             if roots.is_empty() {
-                tracing::warn!("this machine has no CA certificates: those that browsers ship are used");
+                tracing::warn!("this machine has no CA certificates; using the bundled browser set");
                 roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
             }
             Arc::new(roots)
@@ -159,7 +159,7 @@ impl Trust {
                 for certificate in certificates(CA, pem)? {
                     roots
                         .add(certificate)
-                        .map_err(|_| fault(CA, "has a certificate that can't be read"))?;
+                        .map_err(|_| fault(CA, "contains an invalid certificate"))?;
                 }
                 Arc::new(roots)
             }
@@ -174,8 +174,8 @@ impl Trust {
             .with_custom_certificate_verifier(Arc::new(Explaining(verifier)));
         let mut config = match (&own.client_certificate, &own.client_key) {
             (None, None) => builder.with_no_client_auth(),
-            (Some(_), None) => return Err(fault("client_key", "is needed beside client_certificate")),
-            (None, Some(_)) => return Err(fault("client_certificate", "is needed beside client_key")),
+            (Some(_), None) => return Err(fault("client_key", "is required with client_certificate")),
+            (None, Some(_)) => return Err(fault("client_certificate", "is required with client_key")),
             (Some(chain), Some(key)) => {
                 let chain = certificates("client_certificate", chain)?;
                 if key.len() > TLS_PEM_BYTES_MAX {
@@ -183,17 +183,14 @@ impl Trust {
                     return Err(fault("client_key", reason));
                 }
                 let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
-                    .map_err(|_| fault("client_key", "is not a private key in PEM, without a password"))?;
+                    .map_err(|_| fault("client_key", "must be an unencrypted private key in PEM"))?;
                 builder
                     .with_client_auth_cert(chain, key)
                     .map_err(|error| match error {
                         Error::InconsistentKeys(_) => {
-                            fault("client_key", "is not the key of client_certificate")
+                            fault("client_key", "does not match client_certificate")
                         }
-                        _ => fault(
-                            "client_key",
-                            "can't be used: an RSA, ECDSA or Ed25519 key is needed",
-                        ),
+                        _ => fault("client_key", "must be an RSA, ECDSA or Ed25519 key"),
                     })?
             }
         };
@@ -202,12 +199,12 @@ impl Trust {
     }
 }
 
-/// The error of a certificate that nobody but itself vouches for.
+/// A certificate that is signed only by itself.
 #[derive(Debug, thiserror::Error)]
 #[error("self-signed")]
 pub(crate) struct SelfSigned;
 
-/// Says more about what was refused; refuses neither more nor less.
+/// Adds detail to a rejection; rejects neither more nor less.
 #[derive(Debug)]
 struct Explaining(Arc<WebPkiServerVerifier>);
 

@@ -8,7 +8,7 @@ use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::{db_timeout::WithDbTimeout, store::transitions, telemetry::metrics::METERS};
+use crate::{db_timeout::WithDbTimeout, store::transitions, telemetry::metrics::METRICS};
 
 const RETRY_WAIT: Duration = Duration::from_millis(100);
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ pub(crate) async fn run(
     while let Some(endpoint) = deleted.recv().await {
         let mut wait = RETRY_WAIT;
         while let Err(error) = drop_rows(&pool, endpoint, &stop).await {
-            tracing::warn!(%error, %endpoint, "rows of a deleted endpoint could not be removed; retrying");
+            tracing::warn!(%error, %endpoint, "removing rows of a deleted endpoint failed; retrying");
             tokio::select! {
                 () = tokio::time::sleep(wait) => wait = (wait * 2).min(RETRY_WAIT_MAX),
                 () = stop.cancelled() => return,
@@ -37,7 +37,7 @@ async fn drop_rows(pool: &PgPool, endpoint: EndpointId, stop: &CancellationToken
         while !stop.is_cancelled() {
             let batch = transitions::drop_endpoint(pool, table, endpoint, after);
             let (dropped, last) = batch.with_db_timeout().await?;
-            METERS.dropped.increment(dropped.unsigned_abs());
+            METRICS.dropped.increment(dropped.unsigned_abs());
             let Some(last) = last else { break };
             after = last;
         }

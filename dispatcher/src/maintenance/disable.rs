@@ -1,8 +1,8 @@
-//! Taking endpoints out of service that said they are gone, or have failed for days. What waits for one becomes dead
-//! letters, which its lane sees to as soon as it reads the new state.
+//! Disables endpoints that responded 410 Gone or have failed for days. Their pending deliveries become dead letters
+//! as soon as the lane reads the new state.
 //!
-//! Which endpoints are to be disabled is written with the results that say so (`record.rs`), so that it is never lost; it
-//! is done here, beside the recorder, which waits for nobody.
+//! The recorder writes which endpoints to disable together with the results that cause it (`recorder.rs`), so that
+//! none is lost; this task carries it out so that the recorder never waits for it.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Wake, db_timeout::WithDbTimeout, maintenance::notices};
 
-/// The recorder of this process says when there is something to do; this is for what others left behind.
+/// The recorder of this process wakes this task; the interval is for endpoints left behind by others.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(1);
-/// Endpoints of one look.
+/// Endpoints per query.
 const LISTED_MAX: i64 = 100;
 
 const BEGIN: &str = "begin; set local lock_timeout = '1s'; set local statement_timeout = '5s'";
@@ -40,14 +40,14 @@ struct Disabled {
 }
 
 impl Disabler {
-    /// Until told to stop. Several processes may be at it at once.
+    /// Runs until stopped. Several processes may run it at once.
     pub(crate) async fn run(self) {
         loop {
             let wait = match self.disable_all().await {
                 Ok(0) => LOOK_EVERY,
                 Ok(_) => LOOK_AGAIN_AFTER_ERROR,
                 Err(error) => {
-                    tracing::warn!(%error, "endpoints to disable could not be listed; trying again");
+                    tracing::warn!(%error, "listing endpoints to disable failed; retrying");
                     LOOK_AGAIN_AFTER_ERROR
                 }
             };
@@ -59,7 +59,7 @@ impl Disabler {
         }
     }
 
-    /// Returns how many are left: one that fails holds up no others.
+    /// Returns how many are left: a failure for one does not affect the others.
     async fn disable_all(&self) -> Result<usize, sqlx::Error> {
         let mut failed = 0;
         let mut after = EndpointId(0);
@@ -74,7 +74,7 @@ impl Disabler {
                     return Ok(failed);
                 }
                 if let Err(error) = disable(&self.pool, one).with_db_timeout().await {
-                    tracing::warn!(endpoint = %one.endpoint_id, %error, "an endpoint could not be disabled yet; trying again");
+                    tracing::warn!(endpoint = %one.endpoint_id, %error, "disabling an endpoint failed; retrying");
                     failed += 1;
                 }
             }
@@ -92,11 +92,11 @@ async fn list(pool: &PgPool, after: EndpointId) -> Result<Vec<ToDisable>, sqlx::
     .await
 }
 
-/// State, audit line and the event to the tenant's other endpoints, all or none. Does nothing to an endpoint that is
+/// State, audit entry and the event to the tenant's other endpoints, atomically. Does nothing to an endpoint that is
 /// not active.
 async fn disable(pool: &PgPool, one: &ToDisable) -> Result<(), sqlx::Error> {
     let mut tx = pool.begin_with(BEGIN).await?;
-    // This may wait for others: before anything that the recorder could wait for is locked.
+    // This may wait for locks, so it comes before anything that the recorder could wait for is locked.
     let disabled: Option<Disabled> = sqlx::query_as(
         "update postrider.endpoints e
          set state = 'disabled', state_reason = $2, updated_at = clock_timestamp()
@@ -116,14 +116,14 @@ async fn disable(pool: &PgPool, one: &ToDisable) -> Result<(), sqlx::Error> {
          update postrider.endpoint_health set disabled = true where endpoint_id = $1 and $2",
     )
     .bind(one.endpoint_id)
-    // So that its first success after this is told as a recovery.
+    // So that its first success after this is reported as a recovery.
     .bind(disabled.is_some())
     .execute(&mut *tx)
     .await?;
     tx.commit().await?;
     if let Some(disabled) = disabled {
         let (endpoint, reason) = (disabled.public_id, one.cause.as_str());
-        tracing::warn!(endpoint, reason, "disabled an endpoint");
+        tracing::warn!(endpoint, reason, "endpoint disabled");
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Removing everything that is stored of a tenant that was deleted, as a durable job. Its endpoints no longer send and its
-//! keys no longer work when this begins. What stays is the tenant's row, its endpoints' numbers and the audit log.
+//! Erases everything stored for a deleted tenant, as a durable job. Its endpoints no longer send and its keys no
+//! longer work when this begins. The tenant's row, its endpoints' ids and the audit log remain.
 //! Invariant: it ends only after every transaction that could still emit for the tenant has ended.
 
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::maintenance::{
 
 const WAIT: Duration = Duration::from_millis(500);
 const BATCH: i64 = 2_000;
-/// Events counted in the request that deletes the tenant: it has seconds. The job counts the rest.
+/// Events counted in the request that deletes the tenant, which has only seconds. The job counts the rest.
 const COUNTED_AT_ONCE_MAX: i64 = 10_000;
 /// Events counted in one statement of the job.
 const COUNTED_MAX: i64 = 100_000;
@@ -34,7 +34,7 @@ pub struct Erasure {
     pub ended_at: Option<DateTime<Utc>>,
 }
 
-/// The program stops, or the database is away: another one goes on with it.
+/// The process stops or the database is unavailable: another process continues.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Interrupted {
     #[error("stopped before the tenant was erased")]
@@ -43,14 +43,14 @@ pub(crate) enum Interrupted {
     Database(#[from] sqlx::Error),
 }
 
-/// In the transaction that deletes the tenant.
+/// Runs in the transaction that deletes the tenant.
 pub async fn begin(
     connection: &mut PgConnection,
     tenant: TenantId,
     public_id: &str,
     asked_by: &str,
 ) -> Result<(), sqlx::Error> {
-    // By the index of the tenant's own events, also where the planner knows nothing of the tables yet.
+    // Forces the index on the tenant's events, even where the planner has no statistics yet.
     sqlx::query(
         "select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)",
     )
@@ -92,7 +92,7 @@ pub async fn find(db: impl PgExecutor<'_>, public_id: &str) -> Result<Option<Era
     .await
 }
 
-/// The newest first.
+/// Newest first.
 pub async fn list(db: impl PgExecutor<'_>, before: i64, limit: i64) -> Result<Vec<Erasure>, sqlx::Error> {
     sqlx::query_as(
         "select id, public_id, slug, total, done, asked_by, created_at, ended_at
@@ -108,11 +108,11 @@ pub(crate) async fn run(pool: &PgPool, id: i64, stop: &CancellationToken) -> Res
     loop {
         match pass(pool, id, stop).await {
             Ok(true) => return Ok(()),
-            // Nothing more is removed before the last of those has ended.
+            // Nothing more is removed before the last of those transactions has ended.
             Ok(false) => wait_for_the_last(pool, id, stop).await?,
             Err(Interrupted::Stopped) => return Err(Interrupted::Stopped),
             Err(Interrupted::Database(error)) => {
-                tracing::warn!(%error, erasure = id, "a tenant could not be erased yet; trying again");
+                tracing::warn!(%error, erasure = id, "erasing a tenant failed; retrying");
                 pause(stop).await?;
             }
         }
@@ -126,7 +126,7 @@ async fn pause(stop: &CancellationToken) -> Result<(), Interrupted> {
     }
 }
 
-/// Until no transaction is left that may have seen the tenant before it was deleted.
+/// Waits until no transaction is left that may have seen the tenant before it was deleted.
 async fn wait_for_the_last(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<(), Interrupted> {
     loop {
         pause(stop).await?;
@@ -134,7 +134,7 @@ async fn wait_for_the_last(pool: &PgPool, id: i64, stop: &CancellationToken) -> 
             Ok(Some(State { settled: false, .. })) => {}
             Ok(_) => return Ok(()),
             Err(error) => {
-                tracing::warn!(%error, erasure = id, "an erasure could not be looked at; trying again")
+                tracing::warn!(%error, erasure = id, "reading an erasure failed; retrying")
             }
         }
     }
@@ -157,8 +157,8 @@ async fn under_way(pool: &PgPool, id: i64) -> Result<Option<State>, sqlx::Error>
     .await
 }
 
-/// Once, after the deletion was committed. One that lies in the future was set in another cluster, whose transactions are
-/// none of ours: after a restore it is set again.
+/// Sets the barrier once, after the deletion was committed. A barrier in the future was set in another cluster with
+/// other transaction ids: after a restore it is set again.
 async fn set_barrier(pool: &PgPool, id: i64) -> Result<(), sqlx::Error> {
     sqlx::query(
         "update postrider.erasures set barrier = pg_snapshot_xmax(pg_current_snapshot())
@@ -171,10 +171,10 @@ async fn set_barrier(pool: &PgPool, id: i64) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-/// Removes what there is. Tells whether nothing more can come.
+/// Removes everything that exists. Returns whether nothing more can be added.
 async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, Interrupted> {
     set_barrier(pool, id).await?;
-    // Asked before anything is removed: what is committed later than this is seen by the next pass.
+    // Queried before anything is removed: later commits are seen by the next pass.
     let Some(State {
         tenant_id: tenant,
         counted,
@@ -217,7 +217,7 @@ async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, 
     }
     forget_settings(&mut db, tenant).await?;
     if settled {
-        // The table has no index for this, which every request with a key would pay for: it is read once.
+        // The table has no index for this, which every request with a key would pay for: it is scanned once.
         sqlx::query("delete from postrider.idempotency where tenant_id = $1")
             .bind(tenant)
             .execute(&mut *db)
@@ -233,7 +233,7 @@ async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, 
     Ok(settled)
 }
 
-/// All of a large tenant's events, some at a time.
+/// Counts all of a large tenant's events in batches.
 async fn count(
     db: &mut PgConnection,
     id: i64,
@@ -267,7 +267,7 @@ async fn count(
     Ok(())
 }
 
-/// Deliveries that wait or are dead. A producer that commits late may add to them.
+/// Pending deliveries and dead letters. A producer that commits late may add to them.
 async fn erase_by_endpoint(
     db: &mut PgConnection,
     tenant: TenantId,
@@ -311,7 +311,7 @@ async fn until_none(
     }
 }
 
-/// The endpoints' numbers stay, so that no late row can be taken for another's; what was in them goes.
+/// The endpoints' ids remain, so that no late row can be attributed to another endpoint; their settings are erased.
 async fn forget_settings(db: &mut PgConnection, tenant: TenantId) -> Result<(), sqlx::Error> {
     for statement in [
         "delete from postrider.planned_rotations where endpoint_id in (

@@ -1,7 +1,7 @@
-//! Operational events: what Postrider itself has to say to a tenant, and to the team that runs it.
+//! Operational events: notifications from Postrider itself to a tenant and to the operators.
 //!
-//! What became true is written down by the very statement that made it so (triggers on `dead_letters` and
-//! `endpoint_health` fill `notices`), and told from here soon after, once. Alerts look at the counts of dead letters.
+//! They are written by the very statement that causes them (triggers on `dead_letters` and `endpoint_health` fill
+//! `notices`) and emitted from here soon after, once. Alerts check the counts of dead letters.
 //! Invariant: an operational event never causes another one about itself.
 
 use std::time::Duration;
@@ -14,14 +14,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Wake;
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(5);
-/// Told in one transaction.
+/// Notices emitted in one transaction.
 const BATCH: i64 = 100;
-/// Alerts that go off in one look.
+/// Alerts fired per check.
 const ALERTS_MAX: i64 = 100;
 
-/// Emits it to the tenant it is about, and to those that hear of every tenant. Answers why the tenant did not get it.
+/// Emits it to its tenant and to tenants subscribed to all operational events. Returns why the tenant did not get it.
 pub(crate) async fn announce(
     connection: &mut PgConnection,
     about: TenantId,
@@ -36,14 +36,14 @@ pub(crate) async fn announce(
         .await
 }
 
-/// Of a look: whether there may be more.
+/// Result of a check: whether there may be more.
 #[derive(PartialEq, Eq)]
-enum Told {
-    All,
-    Some,
+enum Backlog {
+    Empty,
+    MayRemain,
 }
 
-/// Tells what is to be told. Several may be at it at once.
+/// Emits pending notices. Several processes may run it at once.
 #[derive(Clone)]
 pub(crate) struct Notifier {
     pub(crate) pool: PgPool,
@@ -75,7 +75,7 @@ struct Alert {
     dead_letters: i64,
 }
 
-/// The latest attempt of a dead letter, as far as it is still known.
+/// The latest attempt of a dead letter, as far as it is still stored.
 #[derive(Default, FromRow)]
 struct Last {
     chosen_id: Option<String>,
@@ -87,38 +87,38 @@ struct Last {
 
 impl Notifier {
     pub(crate) async fn run(&self, stop: &CancellationToken) {
-        let mut wait = LOOK_EVERY;
+        let mut wait = CHECK_EVERY;
         loop {
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
                 () = stop.cancelled() => return,
             }
-            wait = match self.look().await {
-                Ok(Told::All) => LOOK_EVERY,
-                Ok(Told::Some) => Duration::ZERO,
+            wait = match self.check().await {
+                Ok(Backlog::Empty) => CHECK_EVERY,
+                Ok(Backlog::MayRemain) => Duration::ZERO,
                 Err(error) => {
-                    tracing::warn!(%error, "operational events could not be emitted yet");
+                    tracing::warn!(%error, "emitting operational events failed; retrying");
                     LOOK_AGAIN_AFTER_ERROR
                 }
             };
         }
     }
 
-    async fn look(&self) -> Result<Told, sqlx::Error> {
-        let told = self.tell().await?;
+    async fn check(&self) -> Result<Backlog, sqlx::Error> {
+        let emitted = self.emit_notices().await?;
         let alerted = self.alert().await?;
-        if told + alerted > 0 {
+        if emitted + alerted > 0 {
             self.wake.now();
         }
-        Ok(if told == BATCH as usize {
-            Told::Some
+        Ok(if emitted == BATCH as usize {
+            Backlog::MayRemain
         } else {
-            Told::All
+            Backlog::Empty
         })
     }
 
-    /// Told and taken away in one transaction. One that can't be told stays, and the others are.
-    async fn tell(&self) -> Result<usize, sqlx::Error> {
+    /// Emitted and deleted in one transaction. One that fails stays and does not affect the others.
+    async fn emit_notices(&self) -> Result<usize, sqlx::Error> {
         let mut tx = self.pool.begin().await?;
         let notices: Vec<Notice> = sqlx::query_as(
             "select n.id, n.endpoint_id, n.event_id, n.reason, n.attempt, n.since, e.tenant_id, e.public_id as endpoint, e.url,
@@ -130,35 +130,35 @@ impl Notifier {
         .bind(BATCH)
         .fetch_all(&mut *tx)
         .await?;
-        let mut told = Vec::new();
+        let mut emitted = Vec::new();
         for notice in &notices {
             let mut part = sqlx::Connection::begin(&mut *tx).await?;
             let done = match (notice.event_id, notice.since) {
-                (Some(event), _) => self.tell_of_dead(&mut part, notice, event).await,
-                (None, Some(since)) => self.tell_of_recovery(&mut part, notice, since).await,
+                (Some(event), _) => self.announce_dead_letter(&mut part, notice, event).await,
+                (None, Some(since)) => self.announce_recovery(&mut part, notice, since).await,
                 (None, None) => Ok(()),
             };
             match done {
                 Ok(()) => {
                     part.commit().await?;
-                    told.push(notice.id);
+                    emitted.push(notice.id);
                 }
                 Err(error @ sqlx::Error::Database(_)) => {
                     part.rollback().await?;
-                    tracing::warn!(%error, endpoint = notice.endpoint, "an operational event could not be emitted");
+                    tracing::warn!(%error, endpoint = notice.endpoint, "emitting an operational event failed; retrying");
                 }
                 Err(error) => return Err(error),
             }
         }
         sqlx::query("delete from postrider.notices where id = any($1)")
-            .bind(&told)
+            .bind(&emitted)
             .execute(&mut *tx)
             .await?;
         tx.commit().await?;
-        Ok(told.len())
+        Ok(emitted.len())
     }
 
-    async fn tell_of_dead(
+    async fn announce_dead_letter(
         &self,
         tx: &mut PgConnection,
         notice: &Notice,
@@ -185,7 +185,7 @@ impl Notifier {
         Ok(())
     }
 
-    async fn tell_of_recovery(
+    async fn announce_recovery(
         &self,
         tx: &mut PgConnection,
         notice: &Notice,
@@ -202,7 +202,7 @@ impl Notifier {
         Ok(())
     }
 
-    /// One event for each threshold that was passed. It is armed again when the dead letters are fewer.
+    /// One event per threshold exceeded. The alert is rearmed when the count falls below it.
     async fn alert(&self) -> Result<usize, sqlx::Error> {
         let changed: Vec<Alert> = sqlx::query_as(
             "select a.endpoint_id, a.dead_letters as threshold, e.tenant_id, e.public_id as endpoint, e.url,
@@ -219,18 +219,18 @@ impl Notifier {
         .bind(ALERTS_MAX)
         .fetch_all(&self.pool)
         .await?;
-        let mut told = 0;
+        let mut emitted = 0;
         for alert in &changed {
             match self.pass_alert(alert).await {
-                Ok(()) => told += 1,
-                // The others may be fine.
+                Ok(()) => emitted += 1,
+                // A failure does not affect the others.
                 Err(error @ sqlx::Error::Database(_)) => {
-                    tracing::warn!(%error, endpoint = alert.endpoint, "an alert could not be emitted");
+                    tracing::warn!(%error, endpoint = alert.endpoint, "emitting an alert failed; retrying");
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(told)
+        Ok(emitted)
     }
 
     async fn pass_alert(&self, alert: &Alert) -> Result<(), sqlx::Error> {
@@ -246,12 +246,12 @@ impl Notifier {
         .execute(&mut *tx)
         .await?;
         if passed && ours.rows_affected() > 0 {
-            self.tell_of_alert(&mut tx, alert).await?;
+            self.announce_alert(&mut tx, alert).await?;
         }
         tx.commit().await
     }
 
-    async fn tell_of_alert(&self, tx: &mut PgConnection, alert: &Alert) -> Result<(), sqlx::Error> {
+    async fn announce_alert(&self, tx: &mut PgConnection, alert: &Alert) -> Result<(), sqlx::Error> {
         let latest: Option<(EventId, i16)> = sqlx::query_as(
             "select event_id, attempt from postrider.dead_letters where endpoint_id = $1
              order by event_id desc limit 1",

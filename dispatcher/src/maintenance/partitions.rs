@@ -1,24 +1,26 @@
-//! The partitions of events and attempts: made ahead of time, at the start and by an hourly duty. `retention.rs` drops them.
-//! Invariant: a partition for every instant from now to weeks ahead exists, however little is kept, so that no emit can fail
-//! for want of one. Behind the last narrow one lies a wide one, the net. It is empty, and makes room when narrow ones are made.
-//! Where that was not done for long, time comes to the net: events are kept in it, and what is old in it is deleted row by row.
+//! The partitions of events and attempts: created ahead of time, at startup and by an hourly duty. `retention.rs`
+//! drops them.
+//! Invariant: partitions cover every instant from now to weeks ahead, however short the retention, so that no emit
+//! can fail because one is missing. After the last narrow partition comes a wide one, the net. It is normally empty
+//! and is replaced as narrow ones are created. If that was not done for long, events are stored in the net, and old
+//! ones in it are deleted row by row.
 
 use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use sqlx::{AssertSqlSafe, FromRow, PgConnection, PgPool, Postgres, Transaction};
 
-/// The tables that are divided by time.
+/// The tables that are partitioned by time.
 pub(crate) const TABLES: [&str; 2] = ["events", "attempts"];
 
-/// How long one partition is. Days, unless so little is kept that a day would be too coarse.
+/// Length of a partition. A day, unless the retention is so short that a day would be too coarse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Width {
     TenSeconds,
     Minute,
     Hour,
     Day,
-    /// What lies behind all others. Begins anywhere.
+    /// The one after all others. Begins anywhere.
     Net,
 }
 
@@ -41,12 +43,12 @@ impl Width {
             Self::Minute => 60,
             Self::Hour => 3_600,
             Self::Day => 86_400,
-            // A partition's name does not say its length: this never changes.
+            // A partition's name does not contain its length: this must never change.
             Self::Net => 30 * 86_400,
         }
     }
 
-    /// Partitions that are made ahead.
+    /// Partitions created ahead.
     const fn ahead(self) -> i64 {
         match self {
             Self::TenSeconds => 30,
@@ -77,7 +79,7 @@ impl Width {
     }
 }
 
-/// The time that one partition is for. Its name says it.
+/// The time range of one partition, encoded in its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slice {
     start: i64,
@@ -123,7 +125,7 @@ impl Slice {
         self.begin().format(self.width.format()).to_string()
     }
 
-    /// Of the part of a partition's name behind its table's.
+    /// Parses the part of a partition's name after its table's.
     fn parse(text: &str) -> Option<Self> {
         if text.starts_with("net_") {
             let begin = NaiveDateTime::parse_from_str(text, Width::Net.format()).ok()?;
@@ -150,7 +152,7 @@ impl Slice {
         self.begin() <= other.begin() && other.end() <= self.end()
     }
 
-    /// What has to be made so that this one is covered, where others stand already.
+    /// The slices to create so that this one is covered, given existing ones.
     fn uncovered(self, existing: &[Self]) -> Vec<Self> {
         if existing.iter().any(|other| other.contains(self)) {
             return Vec::new();
@@ -172,12 +174,12 @@ impl Slice {
 pub(crate) struct Partition {
     pub(crate) table: &'static str,
     pub(crate) slice: Slice,
-    /// Cut off, but the cutting did not come to its end.
+    /// Detached, but the detach did not complete.
     pub(crate) pending: bool,
 }
 
 impl Partition {
-    /// Every part of it is made here: a table's name and a time.
+    /// Built only from a table's name and a time, so it is safe in SQL.
     pub(crate) fn name(&self) -> String {
         format!("postrider.{}_{}", self.table, self.slice.name())
     }
@@ -215,7 +217,7 @@ pub(crate) async fn attached(
     Ok(found)
 }
 
-/// Cut off from their table, but not dropped: whoever did it was interrupted.
+/// Detached but not dropped: the process was interrupted.
 pub(crate) async fn cut_off(
     connection: &mut PgConnection,
     table: &'static str,
@@ -240,7 +242,7 @@ pub(crate) async fn cut_off(
         .collect())
 }
 
-/// Makes what is missing up to the horizon. The one before now is for an emit that crosses its end.
+/// Creates missing partitions up to the horizon. The one before now is for an emit that crosses its end.
 pub async fn make_ahead(pool: &PgPool, retention: Duration) -> Result<(), sqlx::Error> {
     let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
         .fetch_one(pool)
@@ -248,7 +250,7 @@ pub async fn make_ahead(pool: &PgPool, retention: Duration) -> Result<(), sqlx::
     make_ahead_at(pool, retention, now).await
 }
 
-/// As seen from another time.
+/// As of another time.
 pub async fn make_ahead_at(
     pool: &PgPool,
     retention: Duration,
@@ -274,16 +276,16 @@ pub async fn make_ahead_at(
     Ok(())
 }
 
-/// What has to be made of one table.
+/// Partitions to create for one table.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
-    /// Where nothing is.
+    /// Where there is none yet.
     beside: Vec<Slice>,
-    /// The net that nothing is in yet.
+    /// The empty net.
     net: Option<Slice>,
-    /// In a part of its time.
+    /// Replacing a part of the net.
     instead: Vec<Slice>,
-    /// Behind everything else.
+    /// After all others.
     next_net: Slice,
 }
 
@@ -317,7 +319,8 @@ impl Plan {
     }
 }
 
-/// Created alone and attached afterwards: `create … partition of` would queue every emit behind an open producer.
+/// Created separately and attached afterwards: `create … partition of` would queue every emit behind an open
+/// producer.
 async fn make(pool: &PgPool, table: &'static str, slice: Slice) -> Result<(), sqlx::Error> {
     let mut tx = begin(pool, "1s").await?;
     if !exists(&mut tx, table, slice).await? {
@@ -327,9 +330,9 @@ async fn make(pool: &PgPool, table: &'static str, slice: Slice) -> Result<(), sq
     tx.commit().await
 }
 
-/// Puts narrow partitions in the place of a part of the net. All of it is one transaction, and it holds up emits while it
-/// has the table: some milliseconds. For an open producer it waits a moment, emits wait with it, and then it is left for the
-/// next time: the net covers until then.
+/// Replaces a part of the net by narrow partitions, in one transaction that blocks emits while it locks the table:
+/// some milliseconds. If a producer's transaction is open, it waits a moment, emits wait with it, and then it is
+/// postponed: the net covers until then.
 async fn make_room(
     pool: &PgPool,
     table: &'static str,
@@ -344,7 +347,7 @@ async fn make_room(
         Err(error) if is_busy(&error) => {
             tracing::info!(
                 table,
-                "partitions could not be made yet: a transaction is open. Trying again later"
+                "creating partitions was blocked by an open transaction; retrying later"
             );
             Ok(())
         }
@@ -379,7 +382,7 @@ async fn replace(
         .fetch_one(&mut *tx)
         .await?
     {
-        // A clock was ahead. It stays as it is.
+        // A clock was ahead. The net stays as it is.
         return Ok(());
     }
     let drop = format!("drop table postrider.{name}");
@@ -390,7 +393,7 @@ async fn replace(
     tx.commit().await
 }
 
-/// A lock was not to be had.
+/// A lock could not be acquired.
 fn is_busy(error: &sqlx::Error) -> bool {
     const CODES: [&str; 3] = ["55P03", "40P01", "57014"];
     let code = error.as_database_error().and_then(|error| error.code());
@@ -416,7 +419,7 @@ async fn begin(
     Ok(tx)
 }
 
-// Every part of the statements below is made here: a table's name, a time and two uuids.
+// The statements below are built only from a table's name, a time and two UUIDs.
 
 fn name_of(table: &str, slice: Slice) -> String {
     format!("{table}_{}", slice.name())

@@ -1,7 +1,7 @@
-//! Secrets that are rotated every so many days: announced to the tenant, then replaced, with an overlap in which both
-//! sign. Carried out by a duty of `jobs`.
-//! Invariant: each step is one transaction that first makes sure that it is still wanted, so that it can be done twice,
-//! by two machines at a time, or be cut off, and happens once.
+//! Scheduled secret rotation: announced to the tenant, then replaced, with an overlap in which both secrets sign. Run
+//! by a duty of `jobs`.
+//! Invariant: each step is one transaction that first checks that it is still wanted. It can be repeated, run on two
+//! machines at once or be interrupted, and still happens once.
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use postrider_proto::{
@@ -18,11 +18,11 @@ use crate::{
 
 /// How long before its rotation a secret is announced.
 pub const ANNOUNCED_DAYS: i32 = 3;
-/// How long the old secret signs too: nobody is at hand who could ask for more.
+/// How long the old secret keeps signing; nobody is present to ask for more.
 pub const OVERLAP_SECONDS: i32 = 3 * 24 * 60 * 60;
-/// Each signs every request.
+/// Each one signs every request.
 pub const SECRETS_IN_FORCE_MAX: i64 = 3;
-/// Rotations looked up in one statement.
+/// Rotations fetched by one statement.
 const BATCH: i64 = 200;
 
 #[derive(Debug, FromRow)]
@@ -40,19 +40,19 @@ struct Subject {
     public_id: String,
     tenant_id: TenantId,
     signature: SignatureFormat,
-    /// It is there, its policy still wants it, and the secret was not replaced by hand.
+    /// It exists, its policy still applies, and the secret was not replaced manually.
     still_wanted: bool,
     in_force: i64,
 }
 
-/// What was done, for the log and for tests.
+/// Counts for the log and for tests.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
     pub announced: u64,
     pub rotated: u64,
 }
 
-/// A rotation that endpoints which asked for it are told of: some days before a planned one, and with one by hand.
+/// A rotation announced to subscribed endpoints: some days before a scheduled one, and together with a manual one.
 #[derive(Debug, Clone, Copy)]
 pub struct Rotating<'a> {
     pub tenant: TenantId,
@@ -67,7 +67,7 @@ impl Rotating<'_> {
         self.rotates_at.to_rfc3339_opts(SecondsFormat::Secs, true)
     }
 
-    /// In the caller's transaction. Answers why the tenant is not told, if it is not.
+    /// Runs in the caller's transaction. Returns why the tenant was not notified, if it was not.
     pub async fn tell(&self, connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
         let data = json!({
             "endpoint": self.endpoint,
@@ -79,7 +79,7 @@ impl Rotating<'_> {
     }
 }
 
-/// Announces and rotates what is due by the database's clock.
+/// Announces and rotates everything due by the database's clock.
 pub async fn run(pool: &PgPool, vault: &Vault) -> Result<Done, sqlx::Error> {
     let mut done = Done::default();
     let mut after = 0;
@@ -103,18 +103,18 @@ pub async fn run(pool: &PgPool, vault: &Vault) -> Result<Done, sqlx::Error> {
     Ok(done)
 }
 
-/// What the database refuses for one endpoint is tried again the next time; the others have their turn now.
+/// A database error for one endpoint is retried in the next run; the others continue.
 fn or_later(done: Result<bool, sqlx::Error>, endpoint: EndpointId) -> Result<bool, sqlx::Error> {
     match done {
         Err(error @ sqlx::Error::Database(_)) => {
-            tracing::warn!(%error, %endpoint, "a planned rotation failed; trying again in the next round");
+            tracing::warn!(%error, %endpoint, "scheduled rotation failed; retrying in the next run");
             Ok(false)
         }
         done => done,
     }
 }
 
-/// A policy that was set on an old secret still gives its notice.
+/// A policy set on an old secret still gives advance notice.
 async fn to_announce(pool: &PgPool, after: i32) -> Result<Vec<Wanted>, sqlx::Error> {
     sqlx::query_as(
         "select s.id as secret_id, e.id as endpoint_id, e.public_id, e.url, t.id as tenant_id,
@@ -137,7 +137,7 @@ async fn to_announce(pool: &PgPool, after: i32) -> Result<Vec<Wanted>, sqlx::Err
     .await
 }
 
-/// The plan, the event and the audit line, all or none.
+/// The plan, the event and the audit entry, atomically.
 async fn announce(pool: &PgPool, wanted: &Wanted) -> Result<bool, sqlx::Error> {
     let mut tx = pool.begin().await?;
     let planned = sqlx::query(
@@ -161,11 +161,11 @@ async fn announce(pool: &PgPool, wanted: &Wanted) -> Result<bool, sqlx::Error> {
     };
     let refusal = about.tell(&mut tx).await?;
     if let Some(refusal) = refusal {
-        // The tenant was deleted just now, or somebody took the type away. Nothing was planned; it is tried again.
+        // The tenant was just deleted, or the event type was removed. Nothing was planned; it is retried.
         tracing::warn!(
             endpoint = wanted.public_id,
             refusal,
-            "a rotation could not be announced"
+            "announcing a rotation failed; retrying"
         );
         return Ok(false);
     }
@@ -193,7 +193,7 @@ async fn due(pool: &PgPool, after: i32) -> Result<Vec<(i32, EndpointId)>, sqlx::
     .await
 }
 
-/// Under the endpoint's lock, as a rotation by hand is.
+/// Under the endpoint's lock, like a manual rotation.
 async fn rotate(
     pool: &PgPool,
     vault: &Vault,
@@ -222,7 +222,7 @@ async fn rotate(
     if subject.still_wanted && subject.in_force >= SECRETS_IN_FORCE_MAX {
         tracing::info!(
             endpoint = subject.public_id,
-            "a planned rotation waits until an older secret has retired"
+            "scheduled rotation postponed until an older secret has expired"
         );
         return Ok(false);
     }

@@ -1,8 +1,8 @@
 //! The relay: moves committed events from producers' own databases into the main one.
-//! Invariant: an event is emitted here before it is removed there, and its id was fixed there. So a crash between the
-//! two emits it again under the same id with the same content, which does nothing: exactly once, whichever side dies.
-//! What can't go now, because another transaction holds its key or id, steps aside (`aside.rs`) with all later events of its
-//! key. No statement waits longer than the server was told, so that none is left behind.
+//! Invariant: an event is emitted here before it is removed there, and its id was fixed there. After a crash between
+//! the two it is emitted again with the same id and content, which has no effect: exactly once, whichever side dies.
+//! Events that are blocked, because another transaction holds their key or id, are set aside (`aside.rs`) with all
+//! later events of the key. Every statement has a server-side timeout, so that none is left behind.
 
 mod aside;
 
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Wake,
     store::schema::{self, SchemaError, SchemaSet},
-    telemetry::metrics::METERS,
+    telemetry::metrics::METRICS,
 };
 use aside::{Aside, Strand};
 
@@ -29,20 +29,20 @@ const ERROR_WAIT_MIN: Duration = Duration::from_millis(200);
 const ERROR_WAIT_MAX: Duration = Duration::from_secs(10);
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 const STEP_TIME_MAX: Duration = Duration::from_secs(60);
-/// In the main database. A lock that is not to be had this soon is held by somebody who takes their time.
+/// In the main database. A lock not acquired this soon is held by a slow transaction.
 const BEGIN_EMIT: &str = "begin; set local lock_timeout = '100ms'; set local statement_timeout = '10s'";
-/// In the source, whose transaction is open while the main database is asked: longer than a step may take.
+/// In the source, whose transaction stays open during the emit: longer than a step may take.
 const BEGIN_STEP: &str = "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'; \
                           set local idle_in_transaction_session_timeout = '70s'";
-/// Statements of one step that may wait in vain for a lock: for one tenant whose events are found to be held up, for one that
-/// is known to be, and for all together.
+/// Statements of one step that may time out on a lock: for a tenant found to be blocked, for one already known to be,
+/// and for all together.
 const WAITS_TENANT_MAX: usize = 12;
 const WAITS_AGAIN_MAX: usize = 2;
 const WAITS_MAX: usize = 60;
-/// One relay at a time takes from a source, so that the events of a key stay in order.
+/// Only one relay reads from a source, so that the events of a key stay in order.
 const RELAY_LOCK: i64 = 0x706f_7374_7269_6465;
 
-/// Puts the outbox into a producer's own database.
+/// Installs the outbox in a producer's own database.
 pub async fn migrate_outbox(options: &PgConnectOptions) -> Result<(), SchemaError> {
     let mut connection = PgConnection::connect_with(options).await?;
     let is_main: bool = sqlx::query_scalar("select to_regclass('postrider.events') is not null")
@@ -56,7 +56,7 @@ pub async fn migrate_outbox(options: &PgConnectOptions) -> Result<(), SchemaErro
     Ok(())
 }
 
-/// Relays from one source until told to stop.
+/// Relays from one source until stopped.
 pub(crate) async fn run(
     number: usize,
     source: PgConnectOptions,
@@ -72,8 +72,8 @@ pub(crate) async fn run(
             () = stop.cancelled() => return,
         };
         if let Err(error) = relayed {
-            // The URL has a password in it: the source is told by its place in the list.
-            tracing::warn!(source = number, %error, "nothing can be relayed from a source; trying again");
+            // The URL contains a password: the source is logged by its position in the list.
+            tracing::warn!(source = number, %error, "relaying from a source failed; retrying");
         }
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
@@ -104,7 +104,7 @@ async fn relay(
         *wait = ERROR_WAIT_MIN;
         match step {
             Step::Moved => wake.now(),
-            // A long look, past much that is set aside, is not repeated at once.
+            // A long scan, past many events set aside, is not repeated at once.
             Step::Nothing => tokio::time::sleep(IDLE_WAIT.max(began.elapsed())).await,
             Step::Others => tokio::time::sleep(OTHERS_WAIT).await,
         }
@@ -117,7 +117,7 @@ enum Step {
     Others,
 }
 
-/// As the source has it: what is no UTF-8 there must not keep the others from being read.
+/// Raw bytes from the source: an event that is not UTF-8 must not block the others.
 #[derive(Debug, FromRow)]
 struct Stored {
     n: i64,
@@ -171,7 +171,7 @@ impl Row {
     }
 }
 
-/// What the main database says of one of them.
+/// The main database's rejection of an event.
 #[derive(Debug)]
 struct Refused {
     n: i64,
@@ -179,10 +179,10 @@ struct Refused {
     message: String,
 }
 
-/// What a step leaves no longer in the outbox.
+/// Events to remove from the outbox.
 #[derive(Debug, Default)]
-struct Gone {
-    /// Those that were refused too.
+struct Processed {
+    /// Including rejected ones.
     rows: Vec<i64>,
     refused: Vec<Refused>,
 }
@@ -196,30 +196,30 @@ async fn step(source: &mut PgConnection, pool: &PgPool, aside: &mut Aside) -> Re
     if !ours {
         return Ok(Step::Others);
     }
-    let mut gone = Gone::default();
+    let mut processed = Processed::default();
     let mut rows = Vec::new();
     for stored in page(&mut transaction, aside).await? {
         match stored.read() {
             Ok(row) => rows.push(row),
             Err(refused) => {
-                gone.rows.push(refused.n);
-                gone.refused.push(refused);
+                processed.rows.push(refused.n);
+                processed.refused.push(refused);
             }
         }
     }
-    emit_what_can_go(pool, &rows, aside, &mut gone).await?;
-    if gone.rows.is_empty() {
+    emit_unblocked(pool, &rows, aside, &mut processed).await?;
+    if processed.rows.is_empty() {
         return Ok(Step::Nothing);
     }
-    remove(&mut transaction, &gone).await?;
+    remove(&mut transaction, &processed).await?;
     transaction.commit().await?;
-    METERS
+    METRICS
         .relayed
-        .increment((gone.rows.len() - gone.refused.len()) as u64);
+        .increment((processed.rows.len() - processed.refused.len()) as u64);
     Ok(Step::Moved)
 }
 
-/// The first that are not set aside. Always from the beginning: one that was committed late has a low number.
+/// The first events not set aside. Always from the beginning: one committed late has a low number.
 async fn page(source: &mut PgConnection, aside: &mut Aside) -> Result<Vec<Stored>, sqlx::Error> {
     let left_out = aside.left_out(Instant::now());
     sqlx::query_as(
@@ -243,18 +243,18 @@ async fn page(source: &mut PgConnection, aside: &mut Aside) -> Result<Vec<Stored
     .await
 }
 
-/// All in one statement; where that is held up, each tenant's in one, and of one that is held up again in ever smaller parts.
-async fn emit_what_can_go(
+/// All in one statement; if that is blocked, one per tenant, and for a blocked tenant in ever smaller parts.
+async fn emit_unblocked(
     pool: &PgPool,
     rows: &[Row],
     aside: &mut Aside,
-    gone: &mut Gone,
+    processed: &mut Processed,
 ) -> Result<(), sqlx::Error> {
     let mut by_tenant: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
     for row in rows {
         by_tenant.entry(&row.tenant).or_default().push(row);
     }
-    if rows.is_empty() || emit(pool, &rows.iter().collect::<Vec<_>>(), aside, gone).await? {
+    if rows.is_empty() || emit(pool, &rows.iter().collect::<Vec<_>>(), aside, processed).await? {
         return Ok(());
     }
     let mut waits = 1;
@@ -262,22 +262,23 @@ async fn emit_what_can_go(
         if waits >= WAITS_MAX {
             break;
         }
-        waits += emit_in_parts(pool, tenant, rows, aside, gone).await?;
+        waits += emit_in_parts(pool, tenant, rows, aside, processed).await?;
     }
     Ok(())
 }
 
-/// Answers how many statements waited in vain. A strand, the events of one key or one event without a key, is never parted.
+/// Returns how many statements timed out. A strand, the events of one key or one event without a key, is never split.
 async fn emit_in_parts(
     pool: &PgPool,
     tenant: &str,
     rows: Vec<&Row>,
     aside: &mut Aside,
-    gone: &mut Gone,
+    processed: &mut Processed,
 ) -> Result<usize, sqlx::Error> {
-    let waits_max = match aside.knows(tenant) {
-        true => WAITS_AGAIN_MAX,
-        false => WAITS_TENANT_MAX,
+    let waits_max = if aside.knows(tenant) {
+        WAITS_AGAIN_MAX
+    } else {
+        WAITS_TENANT_MAX
     };
     let mut strands: BTreeMap<Strand, Vec<&Row>> = BTreeMap::new();
     for row in rows {
@@ -287,7 +288,7 @@ async fn emit_in_parts(
     let mut waits = 0;
     while let Some(mut part) = parts.pop() {
         let rows: Vec<&Row> = part.iter().flat_map(|(_, rows)| rows).copied().collect();
-        if emit(pool, &rows, aside, gone).await? {
+        if emit(pool, &rows, aside, processed).await? {
             continue;
         }
         waits += 1;
@@ -309,11 +310,16 @@ async fn emit_in_parts(
     Ok(waits)
 }
 
-/// Commits them in the main database, and notes those that it refused. False when something else is in their way.
-async fn emit(pool: &PgPool, rows: &[&Row], aside: &mut Aside, gone: &mut Gone) -> Result<bool, sqlx::Error> {
+/// Commits the events in the main database and collects rejected ones. Returns false when they are blocked.
+async fn emit(
+    pool: &PgPool,
+    rows: &[&Row],
+    aside: &mut Aside,
+    processed: &mut Processed,
+) -> Result<bool, sqlx::Error> {
     let refused = match try_emit(pool, rows).await {
         Err(error) if is_about_rows(&error) => {
-            tracing::debug!(%error, rows = rows.len(), "events of a source can't go now");
+            tracing::debug!(%error, rows = rows.len(), "events of a source are blocked; retrying later");
             return Ok(false);
         }
         done => done?,
@@ -321,12 +327,12 @@ async fn emit(pool: &PgPool, rows: &[&Row], aside: &mut Aside, gone: &mut Gone) 
     for row in rows {
         aside.forget(&row.tenant, &row.strand());
     }
-    gone.rows.extend(rows.iter().map(|row| row.n));
-    gone.refused.extend(refused);
+    processed.rows.extend(rows.iter().map(|row| row.n));
+    processed.refused.extend(refused);
     Ok(true)
 }
 
-/// A lock that was not to be had, or anything else that others may be spared: not the server, the connection or the schema.
+/// A lock timeout or any other error specific to these rows: not the server, the connection or the schema.
 fn is_about_rows(error: &sqlx::Error) -> bool {
     const CLASSES: [&str; 8] = ["21", "22", "23", "40", "54", "55", "P0", "PR"];
     const STATEMENT_TIMEOUT: &str = "57014";
@@ -352,7 +358,7 @@ async fn try_emit(pool: &PgPool, rows: &[&Row]) -> Result<Vec<Refused>, sqlx::Er
     let answers: Vec<(i32, Option<String>, Option<String>)> = match emitted {
         Ok(answers) => answers,
         Err(error) => {
-            // What it has locked is free before others are tried.
+            // Releases its locks before others are tried.
             transaction.rollback().await?;
             return Err(error);
         }
@@ -373,10 +379,10 @@ async fn try_emit(pool: &PgPool, rows: &[&Row]) -> Result<Vec<Refused>, sqlx::Er
 
 async fn remove(
     transaction: &mut Transaction<'_, Postgres>,
-    Gone { rows, refused }: &Gone,
+    Processed { rows, refused }: &Processed,
 ) -> Result<(), sqlx::Error> {
     if !refused.is_empty() {
-        METERS.relay_refused.increment(refused.len() as u64);
+        METRICS.relay_refused.increment(refused.len() as u64);
         sqlx::query(
             "insert into postrider.outbox_refused
                 (n, tenant, type, data, id, version, ordering_key, created_at, refusal, message)

@@ -1,7 +1,7 @@
-//! Retention: what is older than it has to be is dropped, whole partitions at a time. A duty of `jobs`.
+//! Retention: drops expired data, whole partitions at a time. A duty of `jobs`.
 //!
-//! Invariant: an event goes only when no delivery of it waits and no dead letter of it is kept. One that outlives its
-//! partition is held in `events_held`, where the body read of an attempt looks second.
+//! Invariant: an event is dropped only when no delivery of it is pending and no dead letter of it is kept. One that
+//! outlives its partition is archived in `events_held`, where an attempt's body read looks second.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -11,16 +11,16 @@ use sqlx::{AssertSqlSafe, PgConnection, PgPool};
 
 use crate::maintenance::partitions::{self, Partition, TABLES};
 
-/// Rows handled by one statement, so that nobody waits for one long.
+/// Rows per statement, so that none takes long.
 const BATCH: i64 = 2_000;
-/// Statements of one run and kind: what is left waits for the next.
+/// Statements per run and kind; the rest waits for the next run.
 const BATCHES_MAX: usize = 2_000;
-/// Beyond the retention: whoever reads by it finds nothing half gone.
+/// Added to the retention, so that readers within it never find anything half deleted.
 const MARGIN: TimeDelta = TimeDelta::seconds(10);
 /// How long finished jobs can be looked up.
 const JOBS_KEPT_DAYS: i32 = 7;
 
-/// What was done, for the log and for tests.
+/// Counts for the log and for tests.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
     pub partitions_dropped: u64,
@@ -30,7 +30,7 @@ pub struct Done {
     pub events_deleted: u64,
 }
 
-/// A span of events, and whose.
+/// A time range of events, and their tenant.
 #[derive(Clone, Copy)]
 struct Span {
     from: EventId,
@@ -48,9 +48,10 @@ impl Span {
     }
 }
 
-/// Does what is due by the database's clock. Of several that run at once one does it.
+/// Does everything due by the database's clock. If several run at once, one does the work.
 pub async fn run(pool: &PgPool, retention: Duration) -> Result<Done, sqlx::Error> {
-    // A connection of its own: cutting a partition off is not possible within a transaction, and the lock is the session's.
+    // A dedicated connection: a partition can't be detached concurrently within a transaction, and the lock belongs
+    // to the session.
     let mut connection = pool.acquire().await?.detach();
     sqlx::raw_sql(
         "set lock_timeout = '1s'; set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off",
@@ -61,11 +62,12 @@ pub async fn run(pool: &PgPool, retention: Duration) -> Result<Done, sqlx::Error
         .fetch_one(&mut connection)
         .await?;
     let mut done = Done::default();
-    let result = match alone {
-        true => forget(&mut connection, retention, &mut done).await,
-        false => Ok(()),
+    let result = if alone {
+        forget(&mut connection, retention, &mut done).await
+    } else {
+        Ok(())
     };
-    // The lock goes with the session.
+    // The lock is released with the session.
     let closed = sqlx::Connection::close(connection).await;
     result.and(closed).map(|()| done)
 }
@@ -94,7 +96,8 @@ async fn drop_old(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) 
         done.dead_letters_expired += expire(db, span, floor).await?;
         done.events_held += hold(db, span).await?;
         forget_ids(db, span).await?;
-        // First the attempts: from then on nothing of this time can be replayed but dead letters, whose events are held.
+        // Attempts first: from then on nothing of this time can be replayed but dead letters, whose events are
+        // archived.
         for partition in attempts.iter().filter(|one| one.slice == events.slice) {
             cut_off(db, partition).await?;
             done.partitions_dropped += 1;
@@ -103,7 +106,7 @@ async fn drop_old(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) 
         cut_off(db, &events).await?;
         done.partitions_dropped += 1;
     }
-    // Whose width was another than that of the events.
+    // Partitions whose width differs from that of the events.
     for partition in partitions::attached(db, "attempts").await? {
         if is_old(&partition) {
             cut_off(db, &partition).await?;
@@ -113,8 +116,8 @@ async fn drop_old(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) 
     Ok(())
 }
 
-/// Nobody waits for it: emits and attempts go on, and it itself waits for open transactions a second at most. Then it is
-/// finished the next time.
+/// Blocks nobody: emits and attempts continue, and it waits for open transactions for a second at most. Otherwise it
+/// is completed next time.
 async fn cut_off(db: &mut PgConnection, partition: &Partition) -> Result<(), sqlx::Error> {
     let (table, name) = (partition.table, partition.name());
     let word = if partition.pending {
@@ -132,7 +135,7 @@ async fn drop_table(db: &mut PgConnection, partition: &Partition) -> Result<(), 
     sqlx::raw_sql(AssertSqlSafe(format!("drop table {name}")))
         .execute(db)
         .await?;
-    tracing::info!(partition = name, "dropped a partition that is past its retention");
+    tracing::info!(partition = name, "dropped an expired partition");
     Ok(())
 }
 
@@ -153,7 +156,7 @@ async fn finish_interrupted(db: &mut PgConnection) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-/// Of a partition that is being cut off, which its table no longer shows.
+/// For a partition being detached, which its table no longer shows.
 async fn hold_detached(db: &mut PgConnection, partition: &Partition) -> Result<(), sqlx::Error> {
     let span = Span::of(partition.slice.begin(), partition.slice.end());
     let mut after = span.from.pred();
@@ -176,7 +179,7 @@ async fn hold_detached(db: &mut PgConnection, partition: &Partition) -> Result<(
 
 const COLUMNS: &str = "id, tenant_id, type_id, schema_id, chosen_id, ordering_key, sequence, body, full_data";
 
-/// Copies events that deliveries still need.
+/// Archives events that deliveries still need.
 async fn hold(db: &mut PgConnection, span: Span) -> Result<u64, sqlx::Error> {
     let (mut after, mut held) = (span.from.pred(), 0);
     loop {
@@ -199,7 +202,7 @@ async fn hold(db: &mut PgConnection, span: Span) -> Result<u64, sqlx::Error> {
     }
 }
 
-/// The lowest events behind `after` that wait or are dead letters, each once. Deleted endpoints need none.
+/// The lowest events after `after` that are pending or dead letters, each once. Deleted endpoints need none.
 async fn needed(db: &mut PgConnection, span: Span, after: EventId) -> Result<Vec<EventId>, sqlx::Error> {
     sqlx::query_scalar(
         "select distinct n.event_id from postrider.endpoints e
@@ -224,7 +227,7 @@ async fn needed(db: &mut PgConnection, span: Span, after: EventId) -> Result<Vec
     .await
 }
 
-/// A look shows a bounded number of needed events: of what lies behind them nothing is known.
+/// A query returns a bounded number of needed events: beyond the last one nothing is known.
 fn judged_up_to(needed: &HashSet<EventId>, last: EventId) -> EventId {
     match needed.iter().max() {
         Some(highest) if needed.len() as i64 >= BATCH => last.min(*highest),
@@ -232,7 +235,7 @@ fn judged_up_to(needed: &HashSet<EventId>, last: EventId) -> EventId {
     }
 }
 
-/// Dead letters that died before the floor, and those of endpoints that are gone.
+/// Dead letters that died before the floor, and those of deleted endpoints.
 async fn expire(db: &mut PgConnection, span: Span, floor: DateTime<Utc>) -> Result<u64, sqlx::Error> {
     let mut expired = 0;
     for _ in 0..BATCHES_MAX {
@@ -271,7 +274,7 @@ async fn expire(db: &mut PgConnection, span: Span, floor: DateTime<Utc>) -> Resu
     Ok(expired)
 }
 
-/// Ids that producers chose, of events that go and are not held: the same id is a new event from then on.
+/// Producer-chosen ids of events that are dropped and not archived: from then on the same id is a new event.
 async fn forget_ids(db: &mut PgConnection, span: Span) -> Result<(), sqlx::Error> {
     for _ in 0..BATCHES_MAX {
         let gone = sqlx::query(
@@ -293,7 +296,7 @@ async fn forget_ids(db: &mut PgConnection, span: Span) -> Result<(), sqlx::Error
     Ok(())
 }
 
-/// A wide partition that time has come to holds more of it than is kept: what is old goes row by row.
+/// A net that is in use covers more time than is kept: old events are deleted row by row.
 async fn forget_in_nets(
     db: &mut PgConnection,
     floor: DateTime<Utc>,
@@ -320,7 +323,7 @@ async fn forget_in_nets(
     Ok(())
 }
 
-/// Tenants that keep less than the platform: their rows are deleted one batch after the other.
+/// Tenants with a shorter retention than the platform: their rows are deleted in batches.
 async fn forget_short(
     db: &mut PgConnection,
     now: DateTime<Utc>,
@@ -361,13 +364,13 @@ async fn delete_events(db: &mut PgConnection, span: Span, tenant: TenantId) -> R
     Ok(deleted)
 }
 
-/// What one statement deleted, and the last event it looked at.
+/// What one statement deleted, and the last event it examined.
 pub(crate) struct Batch {
     pub(crate) last: EventId,
     pub(crate) deleted: u64,
 }
 
-/// A few events of a tenant with their attempts and ids, but for those that are needed. None when there are no more.
+/// A few events of a tenant with their attempts and ids, except those still needed. `None` when there are no more.
 pub(crate) async fn delete_batch(
     db: &mut PgConnection,
     tenant: TenantId,
@@ -421,7 +424,7 @@ pub(crate) async fn delete_batch(
     }))
 }
 
-/// Held events that nobody needs any more.
+/// Archived events that are no longer needed.
 async fn release(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) -> Result<(), sqlx::Error> {
     let mut after = EventId::LOWEST;
     for _ in 0..BATCHES_MAX {
@@ -458,7 +461,7 @@ async fn release(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) -
     Ok(())
 }
 
-/// Replays and jobs that came to their end long ago, whichever end it was.
+/// Replays and jobs that ended long ago, in whatever state.
 async fn forget_finished(db: &mut PgConnection, floor: DateTime<Utc>) -> Result<(), sqlx::Error> {
     sqlx::query("delete from postrider.replays where ended_at < $1")
         .bind(floor)

@@ -1,13 +1,14 @@
-//! Minutes become hours, and old ones go. Done every hour by a duty of `jobs`.
-//! Invariant: an hour is made from its minutes while they are all there, and made anew it comes out the same.
+//! Aggregates minutes into hours and deletes old ones. An hourly duty of `jobs`.
+//! Invariant: an hour is computed from its minutes while all of them exist, and computing it again gives the same
+//! result.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
 
-/// Minutes are read for charts of a day; a little longer gives a missed duty time.
+/// Minutes are read for charts of a day; a little longer tolerates a missed duty.
 const MINUTES_KEPT_HOURS: i32 = 50;
 const HOURS_KEPT_DAYS: i32 = 90;
-/// The latest hour is made again: a dispatcher may have written its last minute late.
+/// The latest hour is computed again: a dispatcher may have written its last minute late.
 const MADE_AGAIN_HOURS: i32 = 2;
 
 pub async fn run(pool: &PgPool) -> Result<(), sqlx::Error> {
@@ -29,7 +30,7 @@ pub async fn run(pool: &PgPool) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-/// Hours that are over, from a little before the latest one made.
+/// Hours that are over, from a little before the latest one computed.
 async fn hours_to_make(pool: &PgPool) -> Result<Vec<DateTime<Utc>>, sqlx::Error> {
     sqlx::query_scalar(
         "select hour from generate_series(

@@ -22,7 +22,7 @@ pub(crate) async fn publish(pool: PgPool, id: Uuid, mut applied: watch::Receiver
             .with_db_timeout()
             .await;
         if let Err(error) = written {
-            tracing::warn!(%error, "applied settings could not be published; retrying");
+            tracing::warn!(%error, "publishing applied settings failed; retrying");
             tokio::time::sleep(RETRY_WAIT).await;
             applied.mark_changed();
         }

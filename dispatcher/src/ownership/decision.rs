@@ -1,8 +1,8 @@
-//! Who owns which shard, as one dispatcher sees it: what it holds, what the tables say, and what follows. Pure: rows and
-//! time are passed in, so that it can be simulated. `shards.rs` asks the database and does what is decided here.
+//! Which shards this dispatcher should own: what it holds, what the tables say, and what to change. Pure: rows and
+//! time are passed in, so that it can be simulated. `shards.rs` queries the database and carries the decisions out.
 //!
-//! Invariant: a shard is wanted only from an owner that was seen unrenewed for a whole lease by this process's own clock.
-//! The statement that takes it checks the database's. So a clock that steps can't make two owners.
+//! Invariant: a shard is taken only from an owner that this process has seen unrenewed for a whole lease by its own
+//! clock. The statement that takes it checks the database's clock. So a clock that steps can't create two owners.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,7 +17,7 @@ use uuid::Uuid;
 /// How long a dispatcher owns its shards after a renewal.
 pub const LEASE: Duration = Duration::from_secs(5);
 pub(crate) const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// The lease is over here this much before the database says so.
+/// The lease ends locally this much before it ends in the database.
 pub(crate) const MARGIN: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone, FromRow)]
@@ -35,7 +35,7 @@ pub(crate) struct ShardRow {
     pub(crate) epoch: Epoch,
 }
 
-/// The table of shards as this process last saw it, and what it has seen of the others.
+/// The table of shards as this process last saw it, and its observations of other dispatchers.
 #[derive(Debug)]
 pub(crate) struct View {
     me: Uuid,
@@ -47,11 +47,11 @@ pub(crate) struct View {
     renewed: HashMap<Uuid, (DateTime<Utc>, Instant)>,
 }
 
-/// What is different since the look before.
+/// Differences since the previous update.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     pub(crate) lost: Vec<Shard>,
-    /// Ours, though we did not hear of it when we took them.
+    /// Ours, although the reply to the takeover was lost.
     pub(crate) found: Vec<(Shard, Epoch)>,
 }
 
@@ -74,8 +74,8 @@ impl View {
         self.leaving
     }
 
-    /// Takes in what the tables say. `now` is not before they were read.
-    pub(crate) fn look(
+    /// Applies the rows read from the tables. `now` is not before they were read.
+    pub(crate) fn update(
         &mut self,
         dispatchers: &[DispatcherRow],
         shards: &[ShardRow],
@@ -111,7 +111,7 @@ impl View {
         self.draining.retain(|shard| !shards.contains(shard));
     }
 
-    /// Of these, which are still to be released.
+    /// Of these, the ones still to be released.
     pub(crate) fn to_release(&self, drained: &[Shard]) -> Vec<Shard> {
         let draining = |shard: &Shard| self.draining.contains(shard);
         drained.iter().copied().filter(draining).collect()
@@ -144,8 +144,8 @@ impl View {
         now: Instant,
     ) -> Vec<(Shard, Epoch)> {
         let live = Self::live(dispatchers);
-        let room = self.share(&live).saturating_sub(self.held.len());
-        if room == 0 {
+        let missing = self.share(&live).saturating_sub(self.held.len());
+        if missing == 0 {
             return Vec::new();
         }
         let is_free = |row: &&ShardRow| {
@@ -153,15 +153,15 @@ impl View {
         };
         let free = shards.iter().filter(is_free);
         let mut free: Vec<(Shard, Epoch)> = free.map(|row| (row.shard, row.epoch)).collect();
-        // Dispatchers that start together begin at different places.
+        // Dispatchers that start together begin at different shards.
         let rank = live.iter().position(|id| *id == self.me).unwrap_or(0);
         let turn = rank * usize::from(SHARDS as u16) / live.len().max(1);
         free.sort_unstable_by_key(|(shard, _)| (shard.0 as usize + SHARDS as usize - turn) % SHARDS as usize);
-        free.truncate(room);
+        free.truncate(missing);
         free
     }
 
-    /// What is above this dispatcher's share and not yet being given back: from now on it is.
+    /// Shards above this dispatcher's share that are not being released yet; marks them as being released.
     pub(crate) fn surplus(&mut self, dispatchers: &[DispatcherRow]) -> Vec<Shard> {
         let share = self.share(&Self::live(dispatchers));
         let kept = self.held.keys().filter(|shard| !self.draining.contains(shard));
@@ -186,7 +186,7 @@ impl View {
         }
     }
 
-    /// A row that is gone was deleted by its owner as it left, or long after it died.
+    /// A missing row was deleted by its owner on shutdown, or long after it died.
     fn is_dead(&self, owner: Uuid, now: Instant) -> bool {
         self.renewed
             .get(&owner)

@@ -1,5 +1,5 @@
-//! This process's right to act, by its own monotonic clock. Renewed by `shards.rs`.
-//! Invariant: it is over here before anybody else may take what it covers.
+//! This process's permission to send, by its own monotonic clock. Renewed by `shards.rs`.
+//! Invariant: it ends here before any other dispatcher may take over what it covers.
 
 use std::{
     future::poll_fn,
@@ -43,16 +43,16 @@ impl Lease {
         now < term.until && !term.over.is_cancelled()
     }
 
-    /// The right to what begins under this term.
-    pub(crate) fn under(&self, term: CancellationToken) -> Right {
-        Right {
+    /// Permission for an attempt that starts under this term.
+    pub(crate) fn under(&self, term: CancellationToken) -> SendPermission {
+        SendPermission {
             lease: self.clone(),
             term,
         }
     }
 
-    /// Answers with a new term if one began, because the one before was over, said or not. What was begun under that one
-    /// stays over: a process that was frozen may have lost its shards meanwhile.
+    /// Returns a new term if one began because the previous one had ended, noticed or not. Attempts of the previous
+    /// term stay cancelled: a process that was frozen may have lost its shards meanwhile.
     pub(crate) fn extend(&self, until: Instant) -> Option<CancellationToken> {
         self.extend_at(Instant::now(), until)
     }
@@ -70,7 +70,7 @@ impl Lease {
         renewed.then(|| term.over.clone())
     }
 
-    /// Ends the term if its time has come; answers whether it did.
+    /// Ends the term if it has expired; returns whether it did.
     pub(crate) fn expire(&self, now: Instant) -> bool {
         let term = self.term();
         let ends = now >= term.until && !term.over.is_cancelled();
@@ -80,7 +80,7 @@ impl Lease {
         ends
     }
 
-    /// For good: this process is leaving.
+    /// Ends it for good: this process is shutting down.
     pub(crate) fn end(&self) {
         self.term().over.cancel();
     }
@@ -90,29 +90,32 @@ impl Lease {
     }
 }
 
-/// The right to one attempt: it ends with the term it was begun under, also when a new one has begun since.
+/// Permission for one attempt: ends with the term it was started under, even if a new one has begun.
 #[derive(Debug, Clone)]
-pub struct Right {
+pub struct SendPermission {
     lease: Lease,
     term: CancellationToken,
 }
 
-impl Right {
+impl SendPermission {
     pub(crate) fn is_valid(&self) -> bool {
-        // In this order: a new term may begin between the two, and ends this one first.
+        // In this order: a new term may begin between the two, and it ends this one first.
         self.lease.is_valid() && !self.term.is_cancelled()
     }
 
-    /// Goes on with something only while the right is valid, and looks before every step of it. A process that was frozen
-    /// while it connected would otherwise send the request when it wakes, before anybody has told it that it is late.
+    /// Polls a future only while the permission is valid, checking before every poll. A process frozen while
+    /// connecting would otherwise send the request when it resumes, before anything notices that it is late.
     pub(crate) async fn only_while_valid<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = std::pin::pin!(work);
-        let going_on = poll_fn(|cx| match self.is_valid() {
-            true => work.as_mut().poll(cx).map(Some),
-            false => Poll::Ready(None),
+        let guarded = poll_fn(|cx| {
+            if self.is_valid() {
+                work.as_mut().poll(cx).map(Some)
+            } else {
+                Poll::Ready(None)
+            }
         });
         tokio::select! {
-            done = going_on => done,
+            done = guarded => done,
             () = self.term.cancelled() => None,
         }
     }
@@ -147,14 +150,14 @@ mod tests {
         let (lease, start) = (Lease::new(), Instant::now());
         let minute = Duration::from_secs(60);
         let first = lease.extend_at(start, start + minute).expect("a term");
-        let right = lease.under(first);
-        assert!(right.is_valid());
+        let permission = lease.under(first);
+        assert!(permission.is_valid());
         assert!(lease.extend_at(start + minute / 2, start + minute).is_none());
-        assert!(right.is_valid(), "renewed in time");
+        assert!(permission.is_valid(), "renewed in time");
         let second = lease
             .extend_at(start + minute, start + 2 * minute)
             .expect("the next");
         assert!(lease.is_valid() && lease.under(second).is_valid());
-        assert!(!right.is_valid(), "the process slept through its end");
+        assert!(!permission.is_valid(), "the process slept through its end");
     }
 }

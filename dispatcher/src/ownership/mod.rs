@@ -1,5 +1,5 @@
-//! Which dispatcher owns which shard: `lease` says whether this process may send, `decision` what should change hands,
-//! and `shards` asks the database and carries it out.
+//! Which dispatcher owns which shard: `lease` tells whether this process may send, `decision` what should change, and
+//! `shards` queries the database and carries it out.
 
 pub(crate) mod applied;
 pub(crate) mod decision;

@@ -1,8 +1,8 @@
-//! Leases and shards in the database. One row per dispatcher, renewed every second and valid for five by the database's
-//! clock; a shard's row changes only when it is taken or released, and each change counts its epoch up. What follows from
-//! the rows is decided in `ownership.rs`.
+//! Leases and shards in the database. One row per dispatcher, renewed every second and valid for five by the
+//! database's clock; a shard's row changes only when it is taken or released, and each change increments its epoch.
+//! `decision.rs` decides what follows from the rows.
 //!
-//! Invariant: no question to the database, however long it hangs, keeps the lease from ending in time.
+//! Invariant: no database query, however long it hangs, keeps the lease from ending in time.
 
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,10 @@ use crate::{
         decision::{DispatcherRow, LEASE, MARGIN, RENEW_EVERY, ShardRow, View},
         lease::Lease,
     },
-    telemetry::metrics::METERS,
+    telemetry::metrics::METRICS,
 };
 
-/// A question to the database that takes longer is given up: the next tick asks on another connection.
+/// A query that takes longer is abandoned: the next tick uses another connection.
 const ASK_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Shards {
@@ -30,17 +30,17 @@ pub(crate) struct Shards {
     pub(crate) id: Uuid,
     pub(crate) name: String,
     pub(crate) lease: Lease,
-    pub(crate) events: mpsc::UnboundedSender<EngineMessage>,
-    /// Shards whose lanes are empty, to be released.
+    pub(crate) engine: mpsc::UnboundedSender<EngineMessage>,
+    /// Shards whose lanes are drained, to be released.
     pub(crate) drained: mpsc::UnboundedReceiver<Shard>,
 }
 
 impl Shards {
-    /// Renews and balances. When the process is stopping, gives each shard back as soon as nothing of it is on the wire, so
-    /// that one endpoint that hangs does not hold up the others; when told to leave, whatever is left.
+    /// Renews and balances. While the process is stopping, releases each shard as soon as none of its attempts is in
+    /// flight, so that one hanging endpoint does not delay the others; on `leave`, releases the rest.
     pub(crate) async fn run(self, stopping: CancellationToken, leave: CancellationToken) {
-        // Beside the questions to the database: however long they hang, the lease is over in time.
-        let watch = watch(self.lease.clone(), self.events.clone());
+        // In parallel with the queries: however long they hang, the lease ends in time.
+        let watch = watch(self.lease.clone(), self.engine.clone());
         tokio::select! {
             () = self.keep(stopping, leave) => {}
             () = watch => {}
@@ -68,7 +68,7 @@ impl Shards {
             }
         }
         if let Err(error) = self.leave().with_db_timeout().await {
-            tracing::warn!(%error, "the shards could not be released; they expire by themselves");
+            tracing::warn!(%error, "releasing the shards failed; they expire");
         }
     }
 
@@ -77,27 +77,27 @@ impl Shards {
         let (dispatchers, shards) = match within(ASK_MAX, self.renew_and_look(view.is_leaving())).await {
             Ok(tables) => tables,
             Err(error) => {
-                METERS.lease_failed.increment(1);
-                return tracing::warn!(%error, "the lease could not be renewed");
+                METRICS.lease_failed.increment(1);
+                return tracing::warn!(%error, "renewing the lease failed; retrying");
             }
         };
-        METERS.lease_renewed.increment(1);
+        METRICS.lease_renewed.increment(1);
         let term = self.lease.extend(asked_at + LEASE - MARGIN);
-        let changes = view.look(&dispatchers, &shards, Instant::now());
+        let changes = view.update(&dispatchers, &shards, Instant::now());
         if !changes.lost.is_empty() {
-            let _ = self.events.send(EngineMessage::Lost(changes.lost));
+            let _ = self.engine.send(EngineMessage::Lost(changes.lost));
         }
         if !changes.found.is_empty() {
-            let _ = self.events.send(EngineMessage::Gained(changes.found));
+            let _ = self.engine.send(EngineMessage::Gained(changes.found));
         }
-        // After what was lost: under the new term nothing of that may be sent.
+        // After the lost shards: nothing of theirs may be sent under the new term.
         if let Some(term) = term {
-            let _ = self.events.send(EngineMessage::Resumed(term));
+            let _ = self.engine.send(EngineMessage::Resumed(term));
         }
         self.balance(view, &dispatchers, &shards).await;
     }
 
-    /// Takes what is free up to this dispatcher's share, or begins to give back what is above it.
+    /// Takes free shards up to this dispatcher's share, or begins to release those above it.
     async fn balance(&self, view: &mut View, dispatchers: &[DispatcherRow], shards: &[ShardRow]) {
         let free = view.wanted(dispatchers, shards, Instant::now());
         if !free.is_empty() {
@@ -106,14 +106,14 @@ impl Shards {
                 Ok(taken) => {
                     tracing::info!(shards = taken.len(), "took shards");
                     view.gained(&taken);
-                    let _ = self.events.send(EngineMessage::Gained(taken));
+                    let _ = self.engine.send(EngineMessage::Gained(taken));
                 }
-                Err(error) => tracing::warn!(%error, "free shards could not be taken"),
+                Err(error) => tracing::warn!(%error, "taking free shards failed; retrying"),
             }
         }
         let surplus = view.surplus(dispatchers);
         if !surplus.is_empty() {
-            let _ = self.events.send(EngineMessage::Drain(surplus));
+            let _ = self.engine.send(EngineMessage::Drain(surplus));
         }
     }
 
@@ -125,11 +125,11 @@ impl Shards {
         match within(ASK_MAX, release(&self.pool, self.id, &drained)).await {
             Ok(()) => {
                 view.released(&drained);
-                let _ = self.events.send(EngineMessage::Lost(drained));
+                let _ = self.engine.send(EngineMessage::Lost(drained));
             }
             Err(error) => {
-                tracing::warn!(%error, "shards could not be released");
-                let _ = self.events.send(EngineMessage::Drain(drained));
+                tracing::warn!(%error, "releasing shards failed; retrying");
+                let _ = self.engine.send(EngineMessage::Drain(drained));
             }
         }
     }
@@ -138,7 +138,7 @@ impl Shards {
         &self,
         leaving: bool,
     ) -> Result<(Vec<DispatcherRow>, Vec<ShardRow>), sqlx::Error> {
-        // One connection for all three: the pool asks each time it lends one whether it is alive.
+        // One connection for all three: the pool checks each connection it hands out.
         let mut connection = self.pool.acquire().await?;
         sqlx::query(
             "insert into postrider.dispatchers (id, name, expires_at, leaving)
@@ -167,8 +167,8 @@ impl Shards {
             .bind(self.id)
             .execute(&self.pool)
             .await?;
-        // Rows of dispatchers that died long ago go with it, once their shards are others': the row of an owner is what a
-        // takeover locks.
+        // Also deletes rows of dispatchers that died long ago, once others own their shards: a takeover locks the row
+        // of the owner.
         sqlx::query(
             "delete from postrider.dispatchers d
              where d.id = $1 or (d.expires_at < clock_timestamp() - interval '1 hour'
@@ -181,27 +181,28 @@ impl Shards {
     }
 }
 
-/// Ends the lease as soon as its time has come.
-async fn watch(lease: Lease, events: mpsc::UnboundedSender<EngineMessage>) {
+/// Ends the lease as soon as it expires.
+async fn watch(lease: Lease, engine: mpsc::UnboundedSender<EngineMessage>) {
     loop {
         let now = Instant::now();
         if lease.expire(now) {
-            METERS.lease_expired.increment(1);
-            tracing::warn!("the lease ran out: nothing is sent until it is renewed");
-            let _ = events.send(EngineMessage::Suspended);
+            METRICS.lease_expired.increment(1);
+            tracing::warn!("lease expired; sending stops until it is renewed");
+            let _ = engine.send(EngineMessage::Suspended);
         }
-        // One that is over has no end to wait for, until it is renewed.
+        // An expired lease has no deadline to wait for until it is renewed.
         let until = lease.until();
         let next = if until > now { until } else { now + RENEW_EVERY };
         tokio::time::sleep_until(next.into()).await;
     }
 }
 
-/// Nothing is recorded under the old owner once this is committed. A shard that its last records hold `for share` is left
-/// for the next time: waiting for them, on a connection that may hang, would cost this process its own lease.
+/// Nothing is recorded under the old owner once this is committed. A shard that its last records have locked `for
+/// share` is skipped until the next time: waiting for them, on a connection that may hang, would cost this process
+/// its own lease.
 ///
-/// The old owner's row is locked as well. If it is being renewed at this moment, its owner is not dead; if it is renewed
-/// after this, the renewal waits for this commit, and its owner reads that it has lost the shard before it goes on.
+/// The old owner's row is locked as well. If it is being renewed at this moment, its owner is alive; if it is renewed
+/// later, the renewal waits for this commit, and its owner reads that it has lost the shard before it continues.
 async fn take(pool: &PgPool, me: Uuid, free: &[(Shard, Epoch)]) -> Result<Vec<(Shard, Epoch)>, sqlx::Error> {
     let (shards, epochs): (Vec<Shard>, Vec<Epoch>) = free.iter().copied().unzip();
     sqlx::query_as(

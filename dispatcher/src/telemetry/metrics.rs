@@ -1,7 +1,7 @@
-//! What is counted here, for Prometheus. Every series is made once, with words of what it means, and then is an atomic:
-//! nothing on a delivery's way takes a lock to count.
+//! Prometheus metrics. Every series is registered once, with its help text, and is an atomic from then on: the delivery
+//! path takes no lock to count.
 //!
-//! Invariant: labels have few values, known when the program is built. No tenant, no URL, no endpoint.
+//! Invariant: labels have few values, known at compile time. No tenant, no URL, no endpoint.
 
 mod database;
 mod pools;
@@ -17,65 +17,66 @@ pub use pools::{sample as sample_pools, watch as watch_pool};
 
 use crate::deliver::lane::Activity;
 
-/// A counter that is seen before it first counts.
-pub fn counter(name: &'static str, means: &'static str) -> Counter {
-    labelled_counter(name, means, &[])
+/// A counter that is exported before it is first incremented.
+pub fn counter(name: &'static str, help: &'static str) -> Counter {
+    labelled_counter(name, help, &[])
 }
 
 pub fn labelled_counter(
     name: &'static str,
-    means: &'static str,
+    help: &'static str,
     labels: &[(&'static str, &'static str)],
 ) -> Counter {
-    metrics::describe_counter!(name, means);
-    let made = metrics::counter!(name, made_of(labels));
-    made.increment(0);
-    made
+    metrics::describe_counter!(name, help);
+    let metric = metrics::counter!(name, labels_of(labels));
+    metric.increment(0);
+    metric
 }
 
-pub fn gauge(name: &'static str, means: &'static str) -> Gauge {
-    labelled_gauge(name, means, &[])
+pub fn gauge(name: &'static str, help: &'static str) -> Gauge {
+    labelled_gauge(name, help, &[])
 }
 
 pub fn labelled_gauge(
     name: &'static str,
-    means: &'static str,
+    help: &'static str,
     labels: &[(&'static str, &'static str)],
 ) -> Gauge {
-    metrics::describe_gauge!(name, means);
-    let made = metrics::gauge!(name, made_of(labels));
-    made.set(0.0);
-    made
+    metrics::describe_gauge!(name, help);
+    let metric = metrics::gauge!(name, labels_of(labels));
+    metric.set(0.0);
+    metric
 }
 
-pub fn histogram(name: &'static str, means: &'static str) -> Histogram {
-    labelled_histogram(name, means, &[])
+pub fn histogram(name: &'static str, help: &'static str) -> Histogram {
+    labelled_histogram(name, help, &[])
 }
 
 pub fn labelled_histogram(
     name: &'static str,
-    means: &'static str,
+    help: &'static str,
     labels: &[(&'static str, &'static str)],
 ) -> Histogram {
-    metrics::describe_histogram!(name, means);
-    metrics::histogram!(name, made_of(labels))
+    metrics::describe_histogram!(name, help);
+    metrics::histogram!(name, labels_of(labels))
 }
 
-fn made_of(labels: &[(&'static str, &'static str)]) -> Vec<Label> {
+fn labels_of(labels: &[(&'static str, &'static str)]) -> Vec<Label> {
     labels
         .iter()
         .map(|(key, value)| Label::from_static_parts(key, value))
         .collect()
 }
 
-pub(crate) static METERS: LazyLock<Meters> = LazyLock::new(Meters::new);
+pub(crate) static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 
-/// Makes the series of a dispatcher, so that they are seen from the start. After the recorder is there.
+/// Registers the series of a dispatcher, so that they are exported from the start. Call after the recorder is
+/// installed.
 pub fn start() {
-    LazyLock::force(&METERS);
+    LazyLock::force(&METRICS);
 }
 
-pub(crate) struct Meters {
+pub(crate) struct Metrics {
     /// In the order of [`OutcomeKind::ALL`].
     attempts: [Counter; OutcomeKind::ALL.len()],
     pub(crate) attempt_seconds: Histogram,
@@ -110,33 +111,33 @@ pub(crate) struct Meters {
     circuits_probing: Gauge,
 }
 
-impl Meters {
+impl Metrics {
     fn new() -> Self {
         let oldest = |held_by| {
             labelled_gauge(
                 "postrider_oldest_due_seconds",
-                "How long the oldest delivery that is due has waited, by what holds it up",
+                "Age of the oldest due delivery, by what delays it",
                 &[("held_by", held_by)],
             )
         };
         let circuits = |state| {
             labelled_gauge(
                 "postrider_circuits",
-                "Endpoints that this dispatcher has had work for, by the state of their circuit breaker",
+                "Endpoints served by this dispatcher, by circuit breaker state",
                 &[("state", state)],
             )
         };
         let lease = |result| {
             labelled_counter(
                 "postrider_lease_renewals_total",
-                "Tries to renew the lease, one a second",
+                "Lease renewals, one per second",
                 &[("result", result)],
             )
         };
         let dead = |reason: &DeadReason| {
             labelled_counter(
                 "postrider_dead_letters_total",
-                "Deliveries that became dead letters, by the reason",
+                "Deliveries that became dead letters, by reason",
                 &[("reason", reason.as_str())],
             )
         };
@@ -144,87 +145,81 @@ impl Meters {
             attempts: OutcomeKind::ALL.map(|kind| {
                 labelled_counter(
                     "postrider_attempts_total",
-                    "Attempts, by what came of them",
+                    "Delivery attempts by outcome",
                     &[("outcome", kind.as_str())],
                 )
             }),
-            attempt_seconds: histogram("postrider_attempt_seconds", "How long attempts took"),
+            attempt_seconds: histogram("postrider_attempt_seconds", "Duration of delivery attempts"),
             first_attempt_delay: histogram(
                 "postrider_first_attempt_delay_seconds",
-                "From an emit to the start of its first attempt, one for each delivery",
+                "Delay from emit to the start of the first attempt of each delivery",
             ),
             dead_letters: DeadReason::ALL.iter().map(dead).collect(),
-            record_seconds: histogram("postrider_record_seconds", "One statement that records results"),
+            record_seconds: histogram(
+                "postrider_record_seconds",
+                "Duration of one statement that records results",
+            ),
             record_rows: histogram(
                 "postrider_record_rows",
-                "Results in one such statement, 500 at most",
+                "Results recorded by one statement, at most 500",
             ),
             refill_seconds: histogram(
                 "postrider_refill_seconds",
-                "One read for endpoints whose backlog does not fit in memory",
+                "Duration of one read for endpoints whose backlog does not fit in memory",
             ),
             results_void: counter(
                 "postrider_results_void_total",
-                "Results that did not count, because the lease was lost: those events are sent again",
+                "Results discarded because the lease was lost; those events are sent again",
             ),
             own_faults: counter(
                 "postrider_own_faults_total",
-                "Requests that were not sent for a fault on this side, such as no more files to open; they are sent later",
+                "Requests not sent because of a local fault, such as the open file limit; they are sent later",
             ),
             tail_missed: counter(
                 "postrider_tail_missed_total",
-                "Times that the sweep found deliveries late; it should stay 0",
+                "Times the sweep found deliveries that the tail had missed; should stay 0",
             ),
             filtered: counter(
                 "postrider_deliveries_filtered_total",
-                "Deliveries that an endpoint's filter did not want",
+                "Deliveries excluded by an endpoint's filter",
             ),
             dropped: counter(
                 "postrider_deliveries_dropped_total",
-                "Deliveries that went with a deleted endpoint",
+                "Deliveries dropped because their endpoint was deleted",
             ),
             relayed: counter(
                 "postrider_relayed_total",
-                "Events taken from producers' own outboxes",
+                "Events relayed from producers' outboxes",
             ),
             relay_refused: counter(
                 "postrider_relay_refused_total",
-                "Events of outboxes that were refused",
+                "Events from outboxes that were rejected",
             ),
             lease_renewed: lease("renewed"),
             lease_failed: lease("failed"),
             lease_expired: counter(
                 "postrider_lease_expirations_total",
-                "Times that the lease ran out and nothing was sent until it was renewed",
+                "Lease expirations; sending stops until the lease is renewed",
             ),
-            shards_owned: gauge(
-                "postrider_shards_owned",
-                "Shards that this dispatcher owns; all have 64",
-            ),
-            in_flight: gauge("postrider_in_flight", "Requests on the wire"),
+            shards_owned: gauge("postrider_shards_owned", "Shards owned by this dispatcher, of 64"),
+            in_flight: gauge("postrider_in_flight", "Requests in flight"),
             in_flight_max: gauge(
                 "postrider_in_flight_max",
-                "The most requests that may be on the wire of this dispatcher",
+                "Maximum requests in flight in this dispatcher",
             ),
             unrecorded: gauge(
                 "postrider_results_unrecorded",
-                "Attempts on the wire, and results that wait for the database",
+                "Attempts in flight and results not yet recorded",
             ),
             bulkhead_places: gauge(
                 "postrider_bulkhead_places",
-                "Requests that endpoints with work may have in flight, all together",
+                "Sum of the concurrency limits of endpoints with work",
             ),
-            bulkheads_full: gauge(
-                "postrider_bulkheads_full",
-                "Endpoints that have as many requests in flight as they may",
-            ),
-            waiting: gauge(
-                "postrider_deliveries_waiting",
-                "Deliveries in memory that are due",
-            ),
+            bulkheads_full: gauge("postrider_bulkheads_full", "Endpoints at their concurrency limit"),
+            waiting: gauge("postrider_deliveries_waiting", "Due deliveries waiting in memory"),
             spilled: gauge(
                 "postrider_endpoints_spilled",
-                "Endpoints with more waiting on disk than fits in memory",
+                "Endpoints with a backlog that does not fit in memory",
             ),
             oldest_by_endpoint: oldest("endpoint"),
             oldest_by_dispatcher: oldest("dispatcher"),
@@ -235,7 +230,7 @@ impl Meters {
     }
 
     pub(crate) fn attempted(&self, kind: OutcomeKind, duration: Duration) {
-        // Their numbers count from 1.
+        // Outcome numbers start at 1.
         if let Some(counter) = self.attempts.get(kind as usize - 1) {
             counter.increment(1);
         }
@@ -253,25 +248,25 @@ impl Meters {
         }
     }
 
-    pub(crate) fn show(&self, hand: &EngineGauges) {
-        self.shards_owned.set(hand.shards as f64);
-        self.in_flight.set(hand.in_flight as f64);
-        self.in_flight_max.set(hand.in_flight_max as f64);
-        self.unrecorded.set(hand.unrecorded as f64);
-        self.bulkhead_places.set(hand.bulkhead_places as f64);
-        self.bulkheads_full.set(hand.bulkheads_full as f64);
-        self.waiting.set(hand.waiting as f64);
-        self.spilled.set(hand.spilled as f64);
-        self.oldest_by_endpoint.set(hand.oldest_by_endpoint);
-        self.oldest_by_dispatcher.set(hand.oldest_by_dispatcher);
+    pub(crate) fn set_gauges(&self, gauges: &EngineGauges) {
+        self.shards_owned.set(gauges.shards as f64);
+        self.in_flight.set(gauges.in_flight as f64);
+        self.in_flight_max.set(gauges.in_flight_max as f64);
+        self.unrecorded.set(gauges.unrecorded as f64);
+        self.bulkhead_places.set(gauges.bulkhead_places as f64);
+        self.bulkheads_full.set(gauges.bulkheads_full as f64);
+        self.waiting.set(gauges.waiting as f64);
+        self.spilled.set(gauges.spilled as f64);
+        self.oldest_by_endpoint.set(gauges.oldest_by_endpoint);
+        self.oldest_by_dispatcher.set(gauges.oldest_by_dispatcher);
         self.circuits_closed
-            .set(hand.lanes.saturating_sub(hand.open + hand.probing) as f64);
-        self.circuits_open.set(hand.open as f64);
-        self.circuits_probing.set(hand.probing as f64);
+            .set(gauges.lanes.saturating_sub(gauges.open + gauges.probing) as f64);
+        self.circuits_open.set(gauges.open as f64);
+        self.circuits_probing.set(gauges.probing as f64);
     }
 }
 
-/// What a dispatcher has in hand, added up over its lanes.
+/// Load of a dispatcher, summed over its lanes.
 #[derive(Debug, Default)]
 pub(crate) struct EngineGauges {
     pub(crate) shards: usize,
@@ -290,8 +285,8 @@ pub(crate) struct EngineGauges {
 }
 
 impl EngineGauges {
-    /// `activity` is none of a lane that has nothing in hand. One that could send and has not is held up by this
-    /// process: places, processor or database.
+    /// `activity` is `None` for a lane without load. A lane that could send and has not is delayed by this process:
+    /// capacity, CPU or database.
     pub(crate) fn add(
         &mut self,
         activity: Option<&Activity>,
@@ -302,14 +297,15 @@ impl EngineGauges {
         self.lanes += 1;
         let oldest = activity.and_then(|one| one.oldest).into_iter().chain(due).min();
         let waited = oldest.map_or(0.0, |at| (now - at).num_milliseconds().max(0) as f64 / 1000.0);
-        let held_by = match can_send {
-            true => &mut self.oldest_by_dispatcher,
-            false => &mut self.oldest_by_endpoint,
+        let held_by = if can_send {
+            &mut self.oldest_by_dispatcher
+        } else {
+            &mut self.oldest_by_endpoint
         };
         *held_by = held_by.max(waited);
         let Some(one) = activity else { return };
-        self.bulkhead_places += one.places;
-        self.bulkheads_full += usize::from(one.in_flight >= one.places);
+        self.bulkhead_places += one.limit;
+        self.bulkheads_full += usize::from(one.in_flight >= one.limit);
         self.waiting += one.waiting;
         self.spilled += usize::from(one.more_waiting);
         match (one.circuit_open, one.in_flight) {
@@ -327,23 +323,23 @@ mod tests {
     use postrider_proto::EndpointId;
 
     #[test]
-    fn numbers_of_outcomes_and_reasons_are_places_in_the_lists() {
-        for (place, kind) in OutcomeKind::ALL.into_iter().enumerate() {
-            assert_eq!(kind as usize - 1, place);
+    fn numbers_of_outcomes_and_reasons_are_indexes_into_the_lists() {
+        for (index, kind) in OutcomeKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize - 1, index);
         }
-        for (place, reason) in DeadReason::ALL.iter().enumerate() {
-            assert_eq!(*reason as usize, place);
+        for (index, reason) in DeadReason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, index);
         }
     }
 
     #[test]
-    fn what_waits_is_told_by_what_holds_it_up() {
+    fn waiting_deliveries_are_attributed_to_what_delays_them() {
         let now = DateTime::from_timestamp(1_000, 0).expect("a time");
         let ago = |seconds| now - TimeDelta::seconds(seconds);
         let busy = Activity {
             endpoint: EndpointId(1),
             in_flight: 16,
-            places: 16,
+            limit: 16,
             waiting: 5,
             more_waiting: true,
             oldest: Some(ago(30)),
@@ -351,15 +347,15 @@ mod tests {
         };
         let probed = Activity {
             in_flight: 1,
-            places: 1,
+            limit: 1,
             oldest: None,
             circuit_open: true,
             ..busy
         };
-        let mut hand = EngineGauges::default();
-        hand.add(Some(&busy), Some(ago(-60)), false, now);
-        hand.add(Some(&probed), Some(ago(90)), false, now);
-        hand.add(
+        let mut gauges = EngineGauges::default();
+        gauges.add(Some(&busy), Some(ago(-60)), false, now);
+        gauges.add(Some(&probed), Some(ago(90)), false, now);
+        gauges.add(
             Some(&Activity {
                 in_flight: 2,
                 oldest: Some(ago(4)),
@@ -369,12 +365,18 @@ mod tests {
             true,
             now,
         );
-        hand.add(None, Some(ago(-1)), false, now);
-        assert_eq!((hand.oldest_by_endpoint, hand.oldest_by_dispatcher), (90.0, 4.0));
+        gauges.add(None, Some(ago(-1)), false, now);
         assert_eq!(
-            (hand.lanes, hand.open, hand.probing, hand.bulkheads_full),
+            (gauges.oldest_by_endpoint, gauges.oldest_by_dispatcher),
+            (90.0, 4.0)
+        );
+        assert_eq!(
+            (gauges.lanes, gauges.open, gauges.probing, gauges.bulkheads_full),
             (4, 0, 1, 2)
         );
-        assert_eq!((hand.bulkhead_places, hand.waiting, hand.spilled), (33, 15, 3));
+        assert_eq!(
+            (gauges.bulkhead_places, gauges.waiting, gauges.spilled),
+            (33, 15, 3)
+        );
     }
 }

@@ -1,9 +1,9 @@
-//! Minute statistics: what the recorder has written, added up in memory by endpoint and minute, and written about once
-//! a second in a statement of its own, so that no page has to count attempts. Also says what each endpoint has in hand.
+//! Minute statistics: recorded results, summed in memory by endpoint and minute and written about once a second in a
+//! separate statement, so that no page has to count attempts. Also publishes each endpoint's load.
 //!
-//! Invariant: a row holds the whole count of its minute so far, under an id of this dispatcher's. Writing it twice does no
-//! harm, and nobody else writes it. When the clock steps back to minutes that were forgotten here, the id is a new one. What was counted since the last flush is lost with a killed process; the attempts
-//! themselves are not.
+//! Invariant: a row contains the whole count of its minute so far, under an id of this dispatcher. Writing it twice
+//! does no harm, and nobody else writes it. When the clock steps back to minutes already forgotten, a new id is used.
+//! A killed process loses the counts since its last flush, but not the attempts.
 
 use std::{
     collections::HashMap,
@@ -35,7 +35,7 @@ const MINUTE_SECONDS: i64 = 60;
 /// The row that counts all endpoints together.
 pub const ALL_ENDPOINTS: EndpointId = EndpointId(0);
 
-/// What an attempt came to. The numbers are places in `classes` and never change their meaning.
+/// Class of an attempt's outcome. The numbers are indexes into `classes` and must never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Class {
@@ -81,13 +81,13 @@ impl Class {
             (OutcomeKind::TimedOut, _) => Self::TimedOut,
             (OutcomeKind::BrokenAnswer, _) => Self::BrokenAnswer,
             (OutcomeKind::Forbidden, _) => Self::Forbidden,
-            // The fault of our own proxy is none of the endpoint's.
+            // A fault of our own proxy is not the endpoint's.
             (OutcomeKind::NotSent | OutcomeKind::ProxyFailed, _) => Self::NotSent,
         }
     }
 }
 
-/// Upper ends of the duration buckets, in milliseconds; one more bucket holds what took longer.
+/// Upper bounds of the duration buckets in milliseconds; one more bucket is for everything slower.
 pub const BOUNDS_MS: [u32; 28] = [
     1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1_000, 1_500, 2_000, 3_000, 5_000,
     7_000, 10_000, 15_000, 20_000, 30_000, 60_000,
@@ -105,7 +105,7 @@ struct Counts {
     dead: i32,
     classes: [i32; CLASSES],
     durations: [i32; BUCKETS],
-    /// Since the last flush.
+    /// Changed since the last flush.
     changed: bool,
 }
 
@@ -119,7 +119,7 @@ impl Counts {
         }
         self.changed = true;
         self.classes[Class::of(one.outcome.kind(), one.outcome.status()) as usize] += 1;
-        // A delivery that was buried, or whose address was refused, took no time on the wire.
+        // A delivery without an attempt, or to a forbidden address, has no duration.
         if one.signature.is_some() {
             self.durations[bucket_of(one.duration)] += 1;
         }
@@ -132,21 +132,21 @@ impl Counts {
     }
 }
 
-/// An endpoint, a minute, counted in minutes since 1970, and who writes it.
+/// An endpoint, a minute since 1970, and the writer's id.
 type Key = (EndpointId, i64, Uuid);
 
 /// Shared by the recorder, which adds, and the flush.
 #[derive(Clone, Default)]
-pub(crate) struct Statistics(Arc<Mutex<Kept>>);
+pub(crate) struct Statistics(Arc<Mutex<Totals>>);
 
-struct Kept {
+struct Totals {
     counts: HashMap<Key, Counts>,
     writer: Uuid,
-    /// The latest minute that was counted under this writer.
+    /// The latest minute counted under this writer.
     latest: i64,
 }
 
-impl Default for Kept {
+impl Default for Totals {
     fn default() -> Self {
         Self {
             counts: HashMap::new(),
@@ -156,8 +156,8 @@ impl Default for Kept {
     }
 }
 
-impl Kept {
-    /// Whose row the minute is counted in. One that may have been written and forgotten is begun again under a new name.
+impl Totals {
+    /// The writer of a minute's row. A minute that may have been written and forgotten starts again under a new id.
     fn writer_of(&mut self, minute: i64) -> Uuid {
         if minute < self.latest.saturating_sub(1) {
             self.writer = Uuid::now_v7();
@@ -169,17 +169,18 @@ impl Kept {
 }
 
 impl Statistics {
-    /// Counts what was written; a void result was another's to count.
+    /// Counts recorded results; discarded ones are counted by the dispatcher that owns the delivery.
     pub(crate) fn add(&self, now: DateTime<Utc>, batch: &[Finished], recorded: &[Recorded]) {
         let minute = now.timestamp().div_euclid(MINUTE_SECONDS);
-        let mut kept = self.lock();
-        let writer = kept.writer_of(minute);
+        let mut totals = self.lock();
+        let writer = totals.writer_of(minute);
         for (one, recorded) in batch.iter().zip(recorded) {
-            if recorded.fate == Fate::Void {
+            if recorded.fate == Fate::Discarded {
                 continue;
             }
             for endpoint in [one.endpoint, ALL_ENDPOINTS] {
-                kept.counts
+                totals
+                    .counts
                     .entry((endpoint, minute, writer))
                     .or_default()
                     .add(one);
@@ -187,27 +188,29 @@ impl Statistics {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, Totals> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// What changed, taken as written. Minutes that are over and were written go.
+    /// Takes changed rows as written. Past minutes that were written are removed.
     fn take(&self, now: DateTime<Utc>) -> Vec<(Key, Counts)> {
         let minute = now.timestamp().div_euclid(MINUTE_SECONDS);
-        let mut kept = self.lock();
-        kept.counts
+        let mut totals = self.lock();
+        totals
+            .counts
             .retain(|(_, of, _), counts| *of >= minute - 1 || counts.changed);
-        kept.counts
+        totals
+            .counts
             .iter_mut()
             .filter_map(|(key, counts)| std::mem::take(&mut counts.changed).then_some((*key, *counts)))
             .collect()
     }
 
-    /// It was not written after all.
+    /// The write failed: mark the rows as changed again.
     fn give_back(&self, rows: &[(Key, Counts)]) {
-        let mut kept = self.lock();
+        let mut totals = self.lock();
         for (key, _) in rows {
-            if let Some(counts) = kept.counts.get_mut(key) {
+            if let Some(counts) = totals.counts.get_mut(key) {
                 counts.changed = true;
             }
         }
@@ -223,7 +226,7 @@ pub(crate) struct Flusher {
 }
 
 impl Flusher {
-    /// Runs until told to leave; then writes once more and takes its activity away.
+    /// Runs until `leave`; then flushes once more and removes its activity.
     pub(crate) async fn run(mut self, leave: CancellationToken) {
         let mut published = HashMap::new();
         while !leave.is_cancelled() {
@@ -237,7 +240,7 @@ impl Flusher {
                 .with_db_timeout()
                 .await
             {
-                tracing::debug!(%error, "the endpoints' activity could not be published yet");
+                tracing::debug!(%error, "publishing endpoint activity failed; retrying");
                 published.clear();
             }
         }
@@ -250,7 +253,7 @@ impl Flusher {
         let rows = self.statistics.take(self.clock.now());
         for part in rows.chunks(ROWS_MAX) {
             if let Err(error) = write(&self.pool, part).with_db_timeout().await {
-                tracing::debug!(%error, "statistics could not be written yet");
+                tracing::debug!(%error, "writing statistics failed; retrying");
                 self.statistics.give_back(part);
             }
         }
@@ -265,7 +268,7 @@ async fn write(pool: &PgPool, rows: &[(Key, Counts)]) -> Result<(), sqlx::Error>
     let classes: Vec<i32> = rows.iter().flat_map(|(_, counts)| counts.classes).collect();
     let durations: Vec<i32> = rows.iter().flat_map(|(_, counts)| counts.durations).collect();
     let failed: Vec<bool> = rows.iter().map(|(_, counts)| counts.any_failed()).collect();
-    // An array of arrays can't be unnested by rows: the flat one is cut up by the row's number.
+    // An array of arrays can't be unnested by rows: the flat one is sliced by the row's number.
     sqlx::query(
         "insert into postrider.minute_statistics
             (endpoint_id, minute, writer, delivered, retried, dead, any_failed, classes, durations)
@@ -294,7 +297,7 @@ async fn write(pool: &PgPool, rows: &[(Key, Counts)]) -> Result<(), sqlx::Error>
     Ok(())
 }
 
-/// Writes the rows that are new or other than what was published, and removes those that are no longer there.
+/// Writes rows that are new or changed since they were published, and deletes those that are gone.
 async fn publish(
     pool: &PgPool,
     writer: Uuid,
@@ -340,7 +343,7 @@ async fn write_activity(pool: &PgPool, writer: Uuid, rows: &[&Activity]) -> Resu
     .bind(writer)
     .bind(rows.iter().map(|one| one.endpoint).collect::<Vec<_>>())
     .bind(rows.iter().map(|one| one.in_flight as i32).collect::<Vec<_>>())
-    .bind(rows.iter().map(|one| one.places as i32).collect::<Vec<_>>())
+    .bind(rows.iter().map(|one| one.limit as i32).collect::<Vec<_>>())
     .bind(rows.iter().map(|one| one.waiting as i32).collect::<Vec<_>>())
     .bind(rows.iter().map(|one| one.more_waiting).collect::<Vec<_>>())
     .bind(rows.iter().map(|one| one.oldest).collect::<Vec<_>>())
@@ -401,15 +404,15 @@ mod tests {
 
     #[test]
     fn a_minute_that_was_forgotten_and_comes_again_is_not_written_over() {
-        let mut kept = Kept::default();
-        let first = kept.writer_of(100);
-        assert_eq!(kept.writer_of(101), first);
-        assert_eq!(kept.writer_of(100), first, "it is still known");
-        let second = kept.writer_of(90);
+        let mut totals = Totals::default();
+        let first = totals.writer_of(100);
+        assert_eq!(totals.writer_of(101), first);
+        assert_eq!(totals.writer_of(100), first, "it is still known");
+        let second = totals.writer_of(90);
         assert_ne!(second, first, "the clock stepped back");
-        assert_eq!(kept.writer_of(91), second);
+        assert_eq!(totals.writer_of(91), second);
         assert_eq!(
-            kept.writer_of(100),
+            totals.writer_of(100),
             second,
             "and what comes then is another row too"
         );

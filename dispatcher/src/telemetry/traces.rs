@@ -1,8 +1,8 @@
-//! Traces: what an event's emit, its waiting and its attempts took, told as spans of one trace. Off unless the operator
-//! says where to; then nothing of this is made, read or sent. What becomes of the spans is the root's to say.
+//! Traces: an event's emit, its wait and its attempts as spans of one trace. Off unless the operator configures a
+//! collector; then nothing is created, read or sent. The composition root exports the spans.
 //!
-//! One trace: `emit` (the API's) ─▶ `wait` (one for each delivery, until its first attempt) ─▶ `attempt` (one each). An
-//! event that came with no trace begins one whose id is its own, so that whoever handles it finds the same.
+//! One trace: `emit` (by the API) ─▶ `wait` (one per delivery, until its first attempt) ─▶ `attempt` (one each). An
+//! event without a trace starts one whose id is derived from its own, so that every process computes the same.
 
 use std::sync::{Arc, LazyLock};
 
@@ -16,15 +16,15 @@ use tokio::sync::mpsc;
 
 use crate::telemetry::metrics;
 
-/// Spans that wait to be sent. What comes while there are so many is dropped: a delivery never waits for a collector.
+/// Spans waiting to be exported. Beyond this they are dropped: a delivery never waits for a collector.
 const WAITING_MAX: usize = 8_192;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpanKind {
     Internal,
-    /// A call to somebody else.
+    /// A call to another service.
     Client,
-    /// A message that somebody else will take.
+    /// A message that another service will receive.
     Producer,
 }
 
@@ -34,7 +34,7 @@ pub enum Value {
     Number(i64),
 }
 
-/// A piece of work that is over.
+/// A finished unit of work.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Span {
     pub name: &'static str,
@@ -45,36 +45,36 @@ pub struct Span {
     pub began: DateTime<Utc>,
     pub ended: DateTime<Utc>,
     pub attributes: Vec<(&'static str, Value)>,
-    /// What went wrong, if anything did.
+    /// The error, if it failed.
     pub error: Option<String>,
 }
 
-/// Takes spans. Clones share what they go into; one that is off takes none.
+/// Collects spans. Clones share one channel; a disabled tracer drops everything.
 #[derive(Clone, Default)]
 pub struct Tracer(Option<Arc<Inner>>);
 
 struct Inner {
     spans: mpsc::Sender<Span>,
-    /// Of traces that begin here, from 0 to 1.
+    /// Sampling ratio of traces that start here, from 0 to 1.
     share: f64,
 }
 
 static DROPPED: LazyLock<Counter> = LazyLock::new(|| {
     metrics::labelled_counter(
         "postrider_spans_total",
-        "Spans of traces: sent to the collector, or given up because it was too slow or refused them",
+        "Trace spans sent to the collector, or dropped because it was too slow or rejected them",
         &[("result", "dropped")],
     )
 });
 static SENT: LazyLock<Counter> = LazyLock::new(|| {
     metrics::labelled_counter(
         "postrider_spans_total",
-        "Spans of traces: sent to the collector, or given up because it was too slow or refused them",
+        "Trace spans sent to the collector, or dropped because it was too slow or rejected them",
         &[("result", "sent")],
     )
 });
 
-/// Makes the series, so that they are seen from the start.
+/// Registers the series, so that they are exported from the start.
 pub fn start() {
     LazyLock::force(&DROPPED);
     LazyLock::force(&SENT);
@@ -89,7 +89,7 @@ pub fn count_dropped(spans: usize) {
 }
 
 impl Tracer {
-    /// One that is on, and what comes out of it.
+    /// An enabled tracer, and the receiver of its spans.
     pub fn new(share: f64) -> (Self, mpsc::Receiver<Span>) {
         let (spans, out) = mpsc::channel(WAITING_MAX);
         (Self(Some(Arc::new(Inner { spans, share }))), out)
@@ -99,7 +99,7 @@ impl Tracer {
         self.0.is_some()
     }
 
-    fn tell(&self, span: Span) {
+    fn send(&self, span: Span) {
         if let Some(inner) = &self.0
             && inner.spans.try_send(span).is_err()
         {
@@ -107,7 +107,7 @@ impl Tracer {
         }
     }
 
-    /// An emit begins, for a producer that may be in a trace of its own. None when traces are off.
+    /// An emit begins; its producer may already have a trace. `None` when tracing is off.
     pub fn emit_begins(&self, producer: Option<TraceContext>, now: DateTime<Utc>) -> Option<Emit> {
         let inner = self.0.as_ref()?;
         let trace = match producer {
@@ -133,7 +133,7 @@ impl Tracer {
         error: Option<String>,
     ) {
         if emit.context.sampled {
-            self.tell(Span {
+            self.send(Span {
                 name: "emit",
                 kind: SpanKind::Producer,
                 trace: emit.context.trace,
@@ -147,7 +147,7 @@ impl Tracer {
         }
     }
 
-    /// An attempt begins. `stored` is what the event came with.
+    /// An attempt begins. `stored` is the event's stored trace context.
     pub(crate) fn attempt_begins(
         &self,
         delivery: DeliveryId,
@@ -165,46 +165,47 @@ impl Tracer {
             },
             emit,
             // A replay did not wait since the emit.
-            parent: match is_replay {
-                true => emit,
-                false => Some(SpanId::of_delivery(delivery)),
+            parent: if is_replay {
+                emit
+            } else {
+                Some(SpanId::of_delivery(delivery))
             },
             delivery,
         })
     }
 
-    pub(crate) fn attempt_ended(&self, attempt: &Attempt, made: &Made<'_>) {
+    pub(crate) fn attempt_ended(&self, attempt: &Attempt, made: &AttemptDetails<'_>) {
         if !attempt.context.sampled {
             return;
         }
         if made.number == 1 && attempt.parent != attempt.emit {
-            self.tell(attempt.waited(made));
+            self.send(attempt.waited(made));
         }
-        self.tell(attempt.span(made));
+        self.send(attempt.span(made));
     }
 }
 
-/// An emit under way.
+/// An emit in progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Emit {
-    /// What its events carry.
+    /// The context its events carry.
     pub context: TraceContext,
     parent: Option<SpanId>,
     began: DateTime<Utc>,
 }
 
-/// An attempt under way.
+/// An attempt in progress.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attempt {
-    /// What the receiver is told.
+    /// The context sent to the receiver.
     pub(crate) context: TraceContext,
     emit: Option<SpanId>,
     parent: Option<SpanId>,
     delivery: DeliveryId,
 }
 
-/// What an attempt was.
-pub(crate) struct Made<'a> {
+/// Details of a finished attempt.
+pub(crate) struct AttemptDetails<'a> {
     pub(crate) public_id: &'a str,
     pub(crate) host: Option<&'a str>,
     pub(crate) number: u16,
@@ -214,7 +215,7 @@ pub(crate) struct Made<'a> {
 }
 
 impl Attempt {
-    fn waited(&self, made: &Made<'_>) -> Span {
+    fn waited(&self, made: &AttemptDetails<'_>) -> Span {
         Span {
             name: "wait",
             kind: SpanKind::Internal,
@@ -228,7 +229,7 @@ impl Attempt {
         }
     }
 
-    fn span(&self, made: &Made<'_>) -> Span {
+    fn span(&self, made: &AttemptDetails<'_>) -> Span {
         let mut attributes = self.attributes(made);
         attributes.push(("http.request.method", Value::Text("POST".to_owned())));
         attributes.push(("postrider.attempt", Value::Number(made.number.into())));
@@ -255,7 +256,7 @@ impl Attempt {
         }
     }
 
-    fn attributes(&self, made: &Made<'_>) -> Vec<(&'static str, Value)> {
+    fn attributes(&self, made: &AttemptDetails<'_>) -> Vec<(&'static str, Value)> {
         vec![
             ("messaging.system", Value::Text("postrider".to_owned())),
             ("messaging.message.id", Value::Text(made.public_id.to_owned())),
@@ -286,8 +287,8 @@ mod tests {
         }
     }
 
-    fn made(number: u16, outcome: &Outcome) -> Made<'_> {
-        Made {
+    fn made(number: u16, outcome: &Outcome) -> AttemptDetails<'_> {
+        AttemptDetails {
             public_id: "evt_1",
             host: Some("example.com"),
             number,

@@ -1,6 +1,6 @@
-//! Which master keys the running roles hold. Each says so while it runs, so that a change of the master key can tell
-//! whether one of them would be locked out by it, and so that two that have no key in common do not run side by side: on an
-//! empty database nothing else could tell.
+//! Which master keys the running roles hold. Each role registers its keys while it runs, so that a change of the
+//! master key can detect a role that it would lock out, and so that two roles without a common key do not run side by
+//! side: on an empty database nothing else could detect that.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use uuid::Uuid;
 use crate::vault::Vault;
 
 const RENEW_EVERY: Duration = Duration::from_secs(10);
-/// After which a process that says nothing is taken to be gone.
+/// A process without a heartbeat for this long is considered gone.
 pub const HELD_SECONDS: i32 = 30;
-/// Named in a refusal.
+/// Holders named in a refusal.
 const STRANGERS_MAX: i64 = 5;
 
-/// A role that runs, as it says of itself.
+/// A running role, as registered.
 #[derive(Debug, Clone, PartialEq, Eq, FromRow)]
 pub struct Holder {
     pub role: String,
@@ -31,7 +31,7 @@ impl std::fmt::Display for Holder {
             name,
             heard_seconds_ago,
         } = self;
-        write!(f, "{role} ({name}, heard of {heard_seconds_ago} s ago)")
+        write!(f, "{role} ({name}, last seen {heard_seconds_ago} s ago)")
     }
 }
 
@@ -43,8 +43,8 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// Says it for the first time, before the role serves anything, in a transaction of the caller's: of two that start at
-    /// once the second sees the first. Answers who runs without any of these keys instead, if somebody does.
+    /// Registers before the role serves anything, in the caller's transaction: of two that start at once the second
+    /// sees the first. Returns a running role that holds none of these keys instead, if there is one.
     pub async fn begin(
         db: &mut PgConnection,
         vault: &Vault,
@@ -69,11 +69,11 @@ impl Holding {
             id: Uuid::now_v7(),
             role,
         };
-        holding.say(db, vault).await?;
+        holding.register(db, vault).await?;
         Ok(Ok(holding))
     }
 
-    /// Until told to stop.
+    /// Runs until stopped.
     pub async fn keep<P>(self, pool: P, vault: Vault, stop: CancellationToken) -> Result<(), sqlx::Error>
     where
         for<'p> &'p P: PgExecutor<'p>,
@@ -83,8 +83,8 @@ impl Holding {
                 () = tokio::time::sleep(RENEW_EVERY) => {}
                 () = stop.cancelled() => break,
             }
-            if let Err(error) = self.say(&pool, &vault).await {
-                tracing::warn!(%error, "the names of the master keys could not be told; trying again");
+            if let Err(error) = self.register(&pool, &vault).await {
+                tracing::warn!(%error, "registering the master keys failed; retrying");
             }
         }
         let gone =
@@ -93,12 +93,12 @@ impl Holding {
                 .execute(&pool)
                 .await;
         if let Err(error) = gone {
-            tracing::debug!(%error, "the names of the master keys could not be taken back: they expire");
+            tracing::debug!(%error, "unregistering the master keys failed; they expire");
         }
         Ok(())
     }
 
-    async fn say(&self, db: impl PgExecutor<'_>, vault: &Vault) -> Result<(), sqlx::Error> {
+    async fn register(&self, db: impl PgExecutor<'_>, vault: &Vault) -> Result<(), sqlx::Error> {
         sqlx::query(
             "insert into postrider.key_holders as h (id, role, name, keys, heard_at, expires_at)
              values ($1, $2, 'process ' || $3 || ' at ' || coalesce(host(inet_client_addr()), 'the database''s machine'),
@@ -116,7 +116,7 @@ impl Holding {
     }
 }
 
-/// Roles that run and do not hold the key that would encrypt.
+/// Running roles that do not hold the encrypting key.
 pub async fn lacking(pool: &PgPool, vault: &Vault) -> Result<Vec<Holder>, sqlx::Error> {
     sqlx::query_as(
         "select role, name, extract(epoch from clock_timestamp() - heard_at)::bigint as heard_seconds_ago

@@ -1,7 +1,6 @@
-//! Encryption at rest for what must be read again: signing secrets, custom headers, and keys of client
-//! certificates.
-//! AES-256-GCM, a fresh nonce for each value, bound to its tenant, its endpoint and its purpose, so that a value put
-//! into another row does not open there. `sealed.rs` knows where such values are kept.
+//! Encryption at rest for values that must be read again: signing secrets, custom headers, and keys of client
+//! certificates. AES-256-GCM with a fresh nonce per value, bound to its tenant, endpoint and purpose, so that a value
+//! copied into another row does not decrypt there. `sealed.rs` knows where such values are stored.
 
 pub mod key_holders;
 pub mod sealed;
@@ -24,14 +23,14 @@ pub struct Vault {
     keys: Vec<([u8; KEY_NAME_BYTES], Aes256Gcm)>,
 }
 
-/// Whose a value is; part of what the encryption binds it to.
+/// The owner of a value; bound as associated data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     pub tenant: TenantId,
     pub endpoint: EndpointId,
 }
 
-/// What a value is for; part of what the encryption binds it to.
+/// The purpose of a value; bound as associated data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Secret,
@@ -65,7 +64,7 @@ impl Vault {
         Ok(Self { keys })
     }
 
-    /// The name of the key that encrypts. Every sealed value begins with the name of its key.
+    /// The name of the encrypting key. Every sealed value begins with the name of its key.
     pub(crate) fn first_key(&self) -> &[u8; KEY_NAME_BYTES] {
         &self.keys[0].0
     }

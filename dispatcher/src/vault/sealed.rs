@@ -1,25 +1,24 @@
-//! Where sealed values are kept: what is looked at before a role starts, and what a change of the master key encrypts
-//! again.
-//! Invariant: a column that holds something sealed of an endpoint stands in `COLUMNS`, or a change of the master key
-//! would lose it. Stored answers, which are bound to their request, have a statement of their own.
+//! Where sealed values are stored: checked before a role starts, and re-encrypted when the master key changes.
+//! Invariant: every column with sealed values of endpoints is listed in `COLUMNS`, or a change of the master key
+//! would lose it. Stored responses, which are bound to their request, have separate statements.
 
 use postrider_proto::{EndpointId, TenantId};
 use sqlx::{FromRow, PgConnection, PgPool};
 
 use crate::vault::{KEY_NAME_BYTES, Owner, Purpose, Vault};
 
-/// Values encrypted again in one transaction.
+/// Values re-encrypted in one transaction.
 const BATCH: i64 = 500;
 
 struct Column {
-    /// What is told to people.
+    /// Name shown to operators.
     name: &'static str,
     purpose: Purpose,
     /// One value for each key that values are encrypted with.
     samples: &'static str,
-    /// Those behind `$1` that are not encrypted with the key `$2`, at most `$3`.
+    /// Values after `$1` that are not encrypted with the key `$2`, at most `$3`.
     others: &'static str,
-    /// `$1` are their numbers, `$2` what was read, `$3` the same encrypted anew. What was changed meanwhile stays.
+    /// `$1` are their ids, `$2` the values read, `$3` the re-encrypted ones. Values changed meanwhile are left alone.
     replace: &'static str,
 }
 
@@ -92,12 +91,11 @@ pub enum SealedError {
          add the key they were made with and run this again"
     )]
     Left { name: &'static str, count: u64 },
-    #[error("the database did not answer: {0}")]
+    #[error("database error: {0}")]
     Database(#[from] sqlx::Error),
 }
 
-/// Opens one stored value of each key that was ever used. A role with a wrong key would otherwise start, and sign
-/// nothing.
+/// Decrypts one stored value of each key ever used. A role with a wrong key would otherwise start and sign nothing.
 pub async fn check(db: &mut PgConnection, vault: &Vault) -> Result<(), SealedError> {
     for column in &COLUMNS {
         let samples: Vec<Row> = sqlx::query_as(column.samples).fetch_all(&mut *db).await?;
@@ -110,7 +108,7 @@ pub async fn check(db: &mut PgConnection, vault: &Vault) -> Result<(), SealedErr
     Ok(())
 }
 
-/// Whether anything is stored that a master key has encrypted.
+/// Whether anything encrypted with a master key is stored.
 pub async fn is_any(pool: &PgPool) -> Result<bool, sqlx::Error> {
     for column in &COLUMNS {
         if sqlx::query(column.samples).fetch_optional(pool).await?.is_some() {
@@ -120,7 +118,7 @@ pub async fn is_any(pool: &PgPool) -> Result<bool, sqlx::Error> {
     Ok(false)
 }
 
-/// How far a change of the master key has come.
+/// Progress of a master key change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     pub name: &'static str,
@@ -128,8 +126,8 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// Encrypts everything with the first key that is not so yet. May be stopped at any time and run again; what others
-/// change meanwhile is never overwritten. Answers how many values it has changed.
+/// Re-encrypts everything that does not use the first key. May be interrupted and run again; concurrent changes are
+/// never overwritten. Returns how many values it has changed.
 pub async fn encrypt_anew(
     pool: &PgPool,
     vault: &Vault,
@@ -185,7 +183,7 @@ pub async fn encrypt_anew(
     Ok(changed + encrypt_answers_anew(pool, vault, &mut report).await?)
 }
 
-/// One that does not open is passed over: it is forgotten in three days, and a repeated request says so.
+/// A response that does not decrypt is skipped: it expires in three days, and a repeated request reports it.
 async fn encrypt_answers_anew(
     pool: &PgPool,
     vault: &Vault,
@@ -215,7 +213,7 @@ async fn encrypt_answers_anew(
                 Some((scope, sealed))
             })
             .unzip();
-        // An answer never changes once it is stored, so that there is nothing to compare it with.
+        // A stored response never changes, so there is nothing to compare.
         let replaced = sqlx::query(
             "update postrider.idempotency i set answer = n.sealed
              from unnest($1::bytea[], $2::bytea[]) as n(scope, sealed) where i.scope = n.scope",
@@ -233,7 +231,7 @@ async fn encrypt_answers_anew(
     }
 }
 
-/// Nothing behind number 0 and no limit: the same question, counted.
+/// The same query from id 0 without a limit, counted.
 async fn count(pool: &PgPool, column: &Column, first_key: &[u8; KEY_NAME_BYTES]) -> Result<u64, sqlx::Error> {
     let query = format!("select count(*) from ({}) others", column.others);
     let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(query))

@@ -1,5 +1,4 @@
-//! Stored answers to requests that may be repeated. Some hold a secret, so that all are encrypted; each is bound to the
-//! request it answers.
+//! Stored responses to idempotent requests. Some contain a secret, so all are encrypted, each bound to its request.
 
 use aes_gcm::{
     Nonce,

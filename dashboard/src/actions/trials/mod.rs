@@ -195,7 +195,7 @@ impl Target {
             body,
             timeout,
             tls: self.tls.as_ref(),
-            right: None,
+            permission: None,
         };
         let (outcome, certificate) = sender.send_and_see(request).await;
         Sent {

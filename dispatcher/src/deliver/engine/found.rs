@@ -1,9 +1,9 @@
-//! Work found beside the tail: rows of shards that were just taken over, and rows a sweep saw that the tail should have shown.
+//! Work found outside the tail: rows of shards just taken over, and rows a sweep saw that the tail should have shown.
 
 use super::*;
 
 impl Engine {
-    /// Looks for rows that the tail did not show. There should be none.
+    /// Searches for rows that the tail did not show. There should be none.
     pub(super) fn sweep(&mut self) {
         if self.state.owned.is_empty() {
             self.state.sweep_at = Some(Instant::now() + SWEEP_EVERY);
@@ -28,13 +28,13 @@ impl Engine {
             } => {
                 let epochs: HashMap<Shard, Epoch> = epochs.into_iter().collect();
                 for found in endpoints {
-                    // The shard may have been lost, or lost and gained, since it was asked for.
+                    // The shard may have been lost, or lost and regained, since the request.
                     if self.state.owned.get(&found.shard) != epochs.get(&found.shard) {
                         continue;
                     }
                     match reason {
                         Reason::Taken => self.found(found),
-                        Reason::Sweep => self.state.suspects.push_back((self.state.reads + 1, found)),
+                        Reason::Sweep => self.state.sweep_hits.push_back((self.state.reads + 1, found)),
                     }
                 }
             }
@@ -45,7 +45,7 @@ impl Engine {
         }
     }
 
-    /// There are rows that no tail will show.
+    /// Registers rows that no tail will show.
     pub(super) fn found(&mut self, found: Found) {
         match self.state.lanes.get_mut(&found.endpoint) {
             Some(lane) => {
@@ -61,14 +61,14 @@ impl Engine {
         }
     }
 
-    /// Rows that a sweep saw before a read whose tail should have shown them began. Where the lane has nothing to do they were
-    /// sent meanwhile, or missed: reading them says which.
-    pub(super) fn check_suspects(&mut self, number: ReadNumber) {
-        while let Some((after, found)) = self.state.suspects.front().copied() {
+    /// Checks rows that a sweep saw before a read whose tail should have shown them. If the lane is idle, they were
+    /// either sent meanwhile or missed; reading them tells which.
+    pub(super) fn check_sweep_hits(&mut self, number: ReadNumber) {
+        while let Some((after, found)) = self.state.sweep_hits.front().copied() {
             if after > number {
                 break;
             }
-            self.state.suspects.pop_front();
+            self.state.sweep_hits.pop_front();
             let lane = self.state.lanes.get(&found.endpoint);
             let is_owned = self.state.owned.contains_key(&found.shard);
             if !is_owned || lane.is_some_and(|lane| !lane.is_idle()) {
@@ -81,13 +81,13 @@ impl Engine {
         }
     }
 
-    /// Rows that a lane without work was given to read again.
+    /// Reports missed rows when an idle lane was given them to read again.
     pub(super) fn note_missed(&mut self, endpoint: EndpointId, rows: &[QueuedDelivery]) {
         if let Some(missed) = self.state.missed.remove(&endpoint)
             && rows.iter().any(|row| row.event == missed)
         {
             tracing::error!(%endpoint, "the sweep found rows that the tail had missed");
-            METERS.tail_missed.increment(1);
+            METRICS.tail_missed.increment(1);
         }
     }
 }

@@ -1,26 +1,26 @@
-//! The engine and its reader: what a cycle asks for, and what is done with what it brings.
+//! The engine's side of reading: what a cycle requests, and how its results are applied.
 
 use super::*;
 
 impl Engine {
-    /// Asks the reader for the tail, and for what the lanes want beside it. One cycle at a time.
+    /// Requests a read of the tail and of everything the lanes want. One cycle at a time.
     pub(crate) fn read_if_idle(&mut self) {
         if self.state.reading {
             return;
         }
         let now = self.clock.now();
         let state = &mut self.state;
-        let wanted = !state.taken.is_empty() || !state.hungry.is_empty() || !state.found.is_empty();
+        let wanted = !state.taken.is_empty() || !state.refill_queue.is_empty() || !state.found.is_empty();
         let wanted = wanted || state.reload;
         let wanted = wanted || state.due.first().is_some_and(|(at, _)| *at <= now);
         let mut load: Vec<EndpointId> = state.found.keys().copied().take(READS_MAX).collect();
-        // All at once: the snapshot of this cycle is published as the one whose settings are applied.
+        // All lanes in one cycle: its snapshot is published as the one whose settings are applied.
         let reload = std::mem::take(&mut state.reload);
         if reload {
             load.extend(state.lanes.keys());
         }
         let mut cycle = Cycle {
-            patient: state.patient && !wanted,
+            may_wait: state.may_wait && !wanted,
             number: state.reads + 1,
             owned: state
                 .owned
@@ -35,9 +35,9 @@ impl Engine {
         };
         while cycle.refills.len() < READS_MAX
             && cycle.keys.len() < KEY_READS_MAX
-            && let Some(id) = state.hungry.pop_front()
+            && let Some(id) = state.refill_queue.pop_front()
         {
-            state.is_hungry.remove(&id);
+            state.in_refill_queue.remove(&id);
             let Some(lane) = state.lanes.get_mut(&id) else {
                 continue;
             };
@@ -73,7 +73,7 @@ impl Engine {
                 state.reload = reload;
                 for (id, keys) in cycle.keys {
                     if let Some(lane) = self.state.lanes.get_mut(&id) {
-                        lane.look_again(keys);
+                        lane.requeue_keys(keys);
                     }
                     self.settle(id);
                 }
@@ -84,7 +84,7 @@ impl Engine {
         }
     }
 
-    /// Answers the number of rows when the message ends a cycle.
+    /// Returns the number of rows when the message ends a cycle.
     pub(crate) fn apply(&mut self, message: ReaderMessage) -> Option<usize> {
         match message {
             ReaderMessage::Endpoints(rows) => {
@@ -99,7 +99,7 @@ impl Engine {
                         if !self.state.owned.contains_key(&row.shard) {
                             continue;
                         }
-                        // Whatever the reason, it is found again: the reader is asked for the endpoint's settings.
+                        // Without a lane the row is treated as found work: the reader loads the endpoint's settings.
                         self.found(Found {
                             endpoint: row.endpoint,
                             shard: row.shard,
@@ -156,7 +156,7 @@ impl Engine {
                 self.go_on_after_withdrawals(number);
                 self.after_loading();
                 if tailed {
-                    self.check_suspects(number);
+                    self.check_sweep_hits(number);
                 }
                 if let Some(snapshot) = settings {
                     self.applied.send_replace(Some(snapshot));
@@ -172,11 +172,11 @@ impl Engine {
         None
     }
 
-    /// A lane for an endpoint that has none, or new settings for one that has.
+    /// Creates a lane for an endpoint without one, or applies new settings.
     pub(super) fn introduce(&mut self, row: &EndpointRow) {
         let id = row.id();
         if !self.state.owned.contains_key(&row.shard()) {
-            // Lost while it was read. Should the shard come back, the endpoint is told of again before its first row.
+            // Lost while it was read. If the shard comes back, the endpoint is loaded again before its first row.
             self.state.found.remove(&id);
             self.state.forget.push(id);
             return;
@@ -185,13 +185,13 @@ impl Engine {
         let endpoint = match row.open(&self.vault, &self.settings) {
             Ok(endpoint) => Arc::new(endpoint),
             Err(error) => {
-                tracing::error!(endpoint = %id, %error, "an endpoint can't be served: its deliveries wait");
-                // Not with the settings before these either: they may have been replaced because a secret leaked.
+                tracing::error!(endpoint = %id, %error, "endpoint settings are unusable; its deliveries stay queued");
+                // The previous settings must not be used either: they may have been replaced because a secret leaked.
                 if let Some(lane) = self.state.lanes.remove(&id) {
                     lane.endpoint().stop();
                     self.settle(id);
                 }
-                // It stays known, so that better settings are told of.
+                // It stays known, so that the reader reports new settings.
                 self.state.found.remove(&id);
                 self.state.unusable.insert(id, row.shard());
                 return;
@@ -212,7 +212,7 @@ impl Engine {
         if let Some(found) = self.state.found.remove(&id) {
             self.found(found);
         }
-        // What came for it meanwhile was not kept.
+        // Rows that arrived meanwhile were not kept.
         if was_unusable {
             self.survey(vec![row.shard()], Reason::Taken);
         }
@@ -223,8 +223,8 @@ impl Engine {
         self.settle(id);
     }
 
-    /// The shards that this cycle began to tail are searched for what was there before; endpoints that it looked for and did
-    /// not find are gone.
+    /// Searches the shards that this cycle began to tail for older rows. Requested endpoints that were not found no
+    /// longer exist.
     pub(super) fn after_loading(&mut self) {
         for id in std::mem::take(&mut self.state.loading) {
             self.state.found.remove(&id);
@@ -264,17 +264,18 @@ impl Engine {
         }
     }
 
-    /// What was known came from a connection that is gone: every lane reads its rows again. What is on the wire stays.
+    /// The connection is gone and with it the reader's state: every lane reads its rows again. Attempts in flight
+    /// continue.
     pub(super) fn reload(&mut self) {
         let now = self.clock.now();
         self.state.taken = self.state.owned.keys().copied().collect();
         self.state.reload = true;
         self.state.begun.clear();
         self.state.loading.clear();
-        // The next connection knows no endpoint: these are looked for with all others.
+        // The new connection knows no endpoint; these are searched for with all others.
         self.state.found.clear();
         self.state.unusable.clear();
-        self.state.suspects.clear();
+        self.state.sweep_hits.clear();
         self.state.missed.clear();
         let ids: Vec<EndpointId> = self.state.lanes.keys().copied().collect();
         for id in ids {

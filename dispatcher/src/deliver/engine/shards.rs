@@ -1,4 +1,4 @@
-//! Lanes of shards that were lost, and shards that can be handed over.
+//! Drops the lanes of lost shards and reports drained ones.
 
 use super::*;
 
@@ -19,7 +19,7 @@ impl Engine {
             self.settle(id);
         }
         self.state.found.retain(|_, found| found.shard != shard);
-        self.state.suspects.retain(|(_, found)| found.shard != shard);
+        self.state.sweep_hits.retain(|(_, found)| found.shard != shard);
         let forget = &mut self.state.forget;
         self.state.unusable.retain(|id, of| {
             if *of == shard {
@@ -31,19 +31,19 @@ impl Engine {
 
     pub(crate) fn report_drained(&mut self) {
         let now = self.started.elapsed();
-        if !self.state.draining.wants_a_look(now) {
+        if !self.state.draining.needs_check(now) {
             return;
         }
         let lanes = self.state.lanes.values();
-        let look = self.state.draining.look(lanes, now, self.state.stopping);
-        for shard in look.drained {
+        let progress = self.state.draining.check(lanes, now, self.state.stopping);
+        for shard in progress.drained {
             let _ = self.drained.send(shard);
         }
-        if look.resumed.is_empty() {
+        if progress.resumed.is_empty() {
             return;
         }
         let lanes = self.state.lanes.iter();
-        let resumed = lanes.filter(|(_, lane)| look.resumed.contains(&lane.endpoint().shard));
+        let resumed = lanes.filter(|(_, lane)| progress.resumed.contains(&lane.endpoint().shard));
         for id in resumed.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.settle(id);
         }

@@ -1,4 +1,4 @@
-//! The rows a lane knows: what the tail offers, what it reads again from disk, and what it must not take twice.
+//! Rows in and out of a lane: what the tail offers, what is read again from disk, and what must not be taken twice.
 
 use super::*;
 
@@ -10,7 +10,7 @@ impl Lane {
             .get_mut(&delivery.event)
             .filter(|busy| delivery.attempt < busy.number)
         {
-            // A person may have moved it here from `retries` while it was attempted.
+            // A manual retry may have moved it here from `retries` while it was attempted.
             busy.queued = true;
             return;
         }
@@ -21,40 +21,40 @@ impl Lane {
             return;
         }
         if self.is_withdrawn(&delivery) {
-            return self.pass_over(delivery.event);
+            return self.skip(delivery.event);
         }
-        // A person asked for a waiting retry to be sent now: the copy that was read from `retries` gives way.
+        // A manual retry was requested: the copy read from `retries` is replaced.
         if delivery.attempt > 0 {
             self.due.retain(|waiting| waiting.event != delivery.event);
         }
-        match self.line_of(&delivery) {
-            Some(key) if self.active.contains(&key) || self.look.contains(&key) => {
-                self.pass_over(delivery.event)
+        match self.ordering_key_of(&delivery) {
+            Some(key) if self.active.contains(&key) || self.key_lookups.contains(&key) => {
+                self.skip(delivery.event)
             }
             None if delivery.replay.is_some() && self.replays.len() < REPLAYS_MAX => {
                 self.replays.push_back(delivery)
             }
-            _ if self.room() == 0 => self.lower_floor(delivery.event.pred()),
+            _ if self.free_slots() == 0 => self.lower_floor(delivery.event.pred()),
             Some(key) => {
-                self.look.insert(key);
-                self.pass_over(delivery.event);
+                self.key_lookups.insert(key);
+                self.skip(delivery.event);
             }
             None => self.fresh.push_back(delivery),
         }
     }
 
-    pub(super) fn pass_over(&mut self, event: EventId) {
-        self.passed_over = Some(self.passed_over.map_or(event, |lowest| lowest.min(event)));
+    pub(super) fn skip(&mut self, event: EventId) {
+        self.lowest_skipped = Some(self.lowest_skipped.map_or(event, |lowest| lowest.min(event)));
     }
 
-    /// Below every row of the queue that is known, when there is one.
+    /// Just below the lowest known row of the queue.
     pub(super) fn below_all(&self) -> Option<EventId> {
         let waiting = self.fresh.iter().chain(&self.replays).chain(&self.heads);
         let waiting = waiting.map(|delivery| delivery.event);
         let busy = self.busy.iter().filter(|(_, busy)| busy.queued);
         let rows = waiting
             .chain(busy.map(|(event, _)| *event))
-            .chain(self.passed_over);
+            .chain(self.lowest_skipped);
         rows.map(EventId::pred).chain(self.floor).min()
     }
 
@@ -70,14 +70,14 @@ impl Lane {
         self.replays.retain(|delivery| delivery.event <= floor);
     }
 
-    /// An older snapshot still shows a delivery that is on the wire or just recorded.
+    /// An older snapshot still shows a delivery that is in flight or just recorded.
     pub(super) fn is_stale(&self, delivery: &QueuedDelivery) -> bool {
         self.busy
             .get(&delivery.event)
             .is_some_and(|busy| delivery.attempt < busy.number)
     }
 
-    /// Whether it is being taken back. Everything is read again afterwards.
+    /// Whether its replay is being withdrawn. Everything is read again afterwards.
     pub(super) fn is_withdrawn(&self, delivery: &QueuedDelivery) -> bool {
         !self.withdrawing.is_empty()
             && delivery
@@ -86,7 +86,8 @@ impl Lane {
                 .is_some_and(|replay| self.withdrawing.iter().any(|one| one == replay))
     }
 
-    /// Lets go of what is in line of cancelled replays, and says what is to be taken back: all but what is on the wire.
+    /// Drops queued deliveries of cancelled replays from memory and returns what is to be withdrawn: all but those in
+    /// flight.
     pub(crate) fn withdraw(&mut self, now: DateTime<Utc>) -> Option<Withdrawal> {
         if self.endpoint.cancelled.is_empty() {
             return None;
@@ -109,10 +110,10 @@ impl Lane {
         })
     }
 
-    /// They are where they were, and no read that is still to be applied can show them in line.
+    /// The withdrawal is complete, and no read still to be applied can show the rows in the queue.
     pub(crate) fn withdrawn(&mut self, now: DateTime<Utc>) -> Option<Withdrawal> {
         self.withdrawing.clear();
-        // A retry that goes back is due when it was.
+        // A retry that is put back is due when it was.
         self.search_retries();
         if std::mem::take(&mut self.withdraw_again) {
             return self.withdraw(now);
@@ -121,16 +122,16 @@ impl Lane {
         None
     }
 
-    /// What to read from the queue, when the lane is spilled and half empty.
+    /// What to read from the queue, when the lane is spilled and at most half full.
     pub(crate) fn wants_refill(&self) -> Option<Refill> {
         let floor = self.floor.filter(|_| !self.is_paused())?;
-        let room = self.room();
-        (room * 2 > self.buffer_size()).then_some(Refill { floor, limit: room })
+        let free = self.free_slots();
+        (free * 2 > self.buffer_size()).then_some(Refill { floor, limit: free })
     }
 
     /// The rows of a refill, ascending, from a snapshot whose tail was applied before.
     pub(crate) fn refilled(&mut self, asked: Refill, rows: Vec<QueuedDelivery>) {
-        // The tail of the same read may have lowered the floor: then these rows begin in the wrong place.
+        // The tail of the same read may have lowered the floor: then these rows start in the wrong place.
         if self.floor != Some(asked.floor) || self.is_paused() {
             return;
         }
@@ -143,57 +144,57 @@ impl Lane {
         }
     }
 
-    /// Whether keys wait to have their first delivery looked up.
+    /// Whether keys wait for their first delivery to be looked up.
     pub(crate) fn wants_keys(&self) -> bool {
-        !self.look.is_empty() && !self.is_paused() && self.heads.len() * 2 <= self.buffer_size()
+        !self.key_lookups.is_empty() && !self.is_paused() && self.heads.len() * 2 <= self.buffer_size()
     }
 
-    /// A read of these keys begins now. They are no longer marked: whatever happens to one from here on, which the read
-    /// may not see, marks it again.
+    /// A read of these keys begins now. They are unmarked here, so that any change the read may not see marks them
+    /// again.
     pub(crate) fn key_read_begins(&mut self) -> Vec<i64> {
-        let keys: Vec<i64> = self.look.iter().copied().take(KEYS_MAX).collect();
-        self.look.retain(|key| keys.binary_search(key).is_err());
+        let keys: Vec<i64> = self.key_lookups.iter().copied().take(KEYS_MAX).collect();
+        self.key_lookups.retain(|key| keys.binary_search(key).is_err());
         keys
     }
 
     /// The read did not take place.
-    pub(crate) fn look_again(&mut self, keys: Vec<i64>) {
-        self.look.extend(keys);
+    pub(crate) fn requeue_keys(&mut self, keys: Vec<i64>) {
+        self.key_lookups.extend(keys);
     }
 
-    /// The first deliveries of the keys asked for, where they are fresh. A key whose first one is a retry is not among
-    /// them: that one comes when it is due, and the key is looked at again when it has ended.
+    /// The first deliveries of the requested keys, where they are fresh. If a key's first delivery is a retry it is
+    /// not included: it comes when due, and the key is looked up again when it has ended.
     pub(crate) fn keys_read(&mut self, heads: Vec<QueuedDelivery>) {
         for delivery in heads {
-            let Some(key) = self.line_of(&delivery) else {
+            let Some(key) = self.ordering_key_of(&delivery) else {
                 continue;
             };
             if self.is_withdrawn(&delivery) {
                 continue;
             }
             if self.is_stale(&delivery) {
-                self.look.insert(key);
+                self.key_lookups.insert(key);
             } else if !self.is_paused() && self.active.insert(key) {
                 self.heads.push_back(delivery);
             }
         }
     }
 
-    /// Which rows of `retries` to read, when some are due and there is room for them.
+    /// Which rows of `retries` to read, when some are due and there is buffer space for them.
     pub(crate) fn wants_due(&self, now: DateTime<Utc>) -> Option<DueRead> {
         let even_later = self.action() != Action::Send;
         let due = self.next_due.is_some_and(|at| at <= now || even_later);
-        let room = self.buffer_size().saturating_sub(self.due.len());
-        let limit = room + self.due.len() + self.busy.len();
+        let free = self.buffer_size().saturating_sub(self.due.len());
+        let limit = free + self.due.len() + self.busy.len();
         let asked = DueRead {
             limit,
             even_later,
             from: self.due_from,
         };
-        (due && !self.is_paused() && room * 2 > self.buffer_size()).then_some(asked)
+        (due && !self.is_paused() && free * 2 > self.buffer_size()).then_some(asked)
     }
 
-    /// When `retries` are to be read again; not while there is no room for what is due.
+    /// When `retries` are to be read again; not while there is no space for due rows.
     pub(crate) fn next_due(&self) -> Option<DateTime<Utc>> {
         let due = self.next_due?;
         self.wants_due(due).map(|_| due)
@@ -204,8 +205,8 @@ impl Lane {
         self.due_since_read = None;
     }
 
-    /// The rows of `retries` that were asked for. Those that are being attempted are among them, so that nothing waits before
-    /// the first but what was recorded meanwhile.
+    /// The requested rows of `retries`. Rows being attempted are included, so that nothing is due before the first
+    /// except what was recorded meanwhile.
     pub(crate) fn due_read(&mut self, DueRows { rows, first, later }: DueRows) {
         let earliest = |a: Option<DateTime<Utc>>, b: Option<DateTime<Utc>>| a.into_iter().chain(b).min();
         self.next_due = earliest(later, self.due_since_read);
@@ -221,22 +222,22 @@ impl Lane {
         }
     }
 
-    /// Nobody knows what became of a result: its row may be among the retries, due whenever.
+    /// The result of an attempt is unknown: its row may be among the retries with any due time.
     pub(crate) fn search_retries(&mut self) {
         self.due_from = EARLIEST;
-        // Also when a read is under way that began further up.
+        // Also covers a read in progress that started at a later due time.
         self.due_since_read = Some(EARLIEST);
     }
 
-    /// Everything is read again, from the lowest row that is known; what is on the wire or being recorded stays known.
+    /// Everything is read again from the lowest known row; attempts in flight or being recorded stay known.
     pub(crate) fn reload(&mut self, now: DateTime<Utc>) {
         if let Some(floor) = self.below_all() {
             self.lower_floor(floor);
         }
-        self.passed_over = None;
+        self.lowest_skipped = None;
         self.due.clear();
         self.heads.clear();
-        self.look.clear();
+        self.key_lookups.clear();
         self.active = self
             .busy
             .values()

@@ -11,17 +11,17 @@ pub(crate) type ReadNumber = u64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     InFlight,
-    /// The answer is in; its record is on the way to the database.
+    /// The response is in; the record is being written.
     Recording,
     Recorded,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Busy {
-    /// The number of the attempt being made. A row that has this number or more is a replay, not an old copy.
+    /// The number of the current attempt. A row with this number or more is a replay, not an old copy.
     pub(super) number: u16,
     pub(super) key: Option<i64>,
-    /// Picked as a replay. The retry of one is a retry like any other.
+    /// Picked as a replay. The retry of a replay is an ordinary retry.
     pub(super) replay: bool,
     /// Its row is in `queue`, as far as is known, and not in `retries`.
     pub(super) queued: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Refill {
     pub(crate) limit: usize,
 }
 
-/// Rows of `retries` to read: the earliest, or whatever waits.
+/// Rows of `retries` to read: only due ones, or all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DueRead {
     pub(crate) limit: usize,
@@ -44,11 +44,11 @@ pub(crate) struct DueRead {
     pub(crate) from: DateTime<Utc>,
 }
 
-/// What a read of `retries` brought.
+/// Result of a read of `retries`.
 #[derive(Debug, Default)]
 pub(crate) struct DueRows {
     pub(crate) rows: Vec<QueuedDelivery>,
-    /// When the first of all was due, and when the first of those that are not due yet is.
+    /// When the earliest row of all is due, and when the earliest that is not due yet is.
     pub(crate) first: Option<DateTime<Utc>>,
     pub(crate) later: Option<DateTime<Utc>>,
 }
@@ -60,7 +60,7 @@ pub(super) const LATEST: DateTime<Utc> = match DateTime::from_timestamp(253_402_
     None => DateTime::UNIX_EPOCH,
 };
 
-/// What is to be done with a delivery.
+/// What to do with a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Send,
@@ -68,16 +68,16 @@ pub(crate) enum Action {
     DeadLetter(DeadReason),
 }
 
-/// How an attempt went, as far as the lane needs to know.
+/// Result of an attempt, as far as the lane needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct AttemptResult {
     pub(crate) success: bool,
     pub(crate) slow: bool,
-    /// Whether it says anything about the endpoint. A fault of our own way out does not.
-    pub(crate) its_own: bool,
+    /// Whether it says anything about the endpoint. A failure of the egress proxy does not.
+    pub(crate) about_endpoint: bool,
 }
 
-/// What the latest answer says of the endpoint: how many places on the wire it may compete for.
+/// What the latest response says about the endpoint: decides which share of capacity it competes for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pace {
     Unknown,
@@ -97,7 +97,7 @@ pub(crate) struct Withdrawal {
     pub(crate) shard: Shard,
     pub(crate) epoch: Epoch,
     pub(crate) replays: Vec<String>,
-    /// On the wire or being recorded, with the numbers of these attempts.
+    /// In flight or being recorded, with the numbers of these attempts.
     pub(crate) attempted: Vec<(EventId, u16)>,
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct Withdrawal {
 pub(crate) struct Activity {
     pub(crate) endpoint: EndpointId,
     pub(crate) in_flight: usize,
-    pub(crate) places: usize,
+    pub(crate) limit: usize,
     pub(crate) waiting: usize,
     pub(crate) more_waiting: bool,
     pub(crate) oldest: Option<DateTime<Utc>>,

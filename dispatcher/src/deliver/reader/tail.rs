@@ -1,9 +1,9 @@
-//! The tail itself: the rows of transactions that became visible, page by page.
+//! The tail itself: pages of queue rows whose transactions became visible.
 
 use super::{wanted::WaitingRow, *};
 
 impl Session {
-    /// The rows of transactions that became visible, page by page.
+    /// Reads the rows of transactions that became visible, page by page.
     pub(super) async fn tail(
         &mut self,
         new: &[Range<u64>],
@@ -27,7 +27,7 @@ impl Session {
                 .iter()
                 .rev()
                 .take_while(|row| row.key.endpoint == last.endpoint && row.key.xid == last.xid);
-            // One transaction may have made a million rows for one endpoint: its lane reads them from disk, later.
+            // One transaction may have inserted a million rows for one endpoint: its lane reads them from disk later.
             let cut = full && of_last.count() >= ENDPOINT_ROWS_MAX;
             after = last;
             if cut {
@@ -43,7 +43,7 @@ impl Session {
                     delivery: row.delivery,
                 })
                 .collect();
-            say(
+            send(
                 out,
                 ReaderMessage::Page {
                     rows,
@@ -57,9 +57,10 @@ impl Session {
         }
     }
 
-    /// A walk of the index for each range of transactions, in their order. The bounds are plain parameters: with a
-    /// function of the snapshot in the query the planner scans the table, and with `= any` it sorts everything. A range has
-    /// one lower bound, made here: of two the index would take the wrong one and walk over what was read before.
+    /// One index scan per range of transactions, in their order. The bounds are plain parameters: with a function of
+    /// the snapshot in the query the planner scans the table, and with `= any` it sorts everything. Each range has a
+    /// single lower bound, computed here: given two, the index would use the wrong one and scan rows that were read
+    /// before.
     async fn page(
         &mut self,
         new: &[Range<u64>],

@@ -1,9 +1,9 @@
-//! What the lanes ask for beside the tail: settings, rows left on disk, retries that are due, the first delivery of a key.
+//! What the lanes request besides the tail: settings, rows left on disk, due retries, the first delivery of a key.
 
 use super::*;
 
 impl Session {
-    /// Settings of endpoints that the engine has no lane for, or that a new connection does not know yet.
+    /// Reads settings of endpoints without a lane, or not yet known on a new connection.
     pub(super) async fn load(
         &mut self,
         ids: &[EndpointId],
@@ -17,7 +17,7 @@ impl Session {
             let rows = endpoint::load(&mut self.connection, ids)
                 .with_db_timeout()
                 .await?;
-            say(out, ReaderMessage::Endpoints(rows)).await?;
+            send(out, ReaderMessage::Endpoints(rows)).await?;
         }
         Ok(())
     }
@@ -47,13 +47,13 @@ impl Session {
         .with_db_timeout()
         .await?;
         let mut rows = rows.into_iter().peekable();
-        // The lateral join keeps the order of the list, so that each endpoint's rows stand together.
+        // The lateral join keeps the order of the list, so that each endpoint's rows are adjacent.
         for (endpoint, asked) in refills {
             let mut deliveries = Vec::new();
             while let Some(row) = rows.next_if(|row| row.endpoint_id == *endpoint) {
                 deliveries.push(row.delivery());
             }
-            say(
+            send(
                 out,
                 ReaderMessage::Refilled {
                     endpoint: *endpoint,
@@ -103,11 +103,11 @@ impl Session {
                     _ => due.rows.push(row.delivery()),
                 }
             }
-            // As many as were asked for, and all of them due: there may be more.
+            // The limit was reached and all rows are due: there may be more.
             if read == asked.limit && due.later.is_none() {
                 due.later = Some(now);
             }
-            say(
+            send(
                 out,
                 ReaderMessage::Due {
                     endpoint: *endpoint,
@@ -119,7 +119,7 @@ impl Session {
         Ok(())
     }
 
-    /// The first delivery of each key, where it is a fresh one.
+    /// Reads the first delivery of each key, where it is a fresh one.
     pub(super) async fn read_keys(
         &mut self,
         wanted: &[(EndpointId, Vec<i64>)],
@@ -143,7 +143,7 @@ impl Session {
             .with_db_timeout()
             .await?;
             let heads = rows.into_iter().map(WaitingRow::delivery).collect();
-            say(
+            send(
                 out,
                 ReaderMessage::Keys {
                     endpoint: *endpoint,

@@ -1,5 +1,5 @@
-//! A request's body, which hyper asks for right before it writes: the last moment to find out that nothing may be sent any
-//! more. Between a check further up and the write lie two tasks, and a process that is frozen there would send when it wakes.
+//! A request body. hyper polls it right before writing: the last moment to notice that nothing may be sent any more.
+//! Two tasks run between an earlier check and the write, and a process frozen there would send when it resumes.
 
 use std::{
     pin::Pin,
@@ -9,20 +9,20 @@ use std::{
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 
-use crate::ownership::lease::Right;
+use crate::ownership::lease::SendPermission;
 
 pub(super) struct Body {
     bytes: Bytes,
-    right: Option<Right>,
+    permission: Option<SendPermission>,
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the lease is over")]
+#[error("the lease has ended")]
 pub(super) struct LeaseOver;
 
 impl Body {
-    pub(super) fn new(bytes: Bytes, right: Option<Right>) -> Self {
-        Self { bytes, right }
+    pub(super) fn new(bytes: Bytes, permission: Option<SendPermission>) -> Self {
+        Self { bytes, permission }
     }
 }
 
@@ -30,7 +30,7 @@ impl hyper::body::Body for Body {
     type Data = Bytes;
     type Error = LeaseOver;
 
-    /// The head waits in a buffer for the first of the body: an error here, and the connection ends with nothing sent.
+    /// The head is buffered until the first body frame: an error here closes the connection with nothing sent.
     fn poll_frame(
         mut self: Pin<&mut Self>,
         _cx: &mut Context<'_>,
@@ -38,7 +38,11 @@ impl hyper::body::Body for Body {
         if self.bytes.is_empty() {
             return Poll::Ready(None);
         }
-        if self.right.as_ref().is_some_and(|right| !right.is_valid()) {
+        if self
+            .permission
+            .as_ref()
+            .is_some_and(|permission| !permission.is_valid())
+        {
             return Poll::Ready(Some(Err(LeaseOver)));
         }
         Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.bytes)))))

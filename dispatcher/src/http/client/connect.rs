@@ -1,5 +1,5 @@
-//! From a URL's host to a connection: resolve, check every address, connect to one that was checked, through the proxy
-//! where there is one, and shake hands by TLS.
+//! From a URL's host to a connection: resolve, check every address, connect to a checked one, through the proxy if
+//! there is one, and perform the TLS handshake.
 //! Invariant: no socket is opened to an address and port that `Guard::check` has not allowed a moment before.
 
 use std::{
@@ -30,11 +30,11 @@ use crate::http::{
     proxy::TunnelError,
 };
 
-/// Of a name's addresses, those that are tried.
+/// Addresses of a name that are tried.
 const ADDRESSES_TRIED_MAX: usize = 6;
-/// Before the next address is tried beside one that does not answer.
+/// Delay before the next address is tried in parallel with one that does not respond.
 const STAGGER: Duration = Duration::from_millis(250);
-/// How many of these an address has to itself while there is no socket for a second one.
+/// How many of these delays an address has to itself while no socket is available for a second one.
 const STAGGERS_MAX: u32 = 4;
 
 /// Why there is no connection.
@@ -52,12 +52,12 @@ pub(super) enum ConnectError {
     Tls(io::Error),
     #[error("{0}")]
     Http(hyper::Error),
-    /// Our own fault, and no fault of the receiver's.
-    #[error("no more files can be opened: {0}")]
+    /// A local fault, not the receiver's.
+    #[error("open file limit reached: {0}")]
     OutOfFiles(io::Error),
 }
 
-/// What a connection is made with.
+/// Everything needed to open a connection.
 pub(super) struct Connector<'s> {
     pub(super) guard: &'s Guard,
     pub(super) names: &'s Names,
@@ -81,7 +81,7 @@ impl Connector<'_> {
         let host = receiver.host.trim_start_matches('[').trim_end_matches(']');
         let addresses = self.checked_addresses(host, receiver.port).await?;
         let Socket { stream, permit } = match &self.guard.egress_proxy {
-            None => self.first_to_answer(addresses).await.map_err(tcp_error)?,
+            None => self.first_to_connect(addresses).await.map_err(tcp_error)?,
             Some(_) => self.through_proxy(&addresses).await?,
         };
         if !receiver.https {
@@ -107,8 +107,8 @@ impl Connector<'_> {
         })
     }
 
-    /// What may be connected to. When one address of a name may not be called, none is: an answer that mixes them is no
-    /// honest mistake.
+    /// Addresses that may be connected to. If one address of a name is forbidden, all are: a DNS response that mixes
+    /// them is no honest mistake.
     async fn checked_addresses(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
         let found = match host.parse::<IpAddr>() {
             Ok(literal) => Arc::from([literal]),
@@ -129,8 +129,8 @@ impl Connector<'_> {
         let Some(proxy) = &self.guard.egress_proxy else {
             return Err(TunnelError::Proxy("is not set".to_owned()).into());
         };
-        let unreachable = |why: String| TunnelError::Proxy(format!("can't be reached: {why}"));
-        // The operator has named it: it may be anywhere.
+        let unreachable = |why: String| TunnelError::Proxy(format!("is unreachable: {why}"));
+        // Chosen by the operator: it may be anywhere.
         let found = match &proxy.host {
             Host::Domain(name) => {
                 let found = self.names.addresses(name).await;
@@ -139,12 +139,12 @@ impl Connector<'_> {
             Host::Ipv4(ip) => Arc::from([IpAddr::V4(*ip)]),
             Host::Ipv6(ip) => Arc::from([IpAddr::V6(*ip)]),
         };
-        let places: Vec<SocketAddr> = interleaved(&found)
+        let of_proxy: Vec<SocketAddr> = interleaved(&found)
             .take(ADDRESSES_TRIED_MAX)
             .map(|ip| SocketAddr::new(ip, proxy.port))
             .collect();
         for address in addresses {
-            let mut socket = match self.first_to_answer(places.clone()).await {
+            let mut socket = match self.first_to_connect(of_proxy.clone()).await {
                 Ok(socket) => socket,
                 Err(error) if is_out_of_files(&error) => return Err(ConnectError::OutOfFiles(error)),
                 Err(error) => return Err(unreachable(super::error_text::of_io(&error)).into()),
@@ -156,13 +156,13 @@ impl Connector<'_> {
             }
         }
         Err(failed
-            .unwrap_or(TunnelError::Proxy("was not asked".to_owned()))
+            .unwrap_or(TunnelError::Proxy("was not used".to_owned()))
             .into())
     }
 
-    /// Connects to the first address that takes it; the next is tried when one fails, or is silent for a moment. Beside the
-    /// first only while there are sockets to spare, else in place of it.
-    pub(super) async fn first_to_answer(&self, addresses: Vec<SocketAddr>) -> io::Result<Socket> {
+    /// Connects to the first address that accepts; the next is tried when one fails or does not respond for a moment.
+    /// In parallel only while sockets are available, otherwise instead of the previous one.
+    pub(super) async fn first_to_connect(&self, addresses: Vec<SocketAddr>) -> io::Result<Socket> {
         let mut waiting = addresses.into_iter();
         let mut tries = JoinSet::new();
         let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -221,18 +221,19 @@ async fn connect(
 }
 
 fn tcp_error(error: io::Error) -> ConnectError {
-    match is_out_of_files(&error) {
-        true => ConnectError::OutOfFiles(error),
-        false => ConnectError::Tcp(error),
+    if is_out_of_files(&error) {
+        ConnectError::OutOfFiles(error)
+    } else {
+        ConnectError::Tcp(error)
     }
 }
 
-/// Of this process (EMFILE) or of the machine (ENFILE).
+/// File limit of this process (EMFILE) or of the machine (ENFILE).
 fn is_out_of_files(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(23 | 24))
 }
 
-/// One of each family by turns, so that one that leads nowhere costs one try.
+/// Alternates address families, so that a family without connectivity costs one try.
 fn interleaved(found: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '_ {
     let mut sixes = found.iter().copied().filter(IpAddr::is_ipv6);
     let mut fours = found.iter().copied().filter(IpAddr::is_ipv4);
@@ -242,8 +243,8 @@ fn interleaved(found: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '_ {
     })
 }
 
-/// Whether an address is one of this machine's own. Connecting a datagram socket sends nothing: the system only chooses
-/// where it would send from, and to itself it sends from the very address.
+/// Whether an address belongs to this machine. Connecting a datagram socket sends nothing: the system only chooses
+/// the source address, which for a local destination is the destination itself.
 fn is_this_machine(ip: IpAddr) -> bool {
     if ip.is_loopback() || ip.is_unspecified() {
         return true;
@@ -263,15 +264,15 @@ fn is_this_machine(ip: IpAddr) -> bool {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// What the server showed of itself, in DER. Goes with each answer of its connection.
+/// The server's certificate in DER, attached to each response of its connection.
 #[derive(Clone)]
 pub(super) struct PeerCertificate(pub(super) Arc<[u8]>);
 
-/// A connection, plain or not.
+/// A connection, plain or TLS.
 pub(super) struct Wire {
     stream: Box<dyn Stream>,
     certificate: Option<PeerCertificate>,
-    /// Given back once the stream above is closed.
+    /// Released once the stream above is closed.
     _permit: OwnedSemaphorePermit,
 }
 

@@ -1,6 +1,6 @@
-//! Names to addresses, without a thread for each question: a resolver that is dead or slow holds up only those who wait
-//! for that name.
-//! Invariant: a name is asked for once at a time, and its search list is never used: `a.example.com` is just that.
+//! Resolves names without a thread per query: a dead or slow resolver delays only those who wait for that name.
+//! Invariant: each name has at most one query in progress, and the search list is never used: `a.example.com` is
+//! exactly that.
 
 use std::{
     collections::HashMap,
@@ -16,22 +16,22 @@ use hickory_resolver::{
 };
 use tokio::sync::OnceCell;
 
-/// Names whose addresses are remembered, each as long as the DNS says.
+/// Names whose addresses are cached, each for its TTL.
 const NAMES_REMEMBERED_MAX: u64 = 8192;
-/// However long the DNS says: an address that was moved is found again.
+/// Upper bound of the TTL, so that a moved address is found again.
 const REMEMBERED_MAX: Duration = Duration::from_secs(300);
-/// A name that was just made should be found soon.
+/// A newly created name should be found soon.
 const ABSENCE_REMEMBERED_MAX: Duration = Duration::from_secs(10);
-/// For one question to one server.
+/// Timeout of one query to one server.
 const QUESTION_TIME: Duration = Duration::from_secs(3);
-/// After a question that nobody answered, and not more often than this.
+/// Minimum interval between reloads of the name servers, after a query without a response.
 const SERVERS_READ_AGAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NameError {
-    #[error("the name {0} can't be found")]
+    #[error("DNS lookup failed for {0}: no such name")]
     NotFound(String),
-    #[error("the name {0} could not be looked up: the name servers did not answer")]
+    #[error("DNS lookup failed for {0}: the name servers did not respond")]
     NoAnswer(String),
 }
 
@@ -40,7 +40,7 @@ type Resolution = Result<Arc<[IpAddr]>, NameError>;
 #[derive(Clone)]
 pub(crate) struct Names {
     resolver: Arc<Mutex<Resolver>>,
-    asked: Arc<Mutex<HashMap<String, Arc<OnceCell<Resolution>>>>>,
+    pending: Arc<Mutex<HashMap<String, Arc<OnceCell<Resolution>>>>>,
 }
 
 struct Resolver {
@@ -49,11 +49,11 @@ struct Resolver {
 }
 
 impl Resolver {
-    /// With the machine's own name servers and hosts file.
+    /// With the machine's name servers and hosts file.
     fn new() -> Result<Self, NetError> {
         let mut builder = TokioResolver::builder_tokio()?;
         let options = builder.options_mut();
-        // Both families always: the guard wants the whole set.
+        // Always both families: the guard needs the whole set.
         options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
         options.use_hosts_file = ResolveHosts::Always;
         options.cache_size = NAMES_REMEMBERED_MAX;
@@ -71,48 +71,45 @@ impl Names {
     pub(crate) fn new() -> Result<Self, NetError> {
         Ok(Self {
             resolver: Arc::new(Mutex::new(Resolver::new()?)),
-            asked: Arc::default(),
+            pending: Arc::default(),
         })
     }
 
-    /// All addresses of a name. Whoever asks while the same is being asked waits for that answer.
+    /// All addresses of a name. Concurrent callers for the same name share one query.
     pub(crate) async fn addresses(&self, name: &str) -> Resolution {
         let name = name.trim_end_matches('.').to_ascii_lowercase();
-        let question = Question {
-            cell: self.asked().entry(name.clone()).or_default().clone(),
+        let query = Query {
+            cell: self.pending().entry(name.clone()).or_default().clone(),
             names: self,
             name,
         };
-        question
-            .cell
-            .get_or_init(|| self.look_up(&question.name))
-            .await
-            .clone()
+        query.cell.get_or_init(|| self.look_up(&query.name)).await.clone()
     }
 
     async fn look_up(&self, name: &str) -> Resolution {
-        // With a dot at its end the name is whole: nothing is hung onto it.
+        // A trailing dot makes the name absolute: the search list is not applied.
         let resolver = self.resolver().inner.clone();
         match resolver.lookup_ip(format!("{name}.")).await {
             Ok(found) => {
                 let addresses: Arc<[IpAddr]> = found.iter().collect();
-                match addresses.is_empty() {
-                    true => Err(NameError::NotFound(name.to_owned())),
-                    false => Ok(addresses),
+                if addresses.is_empty() {
+                    Err(NameError::NotFound(name.to_owned()))
+                } else {
+                    Ok(addresses)
                 }
             }
             Err(error) if error.is_no_records_found() || error.is_nx_domain() => {
                 Err(NameError::NotFound(name.to_owned()))
             }
             Err(error) => {
-                tracing::debug!(%error, name, "a name could not be looked up");
+                tracing::debug!(%error, name, "DNS lookup failed");
                 self.read_servers_again();
                 Err(NameError::NoAnswer(name.to_owned()))
             }
         }
     }
 
-    /// The machine may have other name servers by now.
+    /// The machine's name servers may have changed.
     fn read_servers_again(&self) {
         let mut resolver = self.resolver();
         if resolver.made.elapsed() > SERVERS_READ_AGAIN
@@ -126,28 +123,28 @@ impl Names {
         self.resolver.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn asked(&self) -> MutexGuard<'_, HashMap<String, Arc<OnceCell<Resolution>>>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, HashMap<String, Arc<OnceCell<Resolution>>>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Forgotten when the last who waits for it goes, with or without an answer: the resolver remembers, not we.
-struct Question<'n> {
+/// Removed when the last waiter is gone, with or without a result: caching is the resolver's job.
+struct Query<'n> {
     names: &'n Names,
     name: String,
     cell: Arc<OnceCell<Resolution>>,
 }
 
-impl Drop for Question<'_> {
+impl Drop for Query<'_> {
     fn drop(&mut self) {
-        let mut asked = self.names.asked();
-        // One count is ours, one the map's. With an answer in it, the next one asks anew.
+        let mut pending = self.names.pending();
+        // One reference is ours, one the map's. Once a result is in, the next caller queries again.
         let is_last = Arc::strong_count(&self.cell) <= 2;
-        let is_same = asked
+        let is_same = pending
             .get(&self.name)
             .is_some_and(|cell| Arc::ptr_eq(cell, &self.cell));
         if is_same && (is_last || self.cell.initialized()) {
-            asked.remove(&self.name);
+            pending.remove(&self.name);
         }
     }
 }

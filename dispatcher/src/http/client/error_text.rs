@@ -1,4 +1,4 @@
-//! What went wrong with an attempt, in words that the person who runs the receiver can act on.
+//! Describes failed attempts in terms that the operator of the receiver can act on.
 
 use std::{error::Error, io};
 
@@ -9,17 +9,17 @@ use rustls::{AlertDescription, CertificateError, pki_types::UnixTime};
 use super::{OwnFault, connect::ConnectError, dns::NameError, response::kept_text};
 use crate::http::{proxy::TunnelError, tls::SelfSigned};
 
-/// Names of a certificate that are told.
+/// Names of a certificate that are shown.
 const NAMES_MAX: usize = 5;
 
-fn told(kind: OutcomeKind, words: String) -> Outcome {
+fn unreachable(kind: OutcomeKind, words: String) -> Outcome {
     Outcome::Unreachable {
         kind,
         error: kept_text(words),
     }
 }
 
-/// An attempt that came to no connection.
+/// An attempt that failed before it was connected.
 pub(super) fn not_connected(error: ConnectError) -> Result<Outcome, OwnFault> {
     Ok(match &error {
         ConnectError::OutOfFiles(_) => return Err(OwnFault(error.to_string())),
@@ -27,41 +27,50 @@ pub(super) fn not_connected(error: ConnectError) -> Result<Outcome, OwnFault> {
         ConnectError::Refused(refusal) => Outcome::Forbidden {
             error: refusal.to_string(),
         },
-        ConnectError::Name(NameError::NotFound(_)) => told(OutcomeKind::NameNotFound, error.to_string()),
-        ConnectError::Name(NameError::NoAnswer(_)) => told(OutcomeKind::NameNotFound, error.to_string()),
-        ConnectError::Tcp(error) => told(OutcomeKind::ConnectionFailed, of_io(error)),
-        ConnectError::Tunnel(TunnelError::Proxy(_)) => told(OutcomeKind::ProxyFailed, error.to_string()),
-        ConnectError::Tunnel(TunnelError::Endpoint(_) | TunnelError::Forbidden(_)) => {
-            told(OutcomeKind::ConnectionFailed, error.to_string())
+        ConnectError::Name(NameError::NotFound(_)) => {
+            unreachable(OutcomeKind::NameNotFound, error.to_string())
         }
-        ConnectError::Tls(error) => told(OutcomeKind::TlsFailed, of_handshake(error)),
+        ConnectError::Name(NameError::NoAnswer(_)) => {
+            unreachable(OutcomeKind::NameNotFound, error.to_string())
+        }
+        ConnectError::Tcp(error) => unreachable(OutcomeKind::ConnectionFailed, of_io(error)),
+        ConnectError::Tunnel(TunnelError::Proxy(_)) => {
+            unreachable(OutcomeKind::ProxyFailed, error.to_string())
+        }
+        ConnectError::Tunnel(TunnelError::Endpoint(_) | TunnelError::Forbidden(_)) => {
+            unreachable(OutcomeKind::ConnectionFailed, error.to_string())
+        }
+        ConnectError::Tls(error) => unreachable(OutcomeKind::TlsFailed, of_handshake(error)),
     })
 }
 
-/// Connected, but no answer that can be read.
+/// Connected, but without a usable response.
 pub(super) fn broken(error: &hyper::Error) -> Outcome {
     let kind = OutcomeKind::BrokenAnswer;
     if error.is_parse_too_large() {
-        return told(kind, "the headers of the answer are too large".to_owned());
+        return unreachable(kind, "the response headers are too large".to_owned());
     }
     if error.is_parse() {
-        return told(kind, "the answer is not HTTP/1.1".to_owned());
+        return unreachable(kind, "the response is not HTTP/1.1".to_owned());
     }
     if error.is_incomplete_message() || error.is_canceled() || error.is_closed() {
-        return told(kind, "the connection was closed before an answer came".to_owned());
+        return unreachable(
+            kind,
+            "the connection was closed before a response was received".to_owned(),
+        );
     }
     let mut cause = error.source();
     while let Some(inner) = cause {
         if let Some(error) = inner.downcast_ref::<io::Error>() {
-            // With TLS 1.3 an endpoint that does not take our certificate says so only now.
+            // With TLS 1.3 an endpoint that rejects our certificate reports it only now.
             return match rustls_error(error) {
-                Some(error) => told(OutcomeKind::TlsFailed, of_tls(error)),
-                None => told(kind, of_io(error)),
+                Some(error) => unreachable(OutcomeKind::TlsFailed, of_tls(error)),
+                None => unreachable(kind, of_io(error)),
             };
         }
         cause = inner.source();
     }
-    told(kind, error.to_string())
+    unreachable(kind, error.to_string())
 }
 
 pub(super) fn of_io(error: &io::Error) -> String {
@@ -69,9 +78,9 @@ pub(super) fn of_io(error: &io::Error) -> String {
     match error.kind() {
         ConnectionRefused => "connection refused".to_owned(),
         ConnectionReset | BrokenPipe | ConnectionAborted => "the connection was reset".to_owned(),
-        HostUnreachable | NetworkUnreachable | AddrNotAvailable => "the address can't be reached".to_owned(),
+        HostUnreachable | NetworkUnreachable | AddrNotAvailable => "the address is unreachable".to_owned(),
         TimedOut => "the connection timed out".to_owned(),
-        UnexpectedEof => "the connection was closed before an answer came".to_owned(),
+        UnexpectedEof => "the connection was closed before a response was received".to_owned(),
         _ => error.to_string(),
     }
 }
@@ -94,9 +103,9 @@ fn of_tls(error: &rustls::Error) -> String {
     use AlertDescription as Alert;
     match error {
         rustls::Error::InvalidCertificate(error) => of_certificate(error),
-        rustls::Error::InvalidMessage(_) => "the endpoint does not speak TLS at this port".to_owned(),
+        rustls::Error::InvalidMessage(_) => "the endpoint does not support TLS on this port".to_owned(),
         rustls::Error::AlertReceived(Alert::CertificateRequired) => {
-            "the endpoint wants a client certificate, and was shown none".to_owned()
+            "the endpoint requires a client certificate and none is configured".to_owned()
         }
         rustls::Error::AlertReceived(
             Alert::BadCertificate
@@ -104,15 +113,15 @@ fn of_tls(error: &rustls::Error) -> String {
             | Alert::CertificateUnknown
             | Alert::AccessDenied
             | Alert::CertificateExpired,
-        ) => "the endpoint wants a client certificate, and not the one it was shown".to_owned(),
+        ) => "the endpoint requires a client certificate and rejected the one presented".to_owned(),
         rustls::Error::AlertReceived(Alert::UnrecognisedName) => {
-            "the endpoint's server does not know this host name (TLS)".to_owned()
+            "the server does not recognize this host name (TLS unrecognized_name)".to_owned()
         }
         rustls::Error::AlertReceived(alert) => {
-            format!("the endpoint broke off the TLS handshake: {alert:?}")
+            format!("the endpoint aborted the TLS handshake: {alert:?}")
         }
         rustls::Error::PeerIncompatible(why) => {
-            format!("the endpoint speaks no TLS that is safe to use: {why:?}")
+            format!("the endpoint supports no secure TLS version or cipher: {why:?}")
         }
         other => format!("TLS failed: {other}"),
     }
@@ -128,24 +137,22 @@ fn of_certificate(error: &CertificateError) -> String {
             format!("the TLS certificate is not valid before {}", day(*not_before))
         }
         CertificateError::NotValidForNameContext { presented, .. } => match names(presented) {
-            names if names.is_empty() => "the TLS certificate is for no host at all".to_owned(),
-            names => format!("the TLS certificate is for another host: {names}"),
+            names if names.is_empty() => "the TLS certificate contains no host name".to_owned(),
+            names => format!("the TLS certificate is for a different host: {names}"),
         },
-        CertificateError::NotValidForName => "the TLS certificate is for another host".to_owned(),
-        CertificateError::UnknownIssuer => {
-            "the TLS certificate is signed by an authority that is not trusted here; \
-                                            perhaps the server leaves out an intermediate certificate"
-                .to_owned()
-        }
+        CertificateError::NotValidForName => "the TLS certificate is for a different host".to_owned(),
+        CertificateError::UnknownIssuer => "the TLS certificate was not issued by a trusted authority; \
+                                            an intermediate certificate may be missing"
+            .to_owned(),
         CertificateError::Revoked => "the TLS certificate was revoked".to_owned(),
         CertificateError::Other(other) if other.0.is::<SelfSigned>() => {
-            "the TLS certificate is self-signed: nobody vouches for it".to_owned()
+            "the TLS certificate is self-signed: not issued by a trusted authority".to_owned()
         }
-        other => format!("the TLS certificate can't be trusted: {other}"),
+        other => format!("the TLS certificate is not trusted: {other}"),
     }
 }
 
-/// `DnsName("a.example")` is how the library tells them.
+/// The library formats them as `DnsName("a.example")`.
 fn names(presented: &[String]) -> String {
     let bare = |name: &String| {
         let inner = name
@@ -153,11 +160,11 @@ fn names(presented: &[String]) -> String {
             .map_or(name.as_str(), |(_, rest)| rest.trim_end_matches(')'));
         inner.trim_matches('"').to_owned()
     };
-    let mut told: Vec<String> = presented.iter().take(NAMES_MAX).map(bare).collect();
+    let mut shown: Vec<String> = presented.iter().take(NAMES_MAX).map(bare).collect();
     if presented.len() > NAMES_MAX {
-        told.push("…".to_owned());
+        shown.push("…".to_owned());
     }
-    told.join(", ")
+    shown.join(", ")
 }
 
 fn day(time: UnixTime) -> String {

@@ -1,8 +1,9 @@
-//! Connections to receivers: how many there may be, and those kept open for the next request.
+//! Connections to receivers: their limit, and the idle ones kept for reuse.
 //!
-//! Invariants: every socket has a permit from before it is opened until it is closed; a connection belongs to one attempt or is
-//! kept, and one whose attempt goes away is closed at once. Nothing connects in the background. When there is no permit left
-//! the connection that was kept longest gives way, so that no receiver's idle connections keep another from connecting.
+//! Invariants: every socket has a permit from before it is opened until it is closed; a connection belongs to one
+//! attempt or is idle, and is closed at once when its attempt is cancelled. Nothing connects in the background. When
+//! no permit is left, the connection idle for longest is closed, so that idle connections of one receiver never keep
+//! another from connecting.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -28,16 +29,16 @@ use super::{
 };
 
 const ANSWER_HEADERS_MAX: usize = 100;
-/// All headers of an answer together.
+/// All headers of a response together.
 const ANSWER_HEAD_BYTES_MAX: usize = 64 * 1024;
 const KEPT_LIFE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Kept for one receiver.
+/// Idle connections per receiver.
 const KEPT_PER_RECEIVER_MAX: usize = 256;
-/// For a connection to finish its exchange after the answer was read.
+/// For a connection to finish its exchange after the response was read.
 const FINISH_MAX: Duration = Duration::from_secs(1);
 
-/// Connections of one receiver, with the same TLS settings, are interchangeable.
+/// Connections to one receiver with the same TLS settings are interchangeable.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Receiver {
     pub(super) https: bool,
@@ -47,15 +48,15 @@ pub(super) struct Receiver {
     pub(super) tls: Option<[u8; 32]>,
 }
 
-/// A connection that one request at a time may use.
+/// A connection that serves one request at a time.
 pub(super) struct Connection {
     sender: SendRequest<Body>,
     pub(super) certificate: Option<PeerCertificate>,
     task: Task,
 }
 
-/// What drives a connection's socket. Ends with it: a receiver that answers early and then takes no more would otherwise hold
-/// the socket, and the rest of the body, for as long as it likes.
+/// The task that drives a connection's socket, aborted with it: a receiver that responds early and then stops reading
+/// would otherwise hold the socket, and the rest of the body, for as long as it likes.
 struct Task(Option<AbortHandle>);
 
 impl Drop for Task {
@@ -75,7 +76,7 @@ impl Connection {
             .handshake(TokioIo::new(wire))
             .await?;
         let task = tokio::spawn(async move {
-            // An error is told to the request that meets it.
+            // An error is reported to the request that encounters it.
             let _ = driver.await;
         });
         Ok(Self {
@@ -92,7 +93,7 @@ impl Connection {
         self.sender.send_request(request).await
     }
 
-    /// With nothing under way: says goodbye by itself, and is cut off when its receiver does not let it.
+    /// Closes an idle connection gracefully, and aborts it when the receiver does not cooperate.
     fn close(mut self) {
         if let Some(task) = self.task.0.take() {
             tokio::spawn(async move {
@@ -107,29 +108,29 @@ impl Connection {
     }
 }
 
-struct Kept {
+struct IdleConnection {
     connection: Connection,
     since: Instant,
     number: u64,
 }
 
 #[derive(Default)]
-struct Shelf {
-    /// The latest at the back: it is the most likely to be alive.
-    by_receiver: HashMap<Receiver, VecDeque<Kept>>,
-    /// All of them, in the order they were kept.
+struct IdleConnections {
+    /// The most recent at the back: it is the most likely to be alive.
+    by_receiver: HashMap<Receiver, VecDeque<IdleConnection>>,
+    /// All of them, in the order they became idle.
     by_age: BTreeMap<u64, Receiver>,
     numbers: u64,
 }
 
-impl Shelf {
+impl IdleConnections {
     fn put(&mut self, receiver: &Receiver, connection: Connection) {
         let of_receiver = self.by_receiver.entry(receiver.clone()).or_default();
         if of_receiver.len() >= KEPT_PER_RECEIVER_MAX {
             return connection.close();
         }
         self.numbers += 1;
-        of_receiver.push_back(Kept {
+        of_receiver.push_back(IdleConnection {
             connection,
             since: Instant::now(),
             number: self.numbers,
@@ -153,7 +154,7 @@ impl Shelf {
         found
     }
 
-    /// The one kept longest, if it was kept since before that.
+    /// The one idle for longest, if it has been idle since before that.
     fn take_oldest(&mut self, before: Option<Instant>) -> Option<Connection> {
         let receiver = self.by_age.first_key_value()?.1.clone();
         let of_receiver = self.by_receiver.get_mut(&receiver)?;
@@ -173,38 +174,39 @@ impl Shelf {
 /// All connections of one sender.
 #[derive(Clone)]
 pub(super) struct Connections {
-    shelf: Arc<Mutex<Shelf>>,
-    /// Attempts that wait for a permit: nothing is kept meanwhile.
+    idle: Arc<Mutex<IdleConnections>>,
+    /// Attempts waiting for a permit: no connection is kept idle meanwhile.
     waiting: Arc<AtomicUsize>,
     permits: Arc<Semaphore>,
-    /// For further addresses of a name that are tried beside the first.
+    /// For further addresses of a name that are tried in parallel with the first.
     extra: Arc<Semaphore>,
 }
 
 impl Connections {
-    /// For so many attempts at a time. There are up to a quarter more sockets: kept ones, and addresses tried beside others.
+    /// For this many concurrent attempts. Up to a quarter more sockets exist: idle ones, and addresses tried in
+    /// parallel.
     pub(super) fn new(attempts: usize) -> Self {
         let eighth = (attempts / 8).max(1);
-        let shelf = Arc::default();
-        tokio::spawn(close_old(Arc::downgrade(&shelf)));
+        let idle = Arc::default();
+        tokio::spawn(close_old(Arc::downgrade(&idle)));
         Self {
-            shelf,
+            idle,
             waiting: Arc::default(),
             permits: Arc::new(Semaphore::new(attempts.max(1) + eighth)),
             extra: Arc::new(Semaphore::new(eighth)),
         }
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        lock(&self.shelf)
+    fn idle(&self) -> MutexGuard<'_, IdleConnections> {
+        lock(&self.idle)
     }
 
-    /// One that was kept for this receiver.
+    /// An idle connection to this receiver.
     pub(super) fn take(&self, receiver: &Receiver) -> Option<Connection> {
-        self.shelf().take(receiver)
+        self.idle().take(receiver)
     }
 
-    /// Keeps a connection whose answer has been read to its end, once it has finished its exchange.
+    /// Keeps a connection whose response was read completely, once it has finished its exchange.
     pub(super) async fn keep(&self, receiver: Receiver, mut connection: Connection) {
         if !connection.is_ready_now().await {
             tokio::task::yield_now().await;
@@ -222,21 +224,22 @@ impl Connections {
     }
 
     fn put(&self, receiver: &Receiver, connection: Connection) {
-        let mut shelf = self.shelf();
+        let mut idle = self.idle();
         match self.waiting.load(Ordering::SeqCst) {
-            0 => shelf.put(receiver, connection),
+            0 => idle.put(receiver, connection),
             _ => connection.close(),
         }
     }
 
-    /// A permit for an attempt's socket. There are more than attempts: it waits only for one that is being closed.
+    /// A permit for an attempt's socket. There are more than attempts, so it waits only for a connection being
+    /// closed.
     pub(super) async fn permit(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
             return Some(permit);
         }
-        // Said before the shelf is looked at: what is kept after that is not kept.
+        // Registered before the idle connections are checked: none becomes idle after that.
         let _waits = Waits::begin(&self.waiting);
-        let oldest = self.shelf().take_oldest(None);
+        let oldest = self.idle().take_oldest(None);
         if let Some(oldest) = oldest {
             oldest.close();
         }
@@ -249,11 +252,11 @@ impl Connections {
 
     #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize) {
-        (self.shelf().by_age.len(), self.permits.available_permits())
+        (self.idle().by_age.len(), self.permits.available_permits())
     }
 }
 
-/// One attempt that waits for a permit.
+/// An attempt waiting for a permit.
 struct Waits<'w>(&'w AtomicUsize);
 
 impl<'w> Waits<'w> {
@@ -269,19 +272,19 @@ impl Drop for Waits<'_> {
     }
 }
 
-fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
-    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(idle: &Mutex<IdleConnections>) -> MutexGuard<'_, IdleConnections> {
+    idle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ends with the sender.
-async fn close_old(shelf: Weak<Mutex<Shelf>>) {
+async fn close_old(idle: Weak<Mutex<IdleConnections>>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        let Some(shelf) = shelf.upgrade() else { return };
+        let Some(idle) = idle.upgrade() else { return };
         let before = Instant::now().checked_sub(KEPT_LIFE);
         let Some(before) = before else { continue };
         loop {
-            let old = lock(&shelf).take_oldest(Some(before));
+            let old = lock(&idle).take_oldest(Some(before));
             match old {
                 Some(old) => old.close(),
                 None => break,

@@ -1,5 +1,5 @@
-//! What an endpoint answered, as far as it is looked at and kept.
-//! Invariant: at most 64 KiB of an answer is read and 4 KiB kept, as the bytes that came: nothing is unpacked.
+//! The part of a receiver's response that is read and stored.
+//! Invariant: at most 64 KiB of a response is read and 4 KiB stored, as raw bytes: nothing is decompressed.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use postrider_proto::{
     limits::{ANSWER_KEPT_BYTES_MAX, ANSWER_READ_BYTES_MAX, RETRY_AFTER_SECONDS_MAX},
 };
 
-/// How far an exchange has come, kept outside of it so that a time limit does not lose it.
+/// Progress of an exchange, kept outside of it so that a timeout does not lose it.
 #[derive(Default)]
 pub(super) struct Progress {
     head: Option<Head>,
@@ -45,16 +45,16 @@ impl Head {
 }
 
 impl Progress {
-    /// The status has decided already; the body is only for people to look at. It ends at the cap, at the time limit,
-    /// or where the connection breaks. Returns whether it was read to its end.
+    /// The status has already decided the outcome; the body is only for display. Stops at the cap, at the timeout, or
+    /// when the connection breaks. Returns whether it was read to its end.
     pub(super) async fn read(&mut self, mut response: Response<Incoming>) -> bool {
         self.head = Some(Head::of(&response));
         let mut read = 0;
         while let Some(frame) = response.frame().await {
             let Ok(frame) = frame else { return false };
             let Some(chunk) = frame.data_ref() else { continue };
-            let room = ANSWER_KEPT_BYTES_MAX - self.body.len();
-            self.body.extend_from_slice(&chunk[..chunk.len().min(room)]);
+            let space = ANSWER_KEPT_BYTES_MAX - self.body.len();
+            self.body.extend_from_slice(&chunk[..chunk.len().min(space)]);
             read += chunk.len();
             if read >= ANSWER_READ_BYTES_MAX {
                 return false;
@@ -67,7 +67,7 @@ impl Progress {
         let Some(head) = self.head else {
             return Outcome::Unreachable {
                 kind: OutcomeKind::BrokenAnswer,
-                error: "no answer".to_owned(),
+                error: "no response".to_owned(),
             };
         };
         let answer = Answer {
@@ -87,14 +87,14 @@ impl Progress {
         }
     }
 
-    /// What there is when the time is over. `connected` tells the person where to look.
+    /// The outcome at the timeout. `connected` tells the operator where to look.
     pub(super) fn cut_off(self, limit: Duration, connected: bool) -> Outcome {
-        let waited_for = if connected { "no answer" } else { "no connection" };
+        let waited_for = if connected { "no response" } else { "no connection" };
         match self.head {
             Some(_) => self.outcome(),
             None => Outcome::Unreachable {
                 kind: OutcomeKind::TimedOut,
-                error: format!("{waited_for} in {}", words_for(limit)),
+                error: format!("{waited_for} within {}", words_for(limit)),
             },
         }
     }
@@ -107,7 +107,7 @@ fn words_for(limit: Duration) -> String {
     }
 }
 
-/// Seconds, or an HTTP date. Both are only ever used to postpone, and never past the limit.
+/// Seconds, or an HTTP date. Both only ever postpone, and never past the limit.
 #[expect(
     clippy::disallowed_methods,
     reason = "the header holds the receiver's wall clock, whole seconds"
@@ -116,7 +116,7 @@ pub fn retry_after(value: &HeaderValue) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
     let most = Duration::from_secs(RETRY_AFTER_SECONDS_MAX);
     if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
-        // More digits than a number can hold is still "very late".
+        // More digits than an integer can hold still means "very late".
         return Some(text.parse().map_or(most, Duration::from_secs).min(most));
     }
     let at = httpdate::parse_http_date(text).ok()?;
@@ -127,7 +127,7 @@ pub fn retry_after(value: &HeaderValue) -> Option<Duration> {
     )
 }
 
-/// Postgres takes no NUL in a text.
+/// Postgres does not accept NUL in text.
 pub(super) fn kept_text(text: String) -> String {
     let end = text.floor_char_boundary(ANSWER_KEPT_BYTES_MAX);
     text[..end].replace('\0', "\u{fffd}")

@@ -1,4 +1,4 @@
-//! Receivers that do what no honest one would, on loopback, and what an attempt makes of them.
+//! Misbehaving receivers on loopback, and the outcome of an attempt to each.
 
 mod hostile;
 mod proxied;
@@ -16,13 +16,13 @@ use tokio::{
 use super::*;
 use crate::ownership::lease::Lease;
 
-/// Each attempt's time in these tests.
+/// Timeout of each attempt in these tests.
 const LIMIT: Duration = Duration::from_millis(400);
 
-/// Requests at a time.
+/// Concurrent requests.
 const AT_ONCE: usize = 64;
 
-/// The real guard with loopback opened.
+/// The real guard with loopback allowed.
 fn guard() -> Guard {
     Guard {
         allow_networks: vec!["127.0.0.0/8".parse().expect("a network")],
@@ -35,7 +35,7 @@ fn sender() -> HttpSender {
     HttpSender::new(guard(), AT_ONCE).expect("a sender")
 }
 
-/// A listener that hands each connection to the script. What the script returns is kept: connections it holds stay open.
+/// A listener that passes each connection to the script. Its return value is kept, so connections it holds stay open.
 async fn listen<F, T>(script: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
 where
     F: Future<Output = T> + Send + 'static,
@@ -68,7 +68,7 @@ async fn read_request(stream: &mut (impl AsyncReadExt + Unpin)) -> String {
     String::from_utf8(text).expect("an ASCII request")
 }
 
-/// Reads the request and answers with these bytes as they stand; the connection stays open.
+/// Reads the request and responds with exactly these bytes; the connection stays open.
 async fn answering(bytes: impl AsRef<[u8]> + Clone + Send + Sync + 'static) -> SocketAddr {
     listen(move |mut stream| {
         let bytes = bytes.clone();
@@ -86,7 +86,7 @@ async fn post(sender: &HttpSender, url: &str, tls: Option<&TlsSettings>) -> Outc
 }
 
 async fn post_under(
-    right: Option<Right>,
+    permission: Option<SendPermission>,
     sender: &HttpSender,
     url: &str,
     tls: Option<&TlsSettings>,
@@ -98,9 +98,9 @@ async fn post_under(
         body: Bytes::from_static(b"{}"),
         timeout: LIMIT,
         tls,
-        right,
+        permission,
     };
-    // The limit holds, whatever the receiver does; some room for a busy machine.
+    // The timeout holds whatever the receiver does, with some margin for a busy machine.
     tokio::time::timeout(LIMIT * 10, sender.send(request))
         .await
         .expect("every attempt ends by its time limit")
@@ -111,7 +111,7 @@ async fn post_to(address: SocketAddr) -> Outcome {
     post(&sender(), &format!("http://{address}/hook"), None).await
 }
 
-/// The class and the words of an attempt without an answer.
+/// The kind and text of an attempt without a response.
 fn failure(outcome: Outcome) -> (OutcomeKind, String) {
     match outcome {
         Outcome::Unreachable { kind, error } => (kind, error),
@@ -142,7 +142,7 @@ async fn nothing_goes_out_once_the_lease_is_over_and_the_next_request_does() {
     })
     .await;
     let (sender, url) = (sender(), format!("http://{address}/hook"));
-    // The process slept through the end of the term that the request was begun under, and has a new one.
+    // The process slept through the end of the term the request was started under, and has a new one.
     let (lease, now) = (Lease::new(), Instant::now());
     let over = lease.under(lease.extend_at(now, now).expect("a term"));
     let next = lease.extend_at(now, now + Duration::from_secs(60));

@@ -1,9 +1,10 @@
-//! Which addresses lie on the public internet. Pure.
-//! Invariant: an address is judged by what is reached through it, so that no spelling of a private one is public.
+//! Which addresses are on the public internet. Pure.
+//! Invariant: an address is judged by what is reached through it, so that no notation of a private one counts as
+//! public.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What a connection to this address reaches: `::ffff:10.0.0.1` and NAT64's `64:ff9b::10.0.0.1` are 10.0.0.1.
+/// The address that a connection actually reaches: `::ffff:10.0.0.1` and NAT64's `64:ff9b::10.0.0.1` are 10.0.0.1.
 pub(super) fn reached(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(v6) if v6.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0] => {
@@ -14,7 +15,7 @@ pub(super) fn reached(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether an address lies on the public internet. The lists are IANA's special-purpose registries.
+/// Whether an address is on the public internet, by IANA's special-purpose registries.
 pub fn is_public(ip: IpAddr) -> bool {
     match reached(ip) {
         IpAddr::V4(ip) => is_public_v4(ip),
@@ -27,7 +28,7 @@ fn is_public_v4(ip: Ipv4Addr) -> bool {
     let special = match a {
         0 | 10 | 127 => true,
         100 => (64..128).contains(&b),
-        // Azure's host agent answers on an address of a public range.
+        // Azure's host agent uses an address of a public range.
         168 => ip == Ipv4Addr::new(168, 63, 129, 16),
         169 => b == 254,
         172 => (16..32).contains(&b),
@@ -45,7 +46,7 @@ fn is_public_v4(ip: Ipv4Addr) -> bool {
 
 fn is_public_v6(ip: Ipv6Addr) -> bool {
     let s = ip.segments();
-    // Only 2000::/3 is given out for the public internet; the rest of the list is cut out of it.
+    // Only 2000::/3 is allocated for the public internet, minus the ranges below.
     let global = (0x2000..0x4000).contains(&s[0]);
     let special = matches!(
         (s[0], s[1]),
@@ -130,7 +131,7 @@ mod tests {
         }
     }
 
-    /// In every way an IPv4 address can stand in an IPv6 one and be reached.
+    /// Every way an IPv4 address can be embedded in an IPv6 one and be reached.
     fn carriers(ip: Ipv4Addr) -> [IpAddr; 2] {
         let bits = u128::from(u32::from(ip));
         [

@@ -1,10 +1,9 @@
-//! Durable background work, carried by apalis. Off the hot path: deliveries never pass through here. Replays run beside it:
-//! they need turns that are fair between tenants, which a queue of jobs does not give.
+//! Durable background work on apalis. Off the hot path: deliveries never pass through here. Replays run separately:
+//! they need scheduling that is fair between tenants, which a job queue does not provide.
 //!
-//! A cron tick on every node pushes the hour's duties under a key made of the hour, so that one node does them. (Where
-//! little is kept the ticks come faster: see `tick_seconds`.) An
-//! apalis job that fails is retried at once and an SQL error ends its worker: each job keeps to its own schedule, and
-//! the workers are started again with a pause.
+//! A cron tick on every node pushes the hour's duties under an idempotency key derived from the hour, so that one
+//! node runs them (more often with a short retention: see `tick_seconds`). apalis retries a failed job at once, and
+//! an SQL error ends its worker: each job therefore keeps its own schedule, and workers are restarted after a pause.
 
 mod requested;
 mod scheduled;
@@ -27,12 +26,12 @@ use scheduled::{Duty, Retention};
 const QUEUE: &str = "postrider.scheduled";
 const HOUR_SECONDS: u64 = 3_600;
 const TICK_SECONDS_MIN: u64 = 5;
-/// Duties are in no hurry, and an idle system stays idle.
+/// Duties are not urgent, and an idle system should stay idle.
 const POLL_EVERY: Duration = Duration::from_secs(10);
 const RESTART_WAIT: Duration = Duration::from_secs(5);
 
-/// Makes the tables that apalis keeps its jobs in, in a schema of its own. The session's search path says where its extensions
-/// go.
+/// Creates the tables of apalis in a schema of their own. The session's search path decides where its extensions are
+/// installed.
 pub(crate) async fn migrate(connection: &mut PgConnection) -> Result<(), MigrateError> {
     PostgresStorage::migrations().run(connection).await
 }
@@ -46,7 +45,7 @@ pub(crate) async fn run(
 ) {
     let every = Every(tick_seconds(runner.retention));
     let kept = Retention(runner.retention);
-    // A task each: a worker of apalis asks the database whenever its task is woken, by whatever it was.
+    // One task each: an apalis worker queries the database whenever its task is woken, for whatever reason.
     let tasks = TaskTracker::new();
     tasks.spawn(keep_running("ticks", stop.clone(), {
         let (pool, stop) = (pool.clone(), stop.clone());
@@ -74,7 +73,7 @@ where
         match worker().await {
             Ok(()) => {}
             Err(error) => {
-                tracing::warn!(worker = name, %error, "a background worker stopped; starting it again")
+                tracing::warn!(worker = name, %error, "background worker stopped; restarting")
             }
         }
         tokio::select! {
@@ -89,7 +88,7 @@ fn tick_seconds(retention: Duration) -> u64 {
     (retention.as_secs() / 10).clamp(TICK_SECONDS_MIN, HOUR_SECONDS)
 }
 
-/// The start of each so many seconds.
+/// A schedule with a tick every so many seconds.
 #[derive(Clone, Copy)]
 struct Every(u64);
 
@@ -117,9 +116,9 @@ impl Every {
 }
 
 async fn push_ticks(pool: PgPool, every: Every, stop: CancellationToken) -> Result<(), WorkerError> {
-    // This hour's too, unless somebody has: a program that is restarted often must not miss them all.
+    // Also this hour's, unless another node has: a process that is restarted often must not miss them all.
     if let Err(error) = push_hour(every.this_tick(), &pool).await {
-        tracing::warn!(%error, "the duties of this hour could not be pushed");
+        tracing::warn!(%error, "scheduling the hourly duties failed");
     }
     let worker = WorkerBuilder::new(worker_name("ticks"))
         .backend(CronScheduler::new(every))
@@ -132,12 +131,12 @@ async fn push_tick(tick: Tick<Utc>, pool: Data<PgPool>) -> Result<(), BoxDynErro
     push_hour(tick.get_timestamp().to_string(), &pool).await
 }
 
-/// Once for each hour, whoever is first.
+/// Once per hour, by the first node.
 async fn push_hour(hour: String, pool: &PgPool) -> Result<(), BoxDynError> {
     let mut storage = scheduled_storage(pool);
     for duty in Duty::ALL {
         let key = format!("{duty:?}-{hour}");
-        // Most often another one was first. When two are at it at this very moment, one of them is refused.
+        // Usually another node was first. If two push at the same moment, one of them is rejected.
         if is_pushed(pool, &key).await? {
             continue;
         }
@@ -180,7 +179,7 @@ fn scheduled_storage(pool: &PgPool) -> PostgresStorage<Duty> {
     PostgresStorage::new(pool).with_config(config)
 }
 
-/// apalis takes a worker's name as its identity, also across processes.
+/// apalis uses a worker's name as its identity, also across processes.
 fn worker_name(kind: &str) -> String {
     format!("{kind}-{}", uuid::Uuid::now_v7())
 }

@@ -1,5 +1,6 @@
-//! RequestedJob that somebody asked for: pushed in the transaction of the request, so that it is there if and only if the request
-//! was. It lasts as long as it takes; when its worker dies another one takes it up within seconds.
+//! Jobs requested through the API: pushed in the transaction of the request, so that a job exists if and only if the
+//! request was committed. A job runs for as long as it takes; when its worker dies another one resumes it within
+//! seconds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,22 +15,23 @@ use super::{stopped, worker_name};
 use crate::maintenance::erasure;
 
 const QUEUE: &str = "postrider.requested";
-/// Each poll is several transactions of the library's: more often would cost an idle system more than all the rest.
+/// Each poll is several transactions of the library: a shorter interval would cost an idle system more than
+/// everything else.
 const POLL_EVERY: Duration = Duration::from_secs(2);
-/// A worker that has not been heard of for three of these is dead. One that only slept does no harm when it wakes: every
-/// step makes sure that it is still wanted.
+/// A worker without a heartbeat for three of these is considered dead. One that only slept does no harm when it
+/// resumes: every step checks that it is still wanted.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 const HEARTBEATS_MISSED_MAX: usize = 3;
-/// It is begun anew whenever its worker dies or stops.
+/// A job is restarted whenever its worker dies or stops.
 const ATTEMPTS_MAX: i32 = 1_000_000;
-/// Works that one process takes with one poll. The library starts all it has taken, however many those are.
+/// Jobs fetched by one poll. The library starts all of them at once.
 const TAKEN_AT_ONCE_MAX: usize = 4;
-/// Erasures that one process has under way. Each holds a connection; the others wait without one.
+/// Erasures running at once in one process. Each holds a connection; the others wait without one.
 const ERASURES_AT_ONCE_MAX: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RequestedJob {
-    /// Of an earlier version. Replays are found by their own rows: see `replays/run.rs`.
+    /// From an earlier version. Replays are found by their own rows: see `replays/run.rs`.
     Replay {
         id: i64,
     },
@@ -38,7 +40,7 @@ pub(crate) enum RequestedJob {
     },
 }
 
-/// What requested jobs run with.
+/// Dependencies of requested jobs.
 #[derive(Clone)]
 struct Means {
     pool: PgPool,
@@ -46,7 +48,8 @@ struct Means {
     stop: CancellationToken,
 }
 
-/// In the caller's transaction. The library's own way to push takes a pool: the row is written as it would write it.
+/// Runs in the caller's transaction. The library's own push takes a pool, so the row is inserted as it would insert
+/// it.
 pub(crate) async fn push(connection: &mut PgConnection, work: &RequestedJob) -> Result<(), sqlx::Error> {
     let args = serde_json::to_vec(work).map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
     sqlx::query(

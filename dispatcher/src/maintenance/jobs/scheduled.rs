@@ -1,4 +1,4 @@
-//! What has to be done every hour, whoever does it.
+//! Hourly duties, run by one of the nodes.
 
 use std::time::Duration;
 
@@ -24,10 +24,10 @@ pub(super) enum Duty {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Retention(pub(super) Duration);
 
-/// Answers to repeated requests removed by one statement.
+/// Stored responses to idempotent requests removed by one statement.
 const ANSWERS_FORGOTTEN_MAX: i64 = 5_000;
 const TRACES_FORGOTTEN_MAX: i64 = 5_000;
-/// Statements of one run: what is left waits for the next.
+/// Statements per run; the rest waits for the next run.
 const FORGETTING_STEPS_MAX: usize = 1_000;
 
 impl Duty {
@@ -40,7 +40,7 @@ impl Duty {
     ];
 }
 
-/// Each duty can be done twice without harm.
+/// Every duty is idempotent.
 pub(super) async fn perform(
     duty: Duty,
     pool: Data<PgPool>,
@@ -67,15 +67,15 @@ pub(super) async fn perform(
         Duty::RollUpStatistics => rollup::run(&pool).await?,
         Duty::DropOld => match retention::run(&pool, kept).await {
             Ok(done) => tracing::debug!(?done, "retention"),
-            // An open transaction was in the way, most often. The next run goes on from here.
-            Err(error) => tracing::warn!(%error, "what is past its retention could not be dropped yet"),
+            // Usually blocked by an open transaction. The next run continues from here.
+            Err(error) => tracing::warn!(%error, "dropping expired data failed; retrying with the next run"),
         },
     }
     tracing::debug!(?duty, "done");
     Ok(())
 }
 
-/// Where events belong in their producers' traces is of use for a week. A replay after that begins a trace of its own.
+/// Trace contexts of producers are useful for a week. A replay after that starts its own trace.
 async fn forget_traces(pool: &PgPool) -> Result<(), sqlx::Error> {
     for _ in 0..FORGETTING_STEPS_MAX {
         let done = sqlx::query(
@@ -93,7 +93,7 @@ async fn forget_traces(pool: &PgPool) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-/// What came with an `Idempotency-Key` is remembered for 72 hours.
+/// Responses to requests with an `Idempotency-Key` are kept for 72 hours.
 async fn forget_answers(pool: &PgPool) -> Result<(), sqlx::Error> {
     for _ in 0..FORGETTING_STEPS_MAX {
         let done = sqlx::query(

@@ -1,5 +1,5 @@
-//! Events of a source that can't go now: left out until they are tried again, later each time. Pure.
-//! Invariant: while an event is left out, so is every later one of its key.
+//! Events of a source that are blocked: skipped until they are retried, with increasing delays. Pure.
+//! Invariant: while an event is skipped, so is every later one of its key.
 
 use std::{
     collections::HashMap,
@@ -8,14 +8,14 @@ use std::{
 
 const WAIT_MIN: Duration = Duration::from_millis(250);
 const WAIT_MAX: Duration = Duration::from_secs(5);
-/// After its time something that did not come up again is forgotten.
+/// Entries not seen again for this long after their retry time are forgotten.
 const KEPT: Duration = Duration::from_secs(60);
-/// A tenant with more than this many strands aside is left out as a whole.
+/// A tenant with more blocked strands than this is skipped as a whole.
 const STRANDS_MAX: usize = 16;
-/// Tenants that are kept apart. Of more than that those are forgotten whose time comes first.
+/// Tenants tracked separately. Beyond that, those with the earliest retry time are forgotten.
 const TENANTS_MAX: usize = 1_000;
 
-/// What keeps its order: the events of a key, or one event without a key.
+/// The unit of ordering: the events of a key, or one event without a key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Strand {
     Key(String),
@@ -57,7 +57,7 @@ impl Tenant {
 #[derive(Debug, Default)]
 pub(super) struct Aside(HashMap<String, Tenant>);
 
-/// As arrays for a statement. The keys go with their tenants.
+/// As arrays for a statement, keys with their tenants.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct LeftOut {
     pub(super) tenants: Vec<String>,
@@ -89,14 +89,14 @@ impl Aside {
         }
     }
 
-    /// It went.
+    /// It was relayed.
     pub(super) fn forget(&mut self, tenant: &str, strand: &Strand) {
         if let Some(kept) = self.0.get_mut(tenant) {
             kept.strands.remove(strand);
         }
     }
 
-    /// Something of the tenant was held up not long ago.
+    /// Whether something of the tenant was blocked recently.
     pub(super) fn knows(&self, tenant: &str) -> bool {
         self.0.get(tenant).is_some_and(|kept| kept.whole.is_some())
     }

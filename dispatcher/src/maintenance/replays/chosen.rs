@@ -1,4 +1,4 @@
-//! What a bulk replay takes, from each of the four places it can come from: counted, sampled, and put in line.
+//! Selects the deliveries of a bulk replay from each of its four sources: counted, sampled, and queued.
 //!
 //! Parameters of every statement: $1 endpoints, $2 after this event, $3 from this event, $4 below this event, $5 when the
 //! replay was asked for, $6 type, $7 reason.
@@ -9,7 +9,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor, postgres::PgArguments, query::Quer
 
 use super::{Ask, Part};
 
-/// Events looked at in one step for those that an endpoint never got.
+/// Events scanned in one step for those that an endpoint never got.
 const WINDOW: i64 = 20_000;
 
 /// The bounds of one part.
@@ -24,7 +24,7 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// `oldest` is what retention has left.
+    /// `oldest` is the start of what retention has left.
     pub(super) fn of(ask: &Ask, asked_at: DateTime<Utc>, oldest: DateTime<Utc>) -> Self {
         let first = |time: DateTime<Utc>| EventId::first_of(time.timestamp_millis());
         let never_got = ask.kind == postrider_proto::ReplayKind::Missing;
@@ -92,7 +92,7 @@ macro_rules! waiting {
         )
     };
 }
-/// Of the rows `d` of a list of events: those that the endpoint subscribes to and has no trace of.
+/// Rows `d` of a list of events that the endpoint subscribes to and has never been sent.
 macro_rules! missing {
     ($events:expr) => {
         concat!(
@@ -144,7 +144,7 @@ macro_rules! sample_of {
     };
 }
 
-/// How many there are of what is asked for, by endpoint and place. Nothing is sent to endpoints that are disabled.
+/// Counts what a replay would send, by endpoint and source. Disabled endpoints are excluded.
 pub async fn count(
     connection: &mut PgConnection,
     ask: &Ask,
@@ -174,7 +174,7 @@ pub async fn count(
     Ok(parts)
 }
 
-/// One of what would be sent.
+/// A sample of what would be sent.
 #[derive(Debug, Clone, FromRow)]
 pub struct Sampled {
     pub event_id: EventId,
@@ -231,7 +231,7 @@ pub async fn sample(
     .await
 }
 
-/// Listeners are none: nothing is sent to them.
+/// Excludes listeners: nothing is sent to them.
 async fn candidates(db: impl PgExecutor<'_>, ask: &Ask) -> Result<Vec<EndpointId>, sqlx::Error> {
     sqlx::query_scalar(
         "select e.id from postrider.endpoints e
@@ -245,17 +245,17 @@ async fn candidates(db: impl PgExecutor<'_>, ask: &Ask) -> Result<Vec<EndpointId
     .await
 }
 
-/// What one step did: how many it came by, how many of them it put in line, and where it stopped.
+/// Result of one step: how many it found, how many it queued, and where it stopped.
 #[derive(Debug, FromRow)]
 pub(super) struct Moved {
     pub(super) moved: i64,
     pub(super) last: Option<EventId>,
-    /// Nothing is left behind it.
+    /// Nothing is left after it.
     pub(super) exhausted: bool,
 }
 
-/// Queues up to `limit` of one endpoint, in the caller's transaction. $8 is the limit, $9 the replay's id, $10 how many
-/// attempts a delivery may have. One that has had as many is passed over, and counts as skipped when the part ends.
+/// Queues up to `limit` of one endpoint, in the caller's transaction. $8 is the limit, $9 the replay's id, $10 the
+/// maximum attempts of a delivery. One that has reached it is skipped and counted as such when the part ends.
 pub(super) async fn put_in_line(
     connection: &mut PgConnection,
     endpoint: EndpointId,
@@ -265,7 +265,7 @@ pub(super) async fn put_in_line(
     replay: &str,
 ) -> Result<Moved, sqlx::Error> {
     let statement = match source {
-        // The dead letter's own row is the guard: its attempts may have been dropped with their day.
+        // The dead letter's own row is the guard: its attempts may have been dropped with their partition.
         ReplaySource::Dead => concat!(
             "with e as (select id, shard from postrider.endpoints where id = any($1)),
              picked as materialized (select d.event_id from e cross join lateral (select d.event_id ",
@@ -317,7 +317,7 @@ pub(super) async fn put_in_line(
              select (select count(*) from cleared) as moved, (select event_id from picked order by event_id desc limit 1) as last,
                 (select count(*) from picked) < $8 as exhausted"
         ),
-        // In its old place of the order.
+        // At its previous position in the order.
         ReplaySource::Waiting => concat!(
             "with e as (select id, shard from postrider.endpoints where id = any($1)),
              picked as materialized (select d.event_id from e cross join lateral (select d.event_id ",
@@ -339,7 +339,7 @@ pub(super) async fn put_in_line(
              select (select count(*) from taken) as moved, (select event_id from picked order by event_id desc limit 1) as last,
                 (select count(*) from picked) < $8 as exhausted"
         ),
-        // A bounded number of events ($10) is looked at, however few of them are wanted.
+        // Scans a bounded number of events ($10), however few of them match.
         ReplaySource::Missing => concat!(
             "with e as (select id, shard from postrider.endpoints where id = any($1)),
              seen as materialized (select d.* from e cross join lateral ",

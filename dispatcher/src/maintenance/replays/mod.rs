@@ -1,11 +1,11 @@
 //! Bulk replays: deliveries that are sent again, or events that an endpoint never got, as a durable job.
 //!
-//! Asked for here, in the caller's transaction; carried out by `run.rs` in small steps, of which `turns.rs` says whose
-//! is next; what a step takes is in `chosen.rs`, and what a cancelled one gives back in `withdraw.rs`. Progress is derived from what waits where, so that
-//! recording an ordinary delivery costs nothing for it.
+//! Requested here, in the caller's transaction; carried out by `run.rs` in small steps, scheduled by `turns.rs`;
+//! `chosen.rs` selects what a step takes, and `withdraw.rs` reverts a cancelled replay. Progress is derived from
+//! pending rows, so that recording an ordinary delivery costs nothing extra.
 //!
-//! Invariant: a step is one transaction that takes deliveries from where they were, puts them in line and moves the part's
-//! cursor past them. Whoever is killed in the middle, no delivery is put in line twice.
+//! Invariant: a step is one transaction that takes deliveries from their source, queues them and moves the part's
+//! cursor past them. However a process dies, no delivery is queued twice.
 
 mod chosen;
 pub(crate) mod run;
@@ -21,23 +21,23 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 
 pub use chosen::{Sampled, count, sample};
 
-/// Deliveries of replays that one endpoint has in line, all its replays together.
+/// Queued replay deliveries per endpoint, all its replays together.
 pub const IN_LINE_MAX: i64 = 500;
-/// To each endpoint, unless another pace is asked for.
+/// Per endpoint, unless another rate is requested.
 pub const RATE_DEFAULT: i32 = 1_000;
 pub const RATE_MAX: i32 = 100_000;
 
-/// Lists of a few hundred ids against tables of any size: walk an index for each.
+/// Lists of a few hundred ids against tables of any size: one index lookup each.
 const BEGIN_STEP: &str = "begin; set local lock_timeout = '2s'; set local statement_timeout = '5s'; \
     set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off";
 
-/// What is asked for. Times are those of the events.
+/// A replay request. Times are those of the events.
 #[derive(Debug, Clone)]
 pub struct Ask {
     pub tenant: TenantId,
     pub kind: ReplayKind,
     pub endpoint: Option<EndpointId>,
-    /// None: whatever has not arrived, be it dead or waiting for its next attempt.
+    /// `None`: everything undelivered, dead or waiting for its next attempt.
     pub state: Option<DeliveryState>,
     pub type_id: Option<TypeId>,
     pub reason: Option<DeadReason>,
@@ -59,7 +59,7 @@ impl Ask {
     }
 }
 
-/// What one endpoint would get from one place.
+/// What one endpoint would get from one source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     pub endpoint: EndpointId,
@@ -67,7 +67,7 @@ pub struct Part {
     pub total: i64,
 }
 
-/// A replay with its progress as it stands.
+/// A replay with its current progress.
 #[derive(Debug, Clone, FromRow)]
 pub struct Replay {
     pub id: ReplayId,
@@ -89,27 +89,27 @@ pub struct Replay {
     measured_per_second: Option<f32>,
     pub total: i64,
     moved: i64,
-    /// Were no longer there when their turn came.
+    /// No longer there when their turn came.
     pub skipped: i64,
     in_line: i64,
-    /// Failed again, and wait for their next attempt.
+    /// Failed again and waiting for their next attempt.
     pub retrying: i64,
-    /// Died again.
+    /// Became dead letters again.
     pub dead: i64,
 }
 
 impl Replay {
-    /// Those that were tried, and those that were passed over.
+    /// Attempted or skipped.
     pub fn done(&self) -> i64 {
         (self.moved + self.skipped - self.in_line).max(0)
     }
 
-    /// Have their turn soon, or are on the wire.
+    /// Queued or in flight.
     pub fn in_line(&self) -> i64 {
         self.in_line
     }
 
-    /// Those that are not sent because it was cancelled.
+    /// Not sent because the replay was cancelled.
     pub fn cancelled(&self) -> i64 {
         match self.state {
             ReplayState::Cancelled => (self.total - self.done() - self.in_line).max(0),
@@ -117,7 +117,7 @@ impl Replay {
         }
     }
 
-    /// A second, lately.
+    /// Recent rate per second.
     pub fn rate(&self) -> Option<f32> {
         self.measured_per_second
             .filter(|_| self.state == ReplayState::Running)
@@ -161,7 +161,7 @@ macro_rules! replay {
     };
 }
 
-/// Replays of a tenant that are not over.
+/// Running replays of a tenant.
 pub async fn count_running(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar("select count(*) from postrider.replays where tenant_id = $1 and state = 'running'")
         .bind(tenant)
@@ -169,7 +169,7 @@ pub async fn count_running(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<
         .await
 }
 
-/// Writes down what is to be done, in the caller's transaction. The dispatchers find it there.
+/// Stores the request in the caller's transaction. The dispatchers find it there.
 pub async fn begin(
     connection: &mut PgConnection,
     public_id: &str,
@@ -210,8 +210,9 @@ pub async fn begin(
     Ok(id)
 }
 
-/// Nothing more is put in line, and what is in line but not on the wire is taken back: the dispatchers that own the
-/// endpoints hear of it as of changed settings, and do it. Answers the shards of these, or none when it was over already.
+/// Stops queueing, and withdraws queued deliveries that are not in flight: the dispatchers that own the endpoints
+/// notice it like changed settings. Returns the shards of these endpoints, or `None` when the replay was over
+/// already.
 pub async fn cancel(connection: &mut PgConnection, id: ReplayId) -> Result<Option<Vec<Shard>>, sqlx::Error> {
     let cancelled: Option<String> = sqlx::query_scalar(
         "update postrider.replays set state = 'cancelled', ended_at = clock_timestamp()
@@ -254,7 +255,7 @@ pub async fn find(
     .await
 }
 
-/// The newest first.
+/// Newest first.
 pub async fn list(
     db: impl PgExecutor<'_>,
     tenant: Option<TenantId>,

@@ -1,8 +1,8 @@
-//! Carries bulk replays out: queues their deliveries a few at a time, as fast as they are sent and as fast as was asked
-//! for, until all were attempted. A replay can be cut off anywhere and taken up anywhere, also twice at once.
+//! Carries out bulk replays: queues their deliveries a few at a time, as fast as they are sent and as the requested
+//! rate allows, until all were attempted. A replay can be interrupted and resumed anywhere, even twice at once.
 //!
-//! Every process looks for replays whose next step is due, and takes turns for them (`turns.rs`). When the next one is
-//! due is in the database, so that a replay that can't move costs little, however many processes there are.
+//! Every process looks for replays whose next step is due and takes turns (`turns.rs`). The due time is stored in the
+//! database, so that a blocked replay costs little, however many processes there are.
 
 use std::{
     collections::HashMap,
@@ -25,42 +25,42 @@ use super::{
 };
 use crate::{Wake, db_timeout::WithDbTimeout};
 
-/// How often new replays are looked for.
+/// Poll interval for new replays.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(2);
-/// Replays that one look considers.
+/// Replays considered per poll.
 const DUE_MAX: i64 = 1_000;
-/// A turn that is not over by then was cut off: another process may take the replay up.
+/// A turn that is not over by then was interrupted: another process may resume the replay.
 const TURN_LEASE: Duration = Duration::from_secs(6);
-/// Of one turn, so that others have theirs soon.
+/// Length of one turn, so that others have theirs soon.
 const PARTS_PER_TURN: usize = 16;
 const TURN_TIME_MAX: Duration = Duration::from_millis(500);
 /// Between two turns while deliveries move, and at most when they do not.
 const STEP_WAIT: Duration = Duration::from_millis(50);
 const STEP_WAIT_MAX: Duration = Duration::from_secs(10);
 const ERROR_WAIT: Duration = Duration::from_secs(1);
-/// A turn in which nothing could move holds its place for so long.
+/// A turn in which nothing could move keeps its slot this long.
 const IDLE_PAUSE: Duration = Duration::from_millis(100);
-/// How much of a measurement is still in the rate that is shown a second later.
+/// How much of a measurement remains in the displayed rate a second later.
 const MEASURE_KEPT: f64 = 0.7;
 
-/// What replays are run with.
+/// Dependencies of running replays.
 #[derive(Clone)]
 pub(crate) struct Runner {
     pub(crate) pool: PgPool,
     pub(crate) wake: Wake,
-    /// Events older than this may be gone at any moment.
+    /// Events older than this may be dropped at any moment.
     pub(crate) retention: Duration,
     pub(crate) stop: CancellationToken,
 }
 
-/// What a turn has come to. Of the steps of one turn the greatest counts.
+/// Result of a turn: the greatest of its steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Round {
     Nothing,
-    /// Deliveries were queued: the pace decides when more may follow.
+    /// Deliveries were queued: the rate decides when more may follow.
     Moved,
-    /// There is more to do at once: other parts, or events that were only looked at.
+    /// More can be done at once: other parts, or events that were only scanned.
     More,
     Failed,
 }
@@ -70,7 +70,7 @@ impl Round {
         self.max(step)
     }
 
-    /// How long until the next turn, after the wait before this one.
+    /// Delay until the next turn, given the one before this.
     fn wait(self, before: Duration, rate_per_second: i32) -> Duration {
         let doubled = (before * 2).clamp(STEP_WAIT, STEP_WAIT_MAX);
         match self {
@@ -112,7 +112,7 @@ struct PartRow {
     source: ReplaySource,
 }
 
-/// A part and its replay, held until the step is committed.
+/// A part and its replay, locked until the step is committed.
 #[derive(FromRow)]
 struct HeldPart {
     public_id: String,
@@ -132,7 +132,7 @@ struct HeldPart {
 }
 
 impl Runner {
-    /// Until told to stop. What is left then is taken up by another process.
+    /// Runs until stopped. Another process resumes what is left.
     pub(crate) async fn run(self) {
         let mut turns = Turns::default();
         let mut running = JoinSet::new();
@@ -141,7 +141,7 @@ impl Runner {
             let wait = match self.begin_due(&mut turns, &mut running, &mut begun).await {
                 Ok(wait) => wait,
                 Err(error) => {
-                    tracing::warn!(%error, "replays could not be looked for; trying again");
+                    tracing::warn!(%error, "listing due replays failed; retrying");
                     LOOK_AGAIN_AFTER_ERROR
                 }
             };
@@ -159,7 +159,7 @@ impl Runner {
         while running.join_next().await.is_some() {}
     }
 
-    /// Begins the turns that are due and may be taken. Returns when to look again, unless a turn ends before that.
+    /// Starts due turns. Returns when to poll again, unless a turn ends before that.
     async fn begin_due(
         &self,
         turns: &mut Turns,
@@ -194,7 +194,7 @@ impl Runner {
         }))
     }
 
-    /// Replays whose next step is due, or soon will be: a few of each tenant.
+    /// Replays whose next step is due or soon will be: a few per tenant.
     async fn list(&self) -> Result<Vec<ListedRow>, sqlx::Error> {
         sqlx::query_as(
             "select id, tenant_id, ceil(extract(epoch from step_at - clock_timestamp()) * 1000)::bigint as wait_ms
@@ -216,10 +216,10 @@ impl Runner {
     async fn turn(&self, id: ReplayId) {
         let pause = match self.take_turn(id).await {
             Ok(Turn::Used) => return,
-            // However many replays can't move, they cost the database little.
+            // However many replays are blocked, they cost the database little.
             Ok(Turn::Idle) => IDLE_PAUSE,
             Err(error) => {
-                tracing::warn!(replay = %id, %error, "a turn of a replay failed; trying again");
+                tracing::warn!(replay = %id, %error, "replay turn failed; retrying");
                 ERROR_WAIT
             }
         };
@@ -252,7 +252,7 @@ impl Runner {
         Ok(Turn::Used)
     }
 
-    /// One step of each part. One that the database refuses does not hold up the others.
+    /// One step of each part. A database error in one does not affect the others.
     async fn round(
         &self,
         connection: &mut PgConnection,
@@ -273,7 +273,7 @@ impl Runner {
                     Round::Moved
                 }
                 Err(error @ sqlx::Error::Database(_)) => {
-                    tracing::warn!(replay = %id, endpoint = %part.endpoint_id, %error, "a step of a replay failed; trying again");
+                    tracing::warn!(replay = %id, endpoint = %part.endpoint_id, %error, "replay step failed; retrying");
                     Round::Failed
                 }
                 Err(error) => return Err(error),
@@ -285,7 +285,7 @@ impl Runner {
         Ok(round)
     }
 
-    /// One transaction: take, queue, move the cursor. Returns how many were queued; none when the part could not get on.
+    /// One transaction: take, queue, move the cursor. Returns how many were queued; `None` when the part is blocked.
     async fn step(
         &self,
         connection: &mut PgConnection,
@@ -341,7 +341,7 @@ impl Runner {
     }
 }
 
-/// None when another process was faster, the replay is over, or somebody is changing it just now.
+/// `None` when another process was faster, the replay is over, or it is being changed.
 async fn claim(connection: &mut PgConnection, id: ReplayId) -> Result<Option<ClaimedRow>, sqlx::Error> {
     sqlx::query_as(
         "with due as (
@@ -358,7 +358,7 @@ async fn claim(connection: &mut PgConnection, id: ReplayId) -> Result<Option<Cla
     .await
 }
 
-/// The parts that can move. When there are none, the replay is over or its next turn is later.
+/// The parts that can move. If there are none, the replay is over or its next turn is later.
 async fn look(connection: &mut PgConnection, id: ReplayId, before: Duration) -> Result<Look, sqlx::Error> {
     let mut tx = connection.begin_with(BEGIN_STEP).await?;
     let parts = movable(&mut tx, id).await?;
@@ -374,7 +374,7 @@ async fn look(connection: &mut PgConnection, id: ReplayId, before: Duration) -> 
     Ok(look)
 }
 
-/// None when another one is at it, or the replay is over.
+/// `None` when another process holds it, or the replay is over.
 async fn hold(
     tx: &mut Transaction<'_, Postgres>,
     id: ReplayId,
@@ -405,7 +405,7 @@ async fn hold(
     Ok(row.filter(|_| state == Some(ReplayState::Running)))
 }
 
-/// Parts that a step could get on with: there is room in the queue, and the pace allows it. Those that have waited longest
+/// Parts that can make progress: there is space in the queue, and the rate allows it. Those that have waited longest
 /// come first.
 async fn movable(connection: &mut PgConnection, id: ReplayId) -> Result<Vec<PartRow>, sqlx::Error> {
     sqlx::query_as(
@@ -427,7 +427,7 @@ async fn movable(connection: &mut PgConnection, id: ReplayId) -> Result<Vec<Part
     .await
 }
 
-/// Over when every part is, and nothing of it is queued.
+/// Complete when every part is and none of its deliveries is queued.
 async fn finish(connection: &mut PgConnection, id: ReplayId) -> Result<bool, sqlx::Error> {
     let done = sqlx::query(
         "update postrider.replays r set state = 'done', ended_at = clock_timestamp()
@@ -443,7 +443,7 @@ async fn finish(connection: &mut PgConnection, id: ReplayId) -> Result<bool, sql
     Ok(done.rows_affected() > 0)
 }
 
-/// Sets when the next turn is due and, each second, how fast the replay has been.
+/// Sets when the next turn is due and, once a second, the measured rate.
 async fn rest(connection: &mut PgConnection, id: ReplayId, wait: Duration) -> Result<(), sqlx::Error> {
     sqlx::query(
         "update postrider.replays r
@@ -505,7 +505,7 @@ impl HeldPart {
     }
 }
 
-/// How many may be put in line now: there is room for so many, and the pace allows so many since the last step.
+/// How many may be queued now: limited by free space and by the rate since the last step.
 fn allowance(rate_per_second: i32, in_line: i64, since_last_step: Option<Duration>) -> i64 {
     let since = since_last_step.unwrap_or(STEP_WAIT).min(Duration::from_secs(1));
     let paced = (f64::from(rate_per_second) * since.as_secs_f64()).floor() as i64;
@@ -544,10 +544,10 @@ mod tests {
         for (rate, in_line, since, expected) in [
             (100, 0, ms(50), 5),
             (100, 0, ms(5), 0),
-            // The first step takes one at least, and a long pause earns no more than a second's worth.
+            // The first step takes at least one, and a long pause earns no more than a second's worth.
             (1, 0, None, 1),
             (100, 0, ms(60_000), 100),
-            // However fast it may be, there is room for so many.
+            // However high the rate, the space is limited.
             (100_000, 0, ms(1_000), IN_LINE_MAX),
             (100_000, IN_LINE_MAX - 3, ms(1_000), 3),
             (100_000, IN_LINE_MAX, ms(1_000), 0),

@@ -1,4 +1,4 @@
-//! Which replay takes the next step. Pure: what is due is passed in.
+//! Schedules the steps of replays. Pure: what is due is passed in.
 //!
 //! Invariants: at most [`AT_ONCE_MAX`] steps at a time, [`TENANT_AT_ONCE_MAX`] of one tenant; the tenant that has waited
 //! longest is next, however many replays the others have.
@@ -7,10 +7,10 @@ use std::collections::{HashMap, HashSet};
 
 use postrider_proto::{ReplayId, TenantId};
 
-/// Turns that one process takes at a time: a quarter of the connections that background work shares.
+/// Concurrent turns of one process: a quarter of the connections that background work shares.
 pub(super) const AT_ONCE_MAX: usize = 4;
 pub(super) const TENANT_AT_ONCE_MAX: usize = 2;
-/// Turns after which it is forgotten when a tenant had its last one.
+/// Turns after which a tenant's last turn is forgotten.
 const REMEMBERED: u64 = 10_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Turns {
         self.taken.len() >= AT_ONCE_MAX
     }
 
-    /// Takes the next one out of what is due. Within a tenant the order of the list counts.
+    /// Takes the next one out of what is due. Within a tenant the order of the list decides.
     pub(super) fn next(&self, due: &mut Vec<Due>) -> Option<Due> {
         if self.are_all_taken() {
             return None;
@@ -80,7 +80,7 @@ mod tests {
         }
     }
 
-    /// Begins whatever may begin.
+    /// Begins everything that may begin.
     fn begin_all(turns: &mut Turns, due: &[Due]) -> Vec<Due> {
         let (mut due, mut begun) = (due.to_vec(), Vec::new());
         while let Some(one) = turns.next(&mut due) {

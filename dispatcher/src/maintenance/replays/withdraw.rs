@@ -1,10 +1,10 @@
-//! What a cancelled replay gives back: deliveries that were put in line and not sent become what they were, dead letters,
-//! delivered, waiting for their time, or not there at all.
+//! Reverts a cancelled replay: queued deliveries that were not sent become what they were: dead letters, delivered,
+//! pending retries, or nonexistent.
 //!
-//! Asked for by the engine, which alone knows what is on the wire and lets go of the rest first; it holds back whatever is
-//! left of these replays until it hears that this is done.
-//! Invariant: one statement, and only while the shard has the owner and the epoch it was asked under, so that no delivery
-//! is taken back that somebody sends.
+//! Requested by the engine, which alone knows what is in flight and drops the rest from memory first; it holds back
+//! the remaining deliveries of these replays until the withdrawal is reported complete.
+//! Invariant: one statement, and only while the shard has the owner and epoch it was requested under, so that no
+//! delivery is withdrawn that another dispatcher sends.
 
 use std::time::Duration;
 
@@ -31,12 +31,12 @@ pub(crate) struct Withdrawer {
 }
 
 impl Withdrawer {
-    /// Until the engine is gone. What could not be done then is done by the next owner of the shard.
+    /// Runs until the engine is gone. The next owner of the shard completes what is left.
     pub(crate) async fn run(mut self) {
         while let Some(asked) = self.withdrawals.recv().await {
             let mut wait = AGAIN_WAIT;
             while let Err(error) = take_back(&self.pool, self.owner, &asked).with_db_timeout().await {
-                tracing::warn!(%error, endpoint = %asked.endpoint, "a cancelled replay could not be taken back yet; trying again");
+                tracing::warn!(%error, endpoint = %asked.endpoint, "withdrawing a cancelled replay failed; retrying");
                 tokio::select! {
                     () = tokio::time::sleep(wait) => wait = (wait * 2).min(AGAIN_WAIT_MAX),
                     () = self.stop.cancelled() => return,
@@ -52,7 +52,7 @@ impl Withdrawer {
 
 async fn take_back(pool: &PgPool, owner: Uuid, asked: &Withdrawal) -> Result<(), sqlx::Error> {
     let mut tx = pool.begin_with(BEGIN_STEP).await?;
-    // A row that an attempt is being made of has a lower number than that attempt; one that was put in line after it has not.
+    // A row being attempted has a lower number than that attempt; one queued after it does not.
     sqlx::query(
         "with held as materialized (
             select s.shard from postrider.shards s where s.shard = $1 and s.owner = $2 and s.epoch = $3 for share

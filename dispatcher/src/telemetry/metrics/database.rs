@@ -1,5 +1,5 @@
-//! What the whole installation has stored, from Postgres' own statistics of its tables: no table is read. Every process
-//! tells the same figures, so that one is enough: take the largest.
+//! Totals of the whole installation, from Postgres' own table statistics: no table is read. Every process exports the
+//! same values; take the maximum.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -11,29 +11,29 @@ use super::{counter, labelled_gauge};
 use crate::db_timeout::WithDbTimeout;
 
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Tables that deliveries wait or rest in.
+/// Tables of pending deliveries and dead letters.
 const TABLES: [&str; 3] = ["queue", "retries", "dead_letters"];
 
-struct Figures {
+struct TableMetrics {
     rows: Vec<(Gauge, Gauge)>,
     events_stored: Counter,
     deliveries_queued: Counter,
-    /// Rows ever inserted, when last looked at. Of a table that was not there yet, none.
+    /// Rows ever inserted at the last read. None for a table that did not exist yet.
     inserted: HashMap<String, i64>,
-    looked: bool,
+    has_read: bool,
 }
 
-/// Runs until told to stop.
+/// Runs until stopped.
 pub async fn watch<P>(pool: P, stop: CancellationToken)
 where
     for<'p> &'p P: PgExecutor<'p>,
 {
-    // Told once there is something to tell.
-    let mut figures = None;
+    // Registered with the first successful read.
+    let mut metrics = None;
     loop {
-        match look(&pool).with_db_timeout().await {
-            Ok(rows) => figures.get_or_insert_with(Figures::new).take(&rows),
-            Err(error) => tracing::debug!(%error, "the statistics of tables can't be read now"),
+        match read_statistics(&pool).with_db_timeout().await {
+            Ok(rows) => metrics.get_or_insert_with(TableMetrics::new).take(&rows),
+            Err(error) => tracing::debug!(%error, "reading table statistics failed; retrying"),
         }
         tokio::select! {
             () = tokio::time::sleep(LOOK_EVERY) => {}
@@ -42,11 +42,11 @@ where
     }
 }
 
-/// Name, whether it is a day of events, rows inserted, rows, dead rows.
+/// Name, whether it is a partition of events, rows inserted, live rows, dead rows.
 type TableRow = (String, bool, i64, i64, i64);
 
-/// As many rows as there are days of events, and three.
-async fn look(db: impl PgExecutor<'_>) -> Result<Vec<TableRow>, sqlx::Error> {
+/// One row per partition of events, plus three.
+async fn read_statistics(db: impl PgExecutor<'_>) -> Result<Vec<TableRow>, sqlx::Error> {
     sqlx::query_as(
         "select s.relname::text, i.inhrelid is not null, s.n_tup_ins, s.n_live_tup, s.n_dead_tup
          from pg_stat_user_tables s
@@ -58,12 +58,12 @@ async fn look(db: impl PgExecutor<'_>) -> Result<Vec<TableRow>, sqlx::Error> {
     .await
 }
 
-impl Figures {
+impl TableMetrics {
     fn new() -> Self {
         let rows = |table| {
             let label = [("table", table)];
-            let live = "Rows, as Postgres estimates them; the same for all processes";
-            let dead = "Rows that autovacuum has not removed yet; the same for all processes";
+            let live = "Estimated live rows; the same in all processes";
+            let dead = "Dead rows not yet removed by autovacuum; the same in all processes";
             (
                 labelled_gauge("postrider_table_rows", live, &label),
                 labelled_gauge("postrider_table_dead_rows", dead, &label),
@@ -73,14 +73,14 @@ impl Figures {
             rows: TABLES.map(rows).into(),
             events_stored: counter(
                 "postrider_events_stored_total",
-                "Events emitted in any way, seen by Postgres since this process started; the same for all processes",
+                "Events stored from any source since this process started; the same in all processes",
             ),
             deliveries_queued: counter(
                 "postrider_deliveries_queued_total",
-                "Deliveries put in line for them, and replays; the same for all processes",
+                "Deliveries queued, including replays; the same in all processes",
             ),
             inserted: HashMap::new(),
-            looked: false,
+            has_read: false,
         }
     }
 
@@ -97,21 +97,22 @@ impl Figures {
                 self.rows[place].1.set(*dead as f64);
             }
         }
-        self.looked = true;
-        // Days that were dropped.
+        self.has_read = true;
+        // Partitions that were dropped.
         if self.inserted.len() > tables.len() {
             self.inserted
                 .retain(|name, _| tables.iter().any(|(found, ..)| found == name));
         }
     }
 
-    /// Since the last look. What was there at the first one is not counted; statistics that were reset count from 0.
+    /// Since the last read. Rows that existed at the first one are not counted; statistics that were reset count from
+    /// 0.
     fn more(&mut self, name: &str, inserted: i64) -> u64 {
         let before = match self.inserted.get_mut(name) {
             Some(before) => std::mem::replace(before, inserted),
             None => {
                 self.inserted.insert(name.to_owned(), inserted);
-                if self.looked { 0 } else { inserted }
+                if self.has_read { 0 } else { inserted }
             }
         };
         let since = if inserted < before {
@@ -129,11 +130,11 @@ mod tests {
 
     #[test]
     fn only_what_came_since_the_first_look_is_counted() {
-        let mut figures = Figures::new();
-        assert_eq!(figures.more("a", 100), 0, "there before");
-        figures.looked = true;
-        assert_eq!(figures.more("a", 130), 30);
-        assert_eq!(figures.more("b", 7), 7, "a new day");
-        assert_eq!(figures.more("a", 4), 4, "the statistics were reset");
+        let mut metrics = TableMetrics::new();
+        assert_eq!(metrics.more("a", 100), 0, "there before");
+        metrics.has_read = true;
+        assert_eq!(metrics.more("a", 130), 30);
+        assert_eq!(metrics.more("b", 7), 7, "a new day");
+        assert_eq!(metrics.more("a", 4), 4, "the statistics were reset");
     }
 }

@@ -1,4 +1,4 @@
-//! How many connections each pool of this process has, read when somebody asks: a few atomics and no database.
+//! Connections of each pool of this process, sampled on scrape: a few atomics and no database.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -20,18 +20,18 @@ fn watched() -> MutexGuard<'static, Vec<Watched>> {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A name is that of one pool: the latest.
+/// Registers a pool under a name. A later pool with the same name replaces it.
 pub fn watch(name: &'static str, pool: &PgPool) {
     let connections = |state| {
         labelled_gauge(
             "postrider_pool_connections",
-            "Connections to the database, by pool",
+            "Database connections by pool and state",
             &[("pool", name), ("state", state)],
         )
     };
     labelled_gauge(
         "postrider_pool_connections_max",
-        "The most connections that a pool may have",
+        "Maximum connections of a pool",
         &[("pool", name)],
     )
     .set(f64::from(pool.options().get_max_connections()));
@@ -49,7 +49,7 @@ pub fn sample() {
     for one in watched().iter() {
         let idle = one.pool.num_idle();
         one.idle.set(idle as f64);
-        // The two are read one after the other: a connection may have come back in between.
+        // The two are read one after the other: a connection may have been returned in between.
         one.in_use
             .set((one.pool.size() as usize).saturating_sub(idle) as f64);
     }

@@ -1,4 +1,4 @@
-//! What receivers do to us, row by row.
+//! Hostile receivers, case by case.
 
 use std::io::Write;
 
@@ -6,15 +6,12 @@ use postrider_proto::limits::ANSWER_KEPT_BYTES_MAX;
 
 use super::*;
 
-const TIMED_OUT: (OutcomeKind, &str) = (OutcomeKind::TimedOut, "no answer in 400 ms");
-const NOT_HTTP: (OutcomeKind, &str) = (OutcomeKind::BrokenAnswer, "the answer is not HTTP/1.1");
-const TOO_LARGE: (OutcomeKind, &str) = (
-    OutcomeKind::BrokenAnswer,
-    "the headers of the answer are too large",
-);
+const TIMED_OUT: (OutcomeKind, &str) = (OutcomeKind::TimedOut, "no response within 400 ms");
+const NOT_HTTP: (OutcomeKind, &str) = (OutcomeKind::BrokenAnswer, "the response is not HTTP/1.1");
+const TOO_LARGE: (OutcomeKind, &str) = (OutcomeKind::BrokenAnswer, "the response headers are too large");
 const CLOSED: (OutcomeKind, &str) = (
     OutcomeKind::BrokenAnswer,
-    "the connection was closed before an answer came",
+    "the connection was closed before a response was received",
 );
 
 async fn fails_with(address: SocketAddr, (kind, words): (OutcomeKind, &str), row: &str) {
@@ -91,7 +88,7 @@ async fn b4_of_a_body_without_end_little_is_read_and_less_kept() {
         began.elapsed() < LIMIT,
         "it ends at the cap, not at the time limit"
     );
-    // What the system's buffers took besides.
+    // Plus what the system's buffers accepted.
     let written = written.load(std::sync::atomic::Ordering::Relaxed);
     assert!(written < 16 * 1024 * 1024, "{written}");
 }
@@ -204,7 +201,7 @@ async fn b11_a_reset_is_told_as_one_and_after_the_status_changes_nothing() {
     let reset = (OutcomeKind::BrokenAnswer, "the connection was reset");
     fails_with(reset_after("").await, reset, "reset before an answer").await;
     let after_status = reset_after("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort").await;
-    // Whether the status is read before the reset is the system's business; either way it is one clear verdict.
+    // The system decides whether the status is read before the reset; either way the outcome is clear.
     match post_to(after_status).await {
         Outcome::Accepted { status: 200, .. } => {}
         Outcome::Unreachable { error, .. } => assert_eq!(error, reset.1),
@@ -221,7 +218,7 @@ async fn b12_bytes_that_are_no_text_are_kept_as_they_came() {
     assert!(answer.head.contains("x-odd: \u{fffd}"), "{}", answer.head);
 }
 
-/// The receiver closes a connection that it kept, at the moment it is taken for the next request.
+/// The receiver closes an idle connection at the moment it is reused for the next request.
 #[tokio::test(flavor = "current_thread")]
 async fn b13_a_request_on_a_connection_that_is_closed_is_not_sent_again() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -251,13 +248,13 @@ async fn b13_a_request_on_a_connection_that_is_closed_is_not_sent_again() {
         drop(first);
         bell.write_all(b"x").expect("rung");
         tell.send(()).expect("heard");
-        // Whoever sends it again comes here, and is answered.
+        // A resent request would arrive here and get a response.
         let (mut second, _) = listener.accept().expect("called or ended");
         answer(&mut second);
     });
     let sender = sender();
     assert_eq!(post(&sender, &url, None).await.status(), Some(200));
-    // Until the connection is kept.
+    // Until the connection is idle.
     tokio::time::sleep(Duration::from_millis(50)).await;
     // Nothing runs here while it is closed and the bell is rung: both are noticed at once, and this task goes on first.
     close.send(()).expect("heard");
@@ -271,7 +268,7 @@ async fn b13_a_request_on_a_connection_that_is_closed_is_not_sent_again() {
     server.join().expect("ended");
 }
 
-/// The gate at the socket does not rest on the one before it.
+/// The check at the socket does not rely on the one before it.
 #[tokio::test]
 async fn an_address_in_the_url_is_checked_where_the_socket_is_made_too() {
     let reached = listen(|stream| async move { panic!("it was called: {stream:?}") }).await;
@@ -372,7 +369,7 @@ async fn settings_that_changed_since_the_url_was_saved_are_heeded() {
         (
             closed(|guard| guard.deny_networks = vec!["127.0.0.1/32".parse().expect("a network")]),
             format!("http://{reached}/"),
-            "is in a network that the operator has closed",
+            "is in a network denied by the operator",
         ),
         (
             closed(|guard| guard.allow_http = false),

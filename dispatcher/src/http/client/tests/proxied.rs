@@ -1,10 +1,10 @@
-//! The operator's proxy: what it is asked for, and whose fault a failure is.
+//! The egress proxy: what is requested of it, and whose fault a failure is.
 
 use super::*;
 
 type Asked = Arc<std::sync::Mutex<Vec<String>>>;
 
-/// A proxy that writes down what it is asked and answers with these words; with 200 it lets everything through.
+/// A proxy that records requests and responds with this text; with 200 it tunnels everything.
 async fn proxy(answer: &'static str) -> (SocketAddr, Asked) {
     let asked = Asked::default();
     let book = asked.clone();
@@ -75,12 +75,12 @@ async fn a_fault_of_the_proxy_is_told_apart_from_one_of_the_endpoint() {
         (
             "HTTP/1.1 407 Proxy Authentication Required\r\n\r\n",
             OutcomeKind::ProxyFailed,
-            "the egress proxy asks for other credentials (407)",
+            "the egress proxy requires other credentials (407)",
         ),
         (
             "HTTP/1.1 403 Forbidden\r\n\r\n",
             OutcomeKind::ConnectionFailed,
-            "the egress proxy does not allow connections to the endpoint: it answered 403",
+            "the egress proxy does not allow connections to the endpoint: it responded 403",
         ),
         (
             "HTTP/1.1 429 Too Many Requests\r\n\r\n",
@@ -105,7 +105,7 @@ async fn a_fault_of_the_proxy_is_told_apart_from_one_of_the_endpoint() {
         (
             "HTTP/1.1 502 Bad Gateway\r\n\r\n",
             OutcomeKind::ConnectionFailed,
-            "the egress proxy could not connect to the endpoint: it answered 502",
+            "the egress proxy could not connect to the endpoint: it responded 502",
         ),
     ] {
         let (proxy, _) = proxy(answer).await;
@@ -122,6 +122,6 @@ async fn a_fault_of_the_proxy_is_told_apart_from_one_of_the_endpoint() {
         None,
     )
     .await;
-    let words = "the egress proxy can't be reached: connection refused".to_owned();
+    let words = "the egress proxy is unreachable: connection refused".to_owned();
     assert_eq!(failure(outcome), (OutcomeKind::ProxyFailed, words));
 }

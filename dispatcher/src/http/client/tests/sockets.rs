@@ -1,18 +1,18 @@
-//! Every socket is counted: none is left behind, and none that is kept keeps another from being opened.
+//! Every socket is counted: none leaks, and no idle connection keeps another from being opened.
 
 use std::net::TcpListener as StdListener;
 
 use super::*;
 
 const FEW: usize = 4;
-/// What [`Connections`] has for so many attempts.
+/// The permits of [`Connections`] for this many attempts.
 const PERMITS: usize = FEW + 1;
 
 fn few() -> HttpSender {
     HttpSender::new(guard(), FEW).expect("a sender")
 }
 
-/// Sockets are closed by tasks of their own, a moment after their attempt.
+/// Sockets are closed by separate tasks, a moment after their attempt.
 async fn all_given_back(sender: &HttpSender, kept: usize) {
     let mut counts = sender.connections.counts();
     for _ in 0..200 {
@@ -26,7 +26,7 @@ async fn all_given_back(sender: &HttpSender, kept: usize) {
 }
 
 /// Accepts nothing, so that new connections hang once its backlog is full.
-fn deaf() -> (StdListener, SocketAddr) {
+fn unresponsive() -> (StdListener, SocketAddr) {
     let listener = StdListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
     (listener, address)
@@ -43,7 +43,7 @@ async fn at_once(sender: &HttpSender, url: &str, count: usize) -> Vec<Outcome> {
 
 #[tokio::test]
 async fn nothing_is_left_of_attempts_that_were_given_up() {
-    let (_listener, address) = deaf();
+    let (_listener, address) = unresponsive();
     let (sender, url) = (few(), format!("http://{address}/hook"));
     for outcome in at_once(&sender, &url, FEW).await {
         assert_eq!(failure(outcome).0, OutcomeKind::TimedOut);
@@ -71,7 +71,7 @@ async fn more_requests_than_permits_go_one_after_the_other() {
     let mut running = tokio::task::JoinSet::new();
     let sender = few();
     for _ in 0..5 * PERMITS {
-        // A receiver of its own for each: none can use a connection of another.
+        // A separate receiver for each: none can reuse a connection of another.
         let (sender, address) = (sender.clone(), answering(answer).await);
         running.spawn(async move { post(&sender, &format!("http://{address}/hook"), None).await });
     }
@@ -126,7 +126,7 @@ async fn a_receiver_that_answers_early_and_takes_no_more_holds_no_socket() {
             body: Bytes::from(vec![b'x'; 32 * 1024 * 1024]),
             timeout: LIMIT,
             tls: None,
-            right: None,
+            permission: None,
         };
         let sent = tokio::time::timeout(LIMIT * 10, sender.send(request)).await;
         assert!(sent.is_ok_and(|outcome| outcome.is_ok()));
@@ -136,17 +136,17 @@ async fn a_receiver_that_answers_early_and_takes_no_more_holds_no_socket() {
 
 #[tokio::test]
 async fn addresses_are_tried_one_after_the_other_when_there_are_no_sockets_to_spare() {
-    let (_listener, deaf) = deaf();
+    let (_listener, unresponsive) = unresponsive();
     let reached = listen(|stream| async move { stream }).await;
     // The backlog of the first is full.
     let _filled: Vec<_> = (0..2)
-        .map(|_| std::net::TcpStream::connect_timeout(&deaf, Duration::from_millis(50)))
+        .map(|_| std::net::TcpStream::connect_timeout(&unresponsive, Duration::from_millis(50)))
         .collect();
     let sender = few();
     let connector = sender.connector(None).expect("settings");
     let _extra = sender.connections.extra_permit().expect("the only one");
     let began = Instant::now();
-    let connected = connector.first_to_answer(vec![deaf, reached]).await;
+    let connected = connector.first_to_connect(vec![unresponsive, reached]).await;
     assert!(connected.is_ok());
     assert!(began.elapsed() < Duration::from_secs(5));
 }

@@ -1,4 +1,4 @@
-//! Certificates: those of endpoints that must not be trusted, and those of our own.
+//! Certificates: untrusted ones of endpoints, and our own client certificates.
 
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
@@ -52,7 +52,7 @@ impl Authority {
     }
 }
 
-/// Answers 204 to whoever gets through, and asks for a certificate of `clients` where there is one.
+/// Responds 204 to accepted clients, and requires a certificate of `clients` if given.
 async fn serve(certificate: &Signed, clients: Option<&Authority>) -> SocketAddr {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
@@ -123,16 +123,15 @@ async fn b9_a_certificate_that_must_not_be_trusted_fails_the_attempt_in_words() 
         (early, "the TLS certificate is not valid before 2999-01-02"),
         (
             elsewhere,
-            "the TLS certificate is for another host: hooks.example.com",
+            "the TLS certificate is for a different host: hooks.example.com",
         ),
         (
             self_signed,
-            "the TLS certificate is self-signed: nobody vouches for it",
+            "the TLS certificate is self-signed: not issued by a trusted authority",
         ),
         (
             unknown,
-            "the TLS certificate is signed by an authority that is not trusted here; perhaps the server leaves out an \
-             intermediate certificate",
+            "the TLS certificate was not issued by a trusted authority; an intermediate certificate may be missing",
         ),
     ] {
         let address = serve(&certificate, None).await;
@@ -171,14 +170,14 @@ async fn a_client_certificate_is_shown_to_the_endpoint_that_has_one() {
     };
     assert_eq!(post_tls(address, &client(&clients)).await.status(), Some(204));
     for (refused, why) in [
-        (trusting(&ours), "was shown none"),
-        (client(&ours), "not the one it was shown"),
+        (trusting(&ours), "none is configured"),
+        (client(&ours), "rejected the one presented"),
     ] {
         let (kind, words) = failure(post_tls(address, &refused).await);
         assert_eq!(kind, OutcomeKind::TlsFailed);
         assert_eq!(
             words,
-            format!("the endpoint wants a client certificate, and {why}")
+            format!("the endpoint requires a client certificate and {why}")
         );
     }
 }
@@ -203,7 +202,7 @@ async fn plain_http_at_a_tls_port_and_the_other_way_round_are_told() {
         (kind, words.as_str()),
         (
             OutcomeKind::TlsFailed,
-            "the endpoint does not speak TLS at this port"
+            "the endpoint does not support TLS on this port"
         )
     );
     let hung_up = listen(|stream| async move { drop(stream) }).await;
@@ -253,7 +252,7 @@ async fn certificates_are_checked_when_they_are_saved() {
 async fn tls_settings_of_endpoints_with_certificates_of_their_own_are_shared_and_bounded() {
     let ours = Authority::new("Ours");
     let sender = sender();
-    // What stands before a block is no part of it: each is another text of the same certificate.
+    // Text before a PEM block is not part of it: each is another encoding of the same certificate.
     let settings = |n: usize| TlsSettings {
         ca_certificates: Some(format!("number {n}\n{}", ours.pem)),
         ..TlsSettings::default()
