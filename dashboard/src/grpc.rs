@@ -23,7 +23,7 @@ use crate::{
     api::{batch, events},
     http::{
         input::size,
-        metrics::{Call, METERS, Source},
+        metrics::{Call, METRICS, Source},
         problem::{Fault, Kind, Problem},
         trace_context::{Carried, Traced},
     },
@@ -103,7 +103,7 @@ async fn in_time<T>(work: impl Future<Output = Result<T, Status>>) -> Result<T, 
 impl Emitter for Service {
     async fn emit(&self, request: Request<v1::EmitRequest>) -> Result<Response<v1::EmitResponse>, Status> {
         let answer = self.take_one(request).await;
-        METERS.called(Call::Emit, &answer);
+        METRICS.called(Call::Emit, &answer);
         answer
     }
 
@@ -112,7 +112,7 @@ impl Emitter for Service {
         request: Request<v1::EmitBatchRequest>,
     ) -> Result<Response<v1::EmitBatchResponse>, Status> {
         let answer = self.take_batch(request).await;
-        METERS.called(Call::EmitBatch, &answer);
+        METRICS.called(Call::EmitBatch, &answer);
         answer
     }
 
@@ -121,7 +121,7 @@ impl Emitter for Service {
         request: Request<Streaming<v1::EmitRequest>>,
     ) -> Result<Response<v1::EmitStreamResponse>, Status> {
         let answer = self.take_stream(request).await;
-        METERS.called(Call::EmitStream, &answer);
+        METRICS.called(Call::EmitStream, &answer);
         answer
     }
 }
@@ -286,7 +286,7 @@ async fn emit_traced(app: &App, event: OwnedEvent, trace: Option<Carried>) -> Re
     let event = OwnedEvent { trace, ..event };
     let type_name = event.type_name.clone();
     let emitted = app.emits.emit(event).await?;
-    METERS.emitted(Source::Grpc, [&emitted]);
+    METRICS.emitted(Source::Grpc, [&emitted]);
     Ok(view(emitted, type_name))
 }
 
@@ -312,7 +312,7 @@ async fn emit_batch(
             _ => error.into(),
         });
     }
-    METERS.emitted(Source::Grpc, emitted.iter().map(|(one, _)| one));
+    METRICS.emitted(Source::Grpc, emitted.iter().map(|(one, _)| one));
     app.wake.now();
     Ok(emitted
         .into_iter()

@@ -344,7 +344,7 @@ async fn a_failed_attempt_is_one_line_of_the_log() {
     receiver.answer(Answer::Status(503));
     for (filter, expected) in [
         ("info", &[3][..]),
-        ("info,postrider_dispatcher::attempt=debug", &[1, 2, 3]),
+        ("info,postrider_dispatcher::deliver::attempt=debug", &[1, 2, 3]),
     ] {
         let database = Database::fresh().await;
         let program = Postrider::start_with(

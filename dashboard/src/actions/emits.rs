@@ -23,7 +23,7 @@ use crate::{
     Pool,
     api::events::refusal,
     http::{
-        metrics::METERS,
+        metrics::METRICS,
         problem::{Kind, Problem},
         shares::{Bounds, Share, Shares},
         trace_context::Carried,
@@ -257,7 +257,7 @@ impl Worker {
             Err(error) if proves_rollback(&error) => return Err(Failed::RolledBack(error)),
             Err(_) => return Err(Failed::Unknown(Some(answers))),
         }
-        METERS.statement(events.len(), began.elapsed());
+        METRICS.statement(events.len(), began.elapsed());
         Ok(answers)
     }
 

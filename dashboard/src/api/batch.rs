@@ -25,7 +25,7 @@ use crate::{
     http::{
         idempotency::{Claim, Work},
         input::{Text, read_form},
-        metrics::{METERS, Source},
+        metrics::{METRICS, Source},
         problem::{Fault, Kind, Problem},
         trace_context::{Carried, Traced},
     },
@@ -93,7 +93,7 @@ async fn take(
     let events: Vec<Emitted> = emitted.iter().map(|(one, _)| one.clone()).collect();
     let data = emitted.into_iter().map(view).collect();
     let response = work.commit(StatusCode::ACCEPTED, &BatchView { data }).await?;
-    METERS.emitted(Source::Http, &events);
+    METRICS.emitted(Source::Http, &events);
     app.wake.now();
     Ok((response, events.into_iter().map(|one| one.id).collect()))
 }
@@ -169,7 +169,7 @@ pub(crate) async fn emit_all(
         .emit_all(connection, &borrowed, Patience::Own)
         .await
         .map_err(|error| refusal(EmitError::Database(error), "/events"))?;
-    METERS.statement(borrowed.len(), began.elapsed());
+    METRICS.statement(borrowed.len(), began.elapsed());
     let mut emitted = Vec::with_capacity(answers.len());
     for ((index, event), answer) in events.into_iter().zip(answers) {
         match answer {

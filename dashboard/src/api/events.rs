@@ -27,7 +27,7 @@ use crate::{
     http::{
         idempotency::{Claim, Work},
         input::{Query, Text},
-        metrics::{Key, METERS, Repeated, Source},
+        metrics::{Key, METRICS, Repeated, Source},
         pagination::{Page, PageQuery, encode},
         problem::{Fault, Kind, Problem, sentence},
         trace_context::Traced,
@@ -147,12 +147,12 @@ async fn take(
         let emitted = emitted.map_err(|error| refusal(error, ""))?;
         let (status, view) = answer(&mut work, emitted.clone(), event).await?;
         let response = work.commit(status, &view).await?;
-        METERS.emitted(Source::Http, [&emitted]);
+        METRICS.emitted(Source::Http, [&emitted]);
         app.wake.now();
         return Ok((response, emitted.id));
     }
     let emitted = app.emits.emit(event.clone()).await?;
-    METERS.emitted(Source::Http, [&emitted]);
+    METRICS.emitted(Source::Http, [&emitted]);
     let id = emitted.id.clone();
     if !emitted.duplicate {
         let response = (StatusCode::ACCEPTED, Json(fresh(emitted, event))).into_response();
@@ -233,7 +233,7 @@ pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
     match error {
         EmitError::UnknownTenant => Problem::not_found("tenant"),
         EmitError::Conflict => {
-            METERS.repeated(Key::EventId, Repeated::Conflict);
+            METRICS.repeated(Key::EventId, Repeated::Conflict);
             Problem::new(Kind::EventIdConflict, sentence(&error))
         }
         EmitError::Invalid { field, message } => Problem::invalid(format!("{below}/{field}"), message),

@@ -29,7 +29,7 @@ use crate::{
     Shared,
     auth::{self, address::network},
     http::{
-        metrics::{Call, METERS},
+        metrics::{Call, METRICS},
         problem::{Kind, Problem},
         slots::{Slot, Slots},
     },
@@ -131,7 +131,7 @@ async fn admit(
 }
 
 fn refused(call: Call, problem: Problem) -> Response {
-    METERS.called(call, &Err::<(), _>(()));
+    METRICS.called(call, &Err::<(), _>(()));
     told(status(problem))
 }
 

@@ -39,7 +39,7 @@ use crate::{
     auth::Actor,
     http::{
         input::read_body,
-        metrics::{Key, METERS, Repeated},
+        metrics::{Key, METRICS, Repeated},
         problem::{AnsweredBefore, Kind, Problem},
         shares::Share,
     },
@@ -167,7 +167,7 @@ impl Claimed {
             return Ok(None);
         };
         if row.fingerprint != self.fingerprint {
-            METERS.repeated(Key::IdempotencyKey, Repeated::Conflict);
+            METRICS.repeated(Key::IdempotencyKey, Repeated::Conflict);
             return Err(Problem::new(
                 Kind::KeyReused,
                 "This Idempotency-Key was already used with a different body.",
@@ -187,7 +187,7 @@ impl Claimed {
         response
             .headers_mut()
             .insert(REPLAYED, HeaderValue::from_static("true"));
-        METERS.repeated(Key::IdempotencyKey, Repeated::Same);
+        METRICS.repeated(Key::IdempotencyKey, Repeated::Same);
         Ok(Some(response))
     }
 }
@@ -367,7 +367,7 @@ impl Drop for Running {
 }
 
 fn still_running() -> Problem {
-    METERS.repeated(Key::IdempotencyKey, Repeated::Conflict);
+    METRICS.repeated(Key::IdempotencyKey, Repeated::Conflict);
     Problem::new(
         Kind::KeyInProgress,
         "A request with this Idempotency-Key is still in progress. Try again shortly.",

@@ -17,11 +17,11 @@ use postrider_sender::Emitted;
 
 use crate::auth::Rule;
 
-pub(crate) static METERS: LazyLock<Meters> = LazyLock::new(Meters::new);
+pub(crate) static METRICS: LazyLock<Meters> = LazyLock::new(Meters::new);
 
 /// Registers all series, so that they are visible from the start. Call it after the recorder is installed.
 pub(crate) fn start() {
-    LazyLock::force(&METERS);
+    LazyLock::force(&METRICS);
 }
 
 /// How an event came in. Events emitted with SQL are the remainder of what Postgres has stored.
@@ -203,7 +203,7 @@ impl Counted {
 pub(crate) async fn measure(State(Counted(kind)): State<Counted>, request: Request, next: Next) -> Response {
     let began = Instant::now();
     let response = next.run(request).await;
-    METERS.answered(kind, response.status(), began.elapsed());
+    METRICS.answered(kind, response.status(), began.elapsed());
     response
 }
 
