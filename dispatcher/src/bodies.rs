@@ -171,7 +171,7 @@ type Slot = OnceCell<Option<Arc<Content>>>;
 pub(crate) struct LargeBodies {
     memory: Fair,
     readers: Fair,
-    lines: Mutex<Vec<Line>>,
+    lines: Lines,
     /// Those being read now, for the other deliveries of the same event.
     being_read: Mutex<HashMap<EventId, Weak<Slot>>>,
     with_traces: bool,
@@ -182,7 +182,10 @@ impl LargeBodies {
         Self {
             memory: Fair::new(LARGE_BYTES_MAX),
             readers: Fair::new(READERS),
-            lines: Mutex::new((0..READERS).map(|_| Line::new(options.clone())).collect()),
+            lines: Lines {
+                idle: Mutex::default(),
+                options: options.clone(),
+            },
             being_read: Mutex::default(),
             with_traces,
         }
@@ -218,18 +221,54 @@ impl LargeBodies {
 
     async fn fetch(&self, holder: Holder, event: EventId) -> Result<Option<Arc<Content>>, sqlx::Error> {
         let _turn = self.readers.acquire(holder, 1).await;
-        let Some(mut line) = lock(&self.lines).pop() else {
-            return Err(sqlx::Error::PoolClosed);
-        };
-        let found = async { read(line.open().await?, &[event], usize::MAX, self.with_traces).await }.await;
-        if found.is_err() {
-            line.close();
-        }
-        lock(&self.lines).push(line);
-        Ok(found?.remove(&event).and_then(|stored| match stored {
+        let mut connection = Lent::take(&self.lines);
+        let mut found = read(
+            connection.line.open().await?,
+            &[event],
+            usize::MAX,
+            self.with_traces,
+        )
+        .await?;
+        connection.intact = true;
+        Ok(found.remove(&event).and_then(|stored| match stored {
             Stored::Small(content) => Some(content),
             Stored::Large(_) => None,
         }))
+    }
+}
+
+/// One of the connections that large bodies are read on. However its use ends, by a result, an error or an attempt that is
+/// abandoned in the middle, it goes back. Unless a statement has completed on it, it is closed first.
+struct Lent<'a> {
+    line: Line,
+    intact: bool,
+    lines: &'a Lines,
+}
+
+/// Connections that nobody uses, and how to make another.
+struct Lines {
+    idle: Mutex<Vec<Line>>,
+    options: PgConnectOptions,
+}
+
+impl<'a> Lent<'a> {
+    /// There are as many as there are readers; the caller is one of them.
+    fn take(lines: &'a Lines) -> Self {
+        let idle = lock(&lines.idle).pop();
+        Self {
+            line: idle.unwrap_or_else(|| Line::new(lines.options.clone())),
+            intact: false,
+            lines,
+        }
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let line = std::mem::replace(&mut self.line, Line::new(self.lines.options.clone()));
+        if self.intact {
+            lock(&self.lines.idle).push(line);
+        }
     }
 }
 
@@ -239,20 +278,48 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The bytes of a body with the share they are held under: gone when the last of them is written.
 pub(crate) fn lent(content: Arc<Content>, share: Option<FairShare>) -> Bytes {
-    struct Lent {
+    struct Body {
         content: Arc<Content>,
         _share: FairShare,
     }
-    impl AsRef<[u8]> for Lent {
+    impl AsRef<[u8]> for Body {
         fn as_ref(&self) -> &[u8] {
             &self.content.body
         }
     }
     match share {
         None => content.body.clone(),
-        Some(share) => Bytes::from_owner(Lent {
+        Some(share) => Bytes::from_owner(Body {
             content,
             _share: share,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use postrider_proto::{EndpointId, TenantId};
+    use tokio::{net::TcpListener, time::timeout};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn attempts_that_are_abandoned_while_they_read_cost_no_reader() {
+        // Accepts connections and never says a word: every read is abandoned in the middle.
+        let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = silent.local_addr().expect("bound").port();
+        let options = PgConnectOptions::new().host("127.0.0.1").port(port);
+        let bodies = LargeBodies::new(&options, false);
+        let holder = Holder {
+            endpoint: EndpointId(1),
+            tenant: TenantId(1),
+        };
+        for _ in 0..3 * READERS {
+            let read = bodies.read(holder, EventId::LOWEST);
+            let abandoned = timeout(Duration::from_millis(5), read).await;
+            assert!(abandoned.is_err(), "it still has a connection to wait on");
+        }
     }
 }

@@ -119,10 +119,14 @@ pub(crate) struct State {
     /// Rows that a sweep has seen. By a read of this number the tail must have shown them.
     suspects: VecDeque<(ReadNumber, Found)>,
     /// Rows that the tail did not show, if they are still there when they are read.
-    missed: HashMap<EndpointId, EventId>,
+    missed: HashMap<EndpointId, (Shard, EventId)>,
+    missed_count: u64,
     /// Endpoints whose settings can't be used. They have no lane until those change.
     unusable: HashMap<EndpointId, Shard>,
     sweeping: bool,
+    /// Shards that are searched as if they had just been taken, since the sweep under way began: what it sees of them says
+    /// nothing about the tail.
+    sweep_outdated: HashSet<Shard>,
     sweep_at: Option<Instant>,
     /// To be given back.
     draining: Draining,
@@ -522,16 +526,27 @@ impl Engine {
     }
 
     /// Looks for rows that the tail did not show. There should be none.
-    fn sweep(&mut self) {
+    pub(crate) fn sweep(&mut self) {
         if self.state.owned.is_empty() {
             self.state.sweep_at = Some(Instant::now() + SWEEP_EVERY);
             return;
         }
         self.state.sweeping = true;
-        self.survey(self.state.owned.keys().copied().collect(), Reason::Sweep);
+        self.state.sweep_outdated.clear();
+        // Shards that are not tailed yet have rows that no tail has shown.
+        let state = &self.state;
+        let is_tailed = |shard: &Shard| !state.taken.contains(shard) && !state.begun.contains(shard);
+        let tailed = state.owned.keys().copied().filter(is_tailed).collect();
+        self.survey(tailed, Reason::Sweep);
     }
 
-    fn survey(&self, shards: Vec<Shard>, reason: Reason) {
+    fn survey(&mut self, shards: Vec<Shard>, reason: Reason) {
+        if reason == Reason::Taken {
+            self.state.sweep_outdated.extend(&shards);
+            self.state
+                .suspects
+                .retain(|(_, found)| !shards.contains(&found.shard));
+        }
         let owned = |shard: Shard| self.state.owned.get(&shard).map(|epoch| (shard, *epoch));
         let shards = shards.into_iter().filter_map(owned).collect();
         let _ = self.surveys.send(survey::Request { shards, reason });
@@ -552,6 +567,7 @@ impl Engine {
                     }
                     match reason {
                         Reason::Taken => self.found(found),
+                        Reason::Sweep if self.state.sweep_outdated.contains(&found.shard) => {}
                         Reason::Sweep => self.state.suspects.push_back((self.state.reads + 1, found)),
                     }
                 }
@@ -589,11 +605,15 @@ impl Engine {
             self.state.suspects.pop_front();
             let lane = self.state.lanes.get(&found.endpoint);
             let is_owned = self.state.owned.contains_key(&found.shard);
-            if !is_owned || lane.is_some_and(|lane| !lane.is_idle()) {
+            // Its rows were found by a survey and are about to be read.
+            let is_expected = self.state.found.contains_key(&found.endpoint);
+            // Its rows wait for settings that can be used.
+            let is_unusable = self.state.unusable.contains_key(&found.endpoint);
+            if !is_owned || is_expected || is_unusable || lane.is_some_and(|lane| !lane.is_idle()) {
                 continue;
             }
             if let Some(first) = found.first {
-                self.state.missed.insert(found.endpoint, first);
+                self.state.missed.insert(found.endpoint, (found.shard, first));
             }
             self.found(found);
         }
@@ -601,11 +621,12 @@ impl Engine {
 
     /// Rows that a lane without work was given to read again.
     fn note_missed(&mut self, endpoint: EndpointId, rows: &[Job]) {
-        if let Some(missed) = self.state.missed.remove(&endpoint)
+        if let Some((_, missed)) = self.state.missed.remove(&endpoint)
             && rows.iter().any(|row| row.event == missed)
         {
             tracing::error!(%endpoint, "the sweep found rows that the tail had missed");
             METERS.tail_missed.increment(1);
+            self.state.missed_count += 1;
         }
     }
 
@@ -842,6 +863,7 @@ impl Engine {
         self.state.unusable.clear();
         self.state.suspects.clear();
         self.state.missed.clear();
+        self.state.sweep_outdated.extend(self.state.owned.keys());
         let ids: Vec<EndpointId> = self.state.lanes.keys().copied().collect();
         for id in ids {
             if let Some(lane) = self.state.lanes.get_mut(&id) {
@@ -868,6 +890,7 @@ impl Engine {
         }
         self.state.found.retain(|_, found| found.shard != shard);
         self.state.suspects.retain(|(_, found)| found.shard != shard);
+        self.state.missed.retain(|_, (of, _)| *of != shard);
         let forget = &mut self.state.forget;
         self.state.unusable.retain(|id, of| {
             if *of == shard {
@@ -903,6 +926,14 @@ impl Engine {
     /// The settings that each lane sends with.
     pub(crate) fn lanes(&self) -> impl Iterator<Item = &std::sync::Arc<crate::endpoint::Endpoint>> {
         self.state.lanes.values().map(Lane::endpoint)
+    }
+
+    pub(crate) fn missed_count(&self) -> u64 {
+        self.state.missed_count
+    }
+
+    pub(crate) fn is_sweeping(&self) -> bool {
+        self.state.sweeping
     }
 }
 
