@@ -171,7 +171,7 @@ type Slot = OnceCell<Option<Arc<Content>>>;
 pub(crate) struct LargeBodies {
     memory: Fair,
     readers: Fair,
-    connections: Mutex<Vec<DedicatedConnection>>,
+    connections: Connections,
     /// Reads in progress, shared by other deliveries of the same event.
     being_read: Mutex<HashMap<EventId, Weak<Slot>>>,
     with_traces: bool,
@@ -182,11 +182,10 @@ impl LargeBodies {
         Self {
             memory: Fair::new(LARGE_BYTES_MAX),
             readers: Fair::new(READERS),
-            connections: Mutex::new(
-                (0..READERS)
-                    .map(|_| DedicatedConnection::new(options.clone()))
-                    .collect(),
-            ),
+            connections: Connections {
+                idle: Mutex::default(),
+                options: options.clone(),
+            },
             being_read: Mutex::default(),
             with_traces,
         }
@@ -222,19 +221,54 @@ impl LargeBodies {
 
     async fn fetch(&self, holder: Holder, event: EventId) -> Result<Option<Arc<Content>>, sqlx::Error> {
         let _turn = self.readers.acquire(holder, 1).await;
-        let Some(mut connection) = lock(&self.connections).pop() else {
-            return Err(sqlx::Error::PoolClosed);
-        };
-        let found =
-            async { read(connection.open().await?, &[event], usize::MAX, self.with_traces).await }.await;
-        if found.is_err() {
-            connection.close();
-        }
-        lock(&self.connections).push(connection);
-        Ok(found?.remove(&event).and_then(|stored| match stored {
+        let mut lent = LentConnection::take(&self.connections);
+        let mut found = read(
+            lent.connection.open().await?,
+            &[event],
+            usize::MAX,
+            self.with_traces,
+        )
+        .await?;
+        lent.intact = true;
+        Ok(found.remove(&event).and_then(|stored| match stored {
             Stored::Small(content) => Some(content),
             Stored::Large(_) => None,
         }))
+    }
+}
+
+/// A connection that large bodies are read on. However its use ends, by a result, an error or an attempt that is abandoned
+/// in the middle, its reader is free again. Unless a statement has completed on it, it is closed.
+struct LentConnection<'a> {
+    connection: DedicatedConnection,
+    intact: bool,
+    connections: &'a Connections,
+}
+
+/// Idle connections, and how to open another. `readers` bounds how many are lent.
+struct Connections {
+    idle: Mutex<Vec<DedicatedConnection>>,
+    options: PgConnectOptions,
+}
+
+impl<'a> LentConnection<'a> {
+    fn take(connections: &'a Connections) -> Self {
+        let idle = lock(&connections.idle).pop();
+        Self {
+            connection: idle.unwrap_or_else(|| DedicatedConnection::new(connections.options.clone())),
+            intact: false,
+            connections,
+        }
+    }
+}
+
+impl Drop for LentConnection<'_> {
+    fn drop(&mut self) {
+        let closed = DedicatedConnection::new(self.connections.options.clone());
+        let connection = std::mem::replace(&mut self.connection, closed);
+        if self.intact {
+            lock(&self.connections.idle).push(connection);
+        }
     }
 }
 
@@ -259,5 +293,33 @@ pub(crate) fn with_share(content: Arc<Content>, share: Option<FairShare>) -> Byt
             content,
             _share: share,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use postrider_proto::{EndpointId, TenantId};
+    use tokio::{net::TcpListener, time::timeout};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn attempts_that_are_abandoned_while_they_read_cost_no_reader() {
+        // Accepts connections and never says a word: every read is abandoned in the middle.
+        let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = silent.local_addr().expect("bound").port();
+        let options = PgConnectOptions::new().host("127.0.0.1").port(port);
+        let bodies = LargeBodies::new(&options, false);
+        let holder = Holder {
+            endpoint: EndpointId(1),
+            tenant: TenantId(1),
+        };
+        for _ in 0..3 * READERS {
+            let read = bodies.read(holder, EventId::LOWEST);
+            let abandoned = timeout(Duration::from_millis(5), read).await;
+            assert!(abandoned.is_err(), "it still has a connection to wait on");
+        }
     }
 }

@@ -448,4 +448,12 @@ impl Engine {
     pub(crate) fn lanes(&self) -> impl Iterator<Item = &std::sync::Arc<crate::deliver::endpoint::Endpoint>> {
         self.state.lanes.values().map(Lane::endpoint)
     }
+
+    pub(crate) fn missed_count(&self) -> u64 {
+        self.state.missed_count
+    }
+
+    pub(crate) fn is_sweeping(&self) -> bool {
+        self.state.sweeping
+    }
 }

@@ -4,16 +4,27 @@ use super::*;
 
 impl Engine {
     /// Searches for rows that the tail did not show. There should be none.
-    pub(super) fn sweep(&mut self) {
+    pub(crate) fn sweep(&mut self) {
         if self.state.owned.is_empty() {
             self.state.sweep_at = Some(Instant::now() + SWEEP_EVERY);
             return;
         }
         self.state.sweeping = true;
-        self.survey(self.state.owned.keys().copied().collect(), Reason::Sweep);
+        self.state.sweep_outdated.clear();
+        // Shards that are not tailed yet have rows that no tail has shown.
+        let state = &self.state;
+        let is_tailed = |shard: &Shard| !state.taken.contains(shard) && !state.begun.contains(shard);
+        let tailed = state.owned.keys().copied().filter(is_tailed).collect();
+        self.survey(tailed, Reason::Sweep);
     }
 
-    pub(super) fn survey(&self, shards: Vec<Shard>, reason: Reason) {
+    pub(super) fn survey(&mut self, shards: Vec<Shard>, reason: Reason) {
+        if reason == Reason::Taken {
+            self.state.sweep_outdated.extend(&shards);
+            self.state
+                .sweep_hits
+                .retain(|(_, found)| !shards.contains(&found.shard));
+        }
         let owned = |shard: Shard| self.state.owned.get(&shard).map(|epoch| (shard, *epoch));
         let shards = shards.into_iter().filter_map(owned).collect();
         let _ = self.surveys.send(survey::Request { shards, reason });
@@ -34,6 +45,7 @@ impl Engine {
                     }
                     match reason {
                         Reason::Taken => self.found(found),
+                        Reason::Sweep if self.state.sweep_outdated.contains(&found.shard) => {}
                         Reason::Sweep => self.state.sweep_hits.push_back((self.state.reads + 1, found)),
                     }
                 }
@@ -71,11 +83,15 @@ impl Engine {
             self.state.sweep_hits.pop_front();
             let lane = self.state.lanes.get(&found.endpoint);
             let is_owned = self.state.owned.contains_key(&found.shard);
-            if !is_owned || lane.is_some_and(|lane| !lane.is_idle()) {
+            // Its rows were found by a survey and are about to be read.
+            let is_expected = self.state.found.contains_key(&found.endpoint);
+            // Its rows wait for settings that can be used.
+            let is_unusable = self.state.unusable.contains_key(&found.endpoint);
+            if !is_owned || is_expected || is_unusable || lane.is_some_and(|lane| !lane.is_idle()) {
                 continue;
             }
             if let Some(first) = found.first {
-                self.state.missed.insert(found.endpoint, first);
+                self.state.missed.insert(found.endpoint, (found.shard, first));
             }
             self.found(found);
         }
@@ -83,11 +99,12 @@ impl Engine {
 
     /// Reports missed rows when an idle lane was given them to read again.
     pub(super) fn note_missed(&mut self, endpoint: EndpointId, rows: &[QueuedDelivery]) {
-        if let Some(missed) = self.state.missed.remove(&endpoint)
+        if let Some((_, missed)) = self.state.missed.remove(&endpoint)
             && rows.iter().any(|row| row.event == missed)
         {
             tracing::error!(%endpoint, "the sweep found rows that the tail had missed");
             METRICS.tail_missed.increment(1);
+            self.state.missed_count += 1;
         }
     }
 }

@@ -277,6 +277,7 @@ impl Engine {
         self.state.unusable.clear();
         self.state.sweep_hits.clear();
         self.state.missed.clear();
+        self.state.sweep_outdated.extend(self.state.owned.keys());
         let ids: Vec<EndpointId> = self.state.lanes.keys().copied().collect();
         for id in ids {
             if let Some(lane) = self.state.lanes.get_mut(&id) {

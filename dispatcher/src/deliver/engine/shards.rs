@@ -20,6 +20,7 @@ impl Engine {
         }
         self.state.found.retain(|_, found| found.shard != shard);
         self.state.sweep_hits.retain(|(_, found)| found.shard != shard);
+        self.state.missed.retain(|_, (of, _)| *of != shard);
         let forget = &mut self.state.forget;
         self.state.unusable.retain(|id, of| {
             if *of == shard {

@@ -18,10 +18,13 @@ pub(crate) struct State {
     /// Rows that a sweep has seen. The tail must have shown them by the read with this number.
     pub(super) sweep_hits: VecDeque<(ReadNumber, Found)>,
     /// Rows that the tail did not show, if they still exist when they are read.
-    pub(super) missed: HashMap<EndpointId, EventId>,
+    pub(super) missed: HashMap<EndpointId, (Shard, EventId)>,
+    pub(super) missed_count: u64,
     /// Endpoints whose settings can't be used. They have no lane until those change.
     pub(super) unusable: HashMap<EndpointId, Shard>,
     pub(super) sweeping: bool,
+    /// Shards that were searched as if just taken since the current sweep began: its rows of them say nothing about the tail.
+    pub(super) sweep_outdated: HashSet<Shard>,
     pub(super) sweep_at: Option<Instant>,
     /// Shards to be released.
     pub(super) draining: Draining,
