@@ -33,6 +33,7 @@ use crate::{
     },
     http::client::{HttpSender, Request, webhook_headers},
     ownership::lease::{Lease, Right},
+    store::transitions::AttemptResult,
     telemetry::{
         metrics::METERS,
         traces::{Made, Tracer},
@@ -241,7 +242,7 @@ impl Attempts {
         let started_at = self.clock.now();
         let began = Instant::now();
         let mut sent_signature = None;
-        let held = content.as_ref().is_some_and(|content| content.held);
+        let archived = content.as_ref().is_some_and(|content| content.held);
         let public_id = content.as_ref().map(|content| content.public_id.clone());
         if let Some(content) = &content
             && !is_wanted(&endpoint, &delivery, content)
@@ -252,19 +253,21 @@ impl Attempts {
                 its_own: true,
             });
             let _ = self.finished.send(Finished {
-                endpoint: endpoint.id,
-                event: delivery.event,
-                shard: endpoint.shard,
-                epoch,
-                number: delivery.number(),
-                started_at,
-                duration: Duration::ZERO,
-                signature: None,
-                outcome: Outcome::NotSent {
-                    error: "the endpoint's filter does not want it".to_owned(),
+                result: AttemptResult {
+                    endpoint: endpoint.id,
+                    event: delivery.event,
+                    shard: endpoint.shard,
+                    epoch,
+                    number: delivery.number(),
+                    started_at,
+                    duration: Duration::ZERO,
+                    signature: None,
+                    outcome: Outcome::NotSent {
+                        error: "the endpoint's filter does not want it".to_owned(),
+                    },
+                    next: Next::Filtered,
+                    archived,
                 },
-                next: Next::Filtered,
-                held,
                 room,
             });
             return;
@@ -363,17 +366,19 @@ impl Attempts {
             its_own: outcome.kind() != OutcomeKind::ProxyFailed,
         };
         let finished = Finished {
-            endpoint: endpoint.id,
-            event: delivery.event,
-            shard: endpoint.shard,
-            epoch,
-            number: delivery.number(),
-            started_at,
-            duration,
-            signature: sent_signature,
-            outcome,
-            next,
-            held,
+            result: AttemptResult {
+                endpoint: endpoint.id,
+                event: delivery.event,
+                shard: endpoint.shard,
+                epoch,
+                number: delivery.number(),
+                started_at,
+                duration,
+                signature: sent_signature,
+                outcome,
+                next,
+                archived,
+            },
             room,
         };
         // The place first: the engine must hear of the answer before it hears of the record.

@@ -23,9 +23,10 @@ use crate::{
     db_timeout::WithDbTimeout,
     deliver::{
         lane::Activity,
-        recorder::{Fate, Finished, Recorded},
+        recorder::{Fate, Recorded},
         retry::Next,
     },
+    store::transitions::AttemptResult,
 };
 
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
@@ -110,7 +111,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn add(&mut self, one: &Finished) {
+    fn add(&mut self, one: &AttemptResult) {
         match one.next {
             Next::Delivered => self.delivered += 1,
             Next::Retry { .. } => self.retried += 1,
@@ -170,7 +171,7 @@ impl Kept {
 
 impl Statistics {
     /// Counts what was written; a void result was another's to count.
-    pub(crate) fn add(&self, now: DateTime<Utc>, batch: &[Finished], recorded: &[Recorded]) {
+    pub(crate) fn add(&self, now: DateTime<Utc>, batch: &[AttemptResult], recorded: &[Recorded]) {
         let minute = now.timestamp().div_euclid(MINUTE_SECONDS);
         let mut kept = self.lock();
         let writer = kept.writer_of(minute);
