@@ -40,10 +40,10 @@ fn migrator() -> Migrator {
 }
 
 /// The job queue's extensions are found by their names alone, wherever they lie: with it by default, or where an operator or
-/// an earlier version has put them.
+/// an earlier version has put them. $1 says whether only for this transaction.
 const FIND_EXTENSIONS: &str = "select set_config('search_path', concat_ws(', ', nullif(current_setting('search_path'), ''),
         coalesce((select quote_ident(n.nspname) from pg_extension e join pg_namespace n on n.oid = e.extnamespace
-                  where e.extname = 'hstore'), 'apalis')), false)";
+                  where e.extname = 'hstore'), 'apalis')), $1)";
 
 /// Makes new things in the job queue's own schema, and finds its extensions where they are.
 const MAKE_IN_APALIS: &str = "select set_config('search_path', concat_ws(', ', 'apalis',
@@ -105,7 +105,8 @@ pub async fn migrate(pool: &PgPool) -> Result<(), SchemaError> {
     migrator().run(&mut connection).await?;
     sqlx::raw_sql(GIVE_UP_SUPERUSER).execute(&mut connection).await?;
     sqlx::raw_sql(MAKE_IN_APALIS).execute(&mut connection).await?;
-    crate::maintenance::jobs::migrate(&mut connection)
+    apalis_postgres::PostgresStorage::migrations()
+        .run(&mut connection)
         .await
         .map_err(SchemaError::Jobs)?;
     connection.close().await?;
@@ -115,8 +116,23 @@ pub async fn migrate(pool: &PgPool) -> Result<(), SchemaError> {
 /// A pool that background work can be done with.
 pub fn finding_extensions(options: PgPoolOptions) -> PgPoolOptions {
     options.after_connect(|connection, _| {
-        Box::pin(async move { sqlx::query(FIND_EXTENSIONS).execute(connection).await.map(|_| ()) })
+        Box::pin(async move {
+            sqlx::query(FIND_EXTENSIONS)
+                .bind(false)
+                .execute(connection)
+                .await
+                .map(|_| ())
+        })
     })
+}
+
+/// Until the end of the caller's transaction, on a connection of any pool.
+pub(crate) async fn find_extensions(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query(FIND_EXTENSIONS)
+        .bind(true)
+        .execute(connection)
+        .await?;
+    Ok(())
 }
 
 /// Before anything is made: half a schema helps nobody, and Postgres does not say what it is that is missing.

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use apalis::prelude::*;
 use apalis_cron::{CronScheduler, Schedule, Tick, timezone::Utc};
 use apalis_postgres::{Config, PostgresStorage};
-use sqlx::{PgConnection, PgPool, migrate::MigrateError};
+use sqlx::PgPool;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -30,12 +30,6 @@ const TICK_SECONDS_MIN: u64 = 5;
 /// Duties are in no hurry, and an idle system stays idle.
 const POLL_EVERY: Duration = Duration::from_secs(10);
 const RESTART_WAIT: Duration = Duration::from_secs(5);
-
-/// Makes the tables that apalis keeps its jobs in, in a schema of its own. The session's search path says where its extensions
-/// go.
-pub(crate) async fn migrate(connection: &mut PgConnection) -> Result<(), MigrateError> {
-    PostgresStorage::migrations().run(connection).await
-}
 
 pub(crate) async fn run(
     pool: PgPool,
