@@ -413,3 +413,50 @@ async fn the_rows_of_a_deleted_endpoint_are_removed_in_batches() {
     assert_eq!(status, StatusCode::NO_CONTENT);
     database.drained().await;
 }
+
+/// What a replay does, or its cancellation, in a transaction of its own: a statement that waits for it looks for the row in
+/// both tables as they were before.
+#[tokio::test]
+async fn a_result_is_recorded_although_its_delivery_is_moved_to_another_table_meanwhile() {
+    let fleet = Fleet::start(1).await;
+    let receiver = Receiver::start().await;
+    receiver.script([Answer::Status(500), Answer::HoldThen(500)]);
+    let schedule = json!({ "retry_schedule": ["0s", "500ms", "1h"] });
+    fleet.endpoint(&receiver.url("/"), schedule).await;
+    fleet.emit("test.event", "moved", 1).await;
+    receiver.wait_for(2).await;
+    let mut connection = fleet.database().connect().await;
+    let mut moving = sqlx::Connection::begin(&mut connection)
+        .await
+        .expect("a transaction");
+    let moved = sqlx::query(
+        "with waiting as (delete from postrider.retries returning *)
+         insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, attempt)
+         select w.endpoint_id, w.event_id, e.shard, w.tenant_id, w.type_id, w.attempt
+         from waiting w join postrider.endpoints e on e.id = w.endpoint_id",
+    )
+    .execute(&mut *moving)
+    .await
+    .expect("moved");
+    assert_eq!(moved.rows_affected(), 1, "the delivery is between two attempts");
+    receiver.release();
+    until("the recorder waits for the transaction", || async {
+        let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%from_queue%'";
+        (fleet.database().count(waiting).await > 0).then_some(())
+    })
+    .await;
+    moving.commit().await.expect("committed");
+    until("the second attempt is recorded", || async {
+        let recorded = "select count(*) from postrider.attempts";
+        (fleet.database().count(recorded).await == 2).then_some(())
+    })
+    .await;
+    assert_eq!(
+        fleet
+            .database()
+            .count("select count(*) from postrider.retries where attempt = 2")
+            .await,
+        1
+    );
+    assert_eq!(receiver.count(), 2, "nothing is sent again");
+}

@@ -4,6 +4,7 @@
 
 use std::time::Instant;
 
+use postrider_dispatcher::store::transitions;
 use postrider_proto::{DeliveryId, EndpointState, TenantId, limits::ATTEMPTS_PER_DELIVERY_MAX};
 use sqlx::{PgConnection, PgExecutor};
 
@@ -97,7 +98,8 @@ async fn back_in_line(
         {
             return Ok(Some(Moved::Before));
         }
-        if revive_ended(&mut *connection, id, seen).await? || hasten_retry(&mut *connection, id, seen).await?
+        if transitions::replay_one(&mut *connection, id, seen).await?
+            || transitions::hasten_retry(&mut *connection, id, seen).await?
         {
             return Ok(Some(Moved::Now));
         }
@@ -125,67 +127,4 @@ async fn has_moved_on(
     .bind(arrived.elapsed().as_secs_f64())
     .fetch_one(db)
     .await
-}
-
-/// For a finished delivery: the attempt loses `final`, the dead letter and its count are removed, and the queue row
-/// is inserted. It has no ordering key: a replay is outside the order. A dead letter may outlive its attempts.
-async fn revive_ended(db: impl PgExecutor<'_>, id: DeliveryId, seen: i16) -> Result<bool, sqlx::Error> {
-    let done = sqlx::query(
-        "with cleared as (
-            update postrider.attempts a set final = null
-            from postrider.endpoints e
-            where a.event_id = $1 and a.endpoint_id = $2 and a.final is not null and a.number = $4
-              and e.id = a.endpoint_id and e.state in ('active', 'paused')
-            returning a.event_id, a.endpoint_id, a.tenant_id, a.type_id, a.number, e.shard
-         ), cleared_held as (
-            update postrider.attempts_held a set final = null
-            from postrider.endpoints e
-            where a.event_id = $1 and a.endpoint_id = $2 and a.final is not null and a.number = $4
-              and e.id = a.endpoint_id and e.state in ('active', 'paused')
-            returning a.event_id, a.endpoint_id, a.tenant_id, a.type_id, a.number, e.shard
-         ), unburied as (
-            delete from postrider.dead_letters d using postrider.endpoints e
-            where d.endpoint_id = $2 and d.event_id = $1 and d.attempt = $4
-              and e.id = d.endpoint_id and e.state in ('active', 'paused')
-            returning d.event_id, d.endpoint_id, d.tenant_id, d.type_id, d.attempt as number, e.shard, d.reason
-         ), uncounted as (
-            update postrider.dead_letter_counts n set count = n.count - 1 from unburied u
-            where n.endpoint_id = u.endpoint_id and n.type_id = u.type_id and n.reason = u.reason
-         )
-         insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, replay_id, attempt)
-         select endpoint_id, event_id, shard, tenant_id, type_id, $3, number from cleared
-         union
-         select endpoint_id, event_id, shard, tenant_id, type_id, $3, number from cleared_held
-         union
-         select endpoint_id, event_id, shard, tenant_id, type_id, $3, number from unburied",
-    )
-    .bind(id.event)
-    .bind(id.endpoint)
-    .bind(id.to_string())
-    .bind(seen)
-    .execute(db)
-    .await?;
-    Ok(done.rows_affected() > 0)
-}
-
-/// For a delivery waiting for a retry: due now, at its old position in the order.
-async fn hasten_retry(db: impl PgExecutor<'_>, id: DeliveryId, seen: i16) -> Result<bool, sqlx::Error> {
-    let done = sqlx::query(
-        "with waiting as (
-            delete from postrider.retries r using postrider.endpoints e
-            where r.endpoint_id = $2 and r.event_id = $1 and r.attempt = $3
-              and e.id = r.endpoint_id and e.state in ('active', 'paused')
-            returning r.endpoint_id, r.event_id, e.shard, r.tenant_id, r.type_id, r.key_id, r.sequence,
-                r.replay_id, r.attempt
-         )
-         insert into postrider.queue
-            (endpoint_id, event_id, shard, tenant_id, type_id, key_id, sequence, replay_id, attempt)
-         select endpoint_id, event_id, shard, tenant_id, type_id, key_id, sequence, replay_id, attempt from waiting",
-    )
-    .bind(id.event)
-    .bind(id.endpoint)
-    .bind(seen)
-    .execute(db)
-    .await?;
-    Ok(done.rows_affected() > 0)
 }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+pub(crate) use postrider_dispatcher::store::transitions::remove_forwarded as remove;
 use postrider_proto::{EndpointId, EventId, TenantId, state::SignatureFormat};
 use sqlx::{FromRow, PgExecutor};
 use uuid::Uuid;
@@ -141,26 +142,6 @@ pub(crate) async fn waiting(
     .bind(limit)
     .fetch_all(db)
     .await
-}
-
-/// Deletes what was handed over, if this reader still holds the listener: another holder hands them over itself.
-pub(crate) async fn remove(
-    db: impl PgExecutor<'_>,
-    endpoint: EndpointId,
-    holder: Uuid,
-    events: &[EventId],
-) -> Result<(), sqlx::Error> {
-    sqlx::query(
-        "delete from postrider.queue q
-         where q.endpoint_id = $1 and q.event_id = any($3)
-           and exists (select from postrider.listeners where endpoint_id = $1 and holder = $2)",
-    )
-    .bind(endpoint)
-    .bind(holder)
-    .bind(events.iter().map(|event| event.0).collect::<Vec<_>>())
-    .execute(db)
-    .await?;
-    Ok(())
 }
 
 /// The dispatcher drops pending deliveries of a deleted endpoint.

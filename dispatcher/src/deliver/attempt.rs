@@ -33,6 +33,7 @@ use crate::{
     },
     http::client::{HttpSender, Request, webhook_headers},
     ownership::lease::{Lease, SendPermission},
+    store::transitions::AttemptRecord,
     telemetry::{
         metrics::METRICS,
         traces::{AttemptDetails, Tracer},
@@ -249,7 +250,7 @@ impl Attempts {
         let started_at = self.clock.now();
         let began = Instant::now();
         let mut sent_signature = None;
-        let held = content.as_ref().is_some_and(|content| content.held);
+        let archived = content.as_ref().is_some_and(|content| content.held);
         let public_id = content.as_ref().map(|content| content.public_id.clone());
         if let Some(content) = &content
             && !is_wanted(&endpoint, &delivery, content)
@@ -260,19 +261,21 @@ impl Attempts {
                 about_endpoint: true,
             });
             let _ = self.finished.send(Finished {
-                endpoint: endpoint.id,
-                event: delivery.event,
-                shard: endpoint.shard,
-                epoch,
-                number: delivery.number(),
-                started_at,
-                duration: Duration::ZERO,
-                signature: None,
-                outcome: Outcome::NotSent {
-                    error: "excluded by the endpoint's filter".to_owned(),
+                result: AttemptRecord {
+                    endpoint: endpoint.id,
+                    event: delivery.event,
+                    shard: endpoint.shard,
+                    epoch,
+                    number: delivery.number(),
+                    started_at,
+                    duration: Duration::ZERO,
+                    signature: None,
+                    outcome: Outcome::NotSent {
+                        error: "excluded by the endpoint's filter".to_owned(),
+                    },
+                    next: Next::Filtered,
+                    archived,
                 },
-                next: Next::Filtered,
-                held,
                 result_permit,
             });
             return;
@@ -372,17 +375,19 @@ impl Attempts {
             about_endpoint: outcome.kind() != OutcomeKind::ProxyFailed,
         };
         let finished = Finished {
-            endpoint: endpoint.id,
-            event: delivery.event,
-            shard: endpoint.shard,
-            epoch,
-            number: delivery.number(),
-            started_at,
-            duration,
-            signature: sent_signature,
-            outcome,
-            next,
-            held,
+            result: AttemptRecord {
+                endpoint: endpoint.id,
+                event: delivery.event,
+                shard: endpoint.shard,
+                epoch,
+                number: delivery.number(),
+                started_at,
+                duration,
+                signature: sent_signature,
+                outcome,
+                next,
+                archived,
+            },
             result_permit,
         };
         // The guard first: the engine must process the response before the record.

@@ -6,13 +6,12 @@
 //! was recorded is reported to `engine.rs`.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     time::{Duration, Instant},
 };
 
 use chrono::{DateTime, Utc};
-use postrider_proto::{DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, OutcomeKind, Shard};
-use sqlx::{AssertSqlSafe, FromRow, PgConnection};
+use postrider_proto::{DeadReason, EndpointId, Epoch, EventId, Outcome};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -23,35 +22,18 @@ use crate::{
     db_timeout::WithDbTimeout,
     dedicated_connection::DedicatedConnection,
     deliver::{endpoint::Endpoint, engine::EngineMessage, queued_delivery::QueuedDelivery, retry::Next},
+    store::transitions::{self, AttemptRecord, RecordedRow},
     telemetry::{metrics::METRICS, statistics::Statistics},
 };
 
 const BATCH_MAX: usize = 500;
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(1);
-/// An endpoint is disabled when it has failed for this many days without one success,
-const FAILING_DAYS: i32 = 5;
-/// on at least this many of them,
-const FAILED_ON_DAYS_MIN: i32 = 3;
-/// with at most this many days between two days of failure.
-const FAILING_PAUSE_DAYS_MAX: i32 = 2;
 
 /// An attempt that has ended.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    pub(crate) endpoint: EndpointId,
-    pub(crate) event: EventId,
-    pub(crate) shard: Shard,
-    pub(crate) epoch: Epoch,
-    pub(crate) number: u16,
-    pub(crate) started_at: DateTime<Utc>,
-    pub(crate) duration: Duration,
-    pub(crate) signature: Option<String>,
-    pub(crate) outcome: Outcome,
-    pub(crate) next: Next,
-    /// Its event has outlived its partition, and so have its attempts.
-    pub(crate) held: bool,
+    pub(crate) result: AttemptRecord,
     /// Released once the result is recorded: bounds the number of unrecorded results.
-    #[expect(dead_code, reason = "held, not read")]
     pub(crate) result_permit: OwnedSemaphorePermit,
 }
 
@@ -66,19 +48,21 @@ impl Finished {
         result_permit: OwnedSemaphorePermit,
     ) -> Self {
         Self {
-            endpoint: endpoint.id,
-            event: delivery.event,
-            shard: endpoint.shard,
-            epoch,
-            number: delivery.number(),
-            started_at: now,
-            duration: Duration::ZERO,
-            signature: None,
-            outcome: Outcome::NotSent {
-                error: "the endpoint is disabled".to_owned(),
+            result: AttemptRecord {
+                endpoint: endpoint.id,
+                event: delivery.event,
+                shard: endpoint.shard,
+                epoch,
+                number: delivery.number(),
+                started_at: now,
+                duration: Duration::ZERO,
+                signature: None,
+                outcome: Outcome::NotSent {
+                    error: "the endpoint is disabled".to_owned(),
+                },
+                next: Next::Dead(reason),
+                archived: false,
             },
-            next: Next::Dead(reason),
-            held: false,
             result_permit,
         }
     }
@@ -123,25 +107,28 @@ impl Recorder {
                 n = self.finished.recv_many(&mut batch, BATCH_MAX) => if n == 0 { return },
                 () = abandon.cancelled() => return,
             }
-            let held: Vec<Finished> = batch.extract_if(.., |one| one.held).collect();
-            for (batch, kept) in [(&batch, Kept::ByDay), (&held, Kept::Held)] {
-                if batch.is_empty() {
-                    continue;
-                }
-                tokio::select! {
-                    () = self.record(batch, kept) => {}
-                    () = abandon.cancelled() => return,
-                }
+            // The permits are dropped, and so given back, after the results are recorded.
+            let (mut results, _permits): (Vec<_>, Vec<_>) = batch
+                .drain(..)
+                .map(
+                    |Finished {
+                         result,
+                         result_permit,
+                     }| (result, result_permit),
+                )
+                .unzip();
+            tokio::select! {
+                () = self.record(&mut results) => {}
+                () = abandon.cancelled() => return,
             }
-            batch.clear();
         }
     }
 
-    async fn record(&mut self, batch: &[Finished], kept: Kept) {
+    async fn record(&mut self, batch: &mut [AttemptRecord]) {
         let mut wait = Duration::from_millis(20);
         loop {
             let began = Instant::now();
-            match self.write(batch, kept).await {
+            match self.write(batch).await {
                 Ok(rows) => {
                     METRICS.record_seconds.record(began.elapsed());
                     METRICS.record_rows.record(batch.len() as f64);
@@ -155,7 +142,7 @@ impl Recorder {
                     return;
                 }
                 Err(error) if is_about_the_rows(&error) => {
-                    return self.record_apart(batch, kept, &error).await;
+                    return self.record_apart(batch, &error).await;
                 }
                 Err(error) => {
                     self.connection.close();
@@ -167,58 +154,71 @@ impl Recorder {
         }
     }
 
-    /// Usually all results are successful first attempts, which a shorter statement records: their rows are in
-    /// `queue`.
-    async fn write(&mut self, batch: &[Finished], kept: Kept) -> Result<Vec<WrittenRow>, sqlx::Error> {
+    /// Most batches are first attempts that succeeded, which a shorter statement records.
+    async fn write(&mut self, batch: &[AttemptRecord]) -> Result<Vec<RecordedRow>, sqlx::Error> {
         let connection = self.connection.open().await?;
-        let delivered = |one: &Finished| one.next == Next::Delivered && one.number == 1;
-        if kept == Kept::Held || !batch.iter().all(delivered) {
-            return write(connection, self.owner, batch, kept).with_db_timeout().await;
+        let mut rows = if batch.iter().all(AttemptRecord::is_plain_success) {
+            transitions::record_delivered(connection, self.owner, batch)
+                .with_db_timeout()
+                .await?
+        } else {
+            transitions::record_batch(connection, self.owner, batch)
+                .with_db_timeout()
+                .await?
+        };
+        let unmatched = unmatched(batch, &rows);
+        if unmatched.is_empty() {
+            return Ok(rows);
         }
-        let written = write_delivered(connection, self.owner, batch)
+        // A replay or its withdrawal that committed meanwhile has moved a row to a table where this statement's snapshot
+        // did not show it. A second statement sees it; results of a lost lease match nothing again.
+        let moved = transitions::record_batch(connection, self.owner, &unmatched)
             .with_db_timeout()
-            .await?;
-        Ok(written
-            .into_iter()
-            .filter_map(|position| batch.get(position as usize))
-            .map(|one| WrittenRow {
-                endpoint_id: one.endpoint,
-                event_id: one.event,
-                due_at: None,
-                disabling: false,
-            })
-            .collect())
+            .await;
+        match moved {
+            Ok(moved) => rows.extend(moved),
+            Err(error) => {
+                self.connection.close();
+                tracing::warn!(%error, results = unmatched.len(), "results without a delivery could not be looked up again");
+            }
+        }
+        Ok(rows)
     }
 
     /// One row that the database rejects must not block the others.
-    async fn record_apart(&mut self, batch: &[Finished], kept: Kept, error: &sqlx::Error) {
+    async fn record_apart(&mut self, batch: &mut [AttemptRecord], error: &sqlx::Error) {
         if let [one] = batch {
             // Its partition was dropped while the attempt was in flight.
-            if kept == Kept::ByDay && has_no_partition(error) {
-                return Box::pin(self.record(batch, Kept::Held)).await;
+            if !one.archived && has_no_partition(error) {
+                one.archived = true;
+                return Box::pin(self.record(batch)).await;
             }
             tracing::error!(%error, endpoint = %one.endpoint, event = %one.event, "the database rejected a result; it is discarded");
             let _ = self.out.send(EngineMessage::Recorded(fates(batch, &[])));
             return;
         }
-        let (left, right) = batch.split_at(batch.len() / 2);
-        Box::pin(self.record(left, kept)).await;
-        Box::pin(self.record(right, kept)).await;
+        let (left, right) = batch.split_at_mut(batch.len() / 2);
+        Box::pin(self.record(left)).await;
+        Box::pin(self.record(right)).await;
     }
 }
 
-/// Where attempts are written: into the partition of their event, or into the table of archived attempts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kept {
-    ByDay,
-    Held,
+fn unmatched(batch: &[AttemptRecord], rows: &[RecordedRow]) -> Vec<AttemptRecord> {
+    if rows.len() == batch.len() {
+        return Vec::new();
+    }
+    let matched: HashSet<_> = rows.iter().map(|row| (row.endpoint_id, row.event_id)).collect();
+    let unmatched = batch
+        .iter()
+        .filter(|one| !matched.contains(&(one.endpoint, one.event)));
+    unmatched.cloned().collect()
 }
 
-/// The table of attempts has no other check constraint.
+/// Postgres reports a missing partition as a check violation that names no constraint.
 fn has_no_partition(error: &sqlx::Error) -> bool {
     error
         .as_database_error()
-        .is_some_and(|e| e.code().as_deref() == Some("23514"))
+        .is_some_and(|e| e.code().as_deref() == Some("23514") && e.constraint().is_none())
 }
 
 /// Whether the database rejected the values themselves, so that a retry would fail again.
@@ -232,17 +232,8 @@ fn is_about_the_rows(error: &sqlx::Error) -> bool {
     }
 }
 
-#[derive(Debug, FromRow)]
-struct WrittenRow {
-    endpoint_id: EndpointId,
-    event_id: EventId,
-    due_at: Option<DateTime<Utc>>,
-    /// Its endpoint is to be disabled.
-    disabling: bool,
-}
-
 /// Discarded results are counted by the dispatcher that owns the delivery.
-fn count(batch: &[Finished], recorded: &[Recorded]) {
+fn count(batch: &[AttemptRecord], recorded: &[Recorded]) {
     for (one, recorded) in batch.iter().zip(recorded) {
         match one.next {
             _ if recorded.fate == Fate::Discarded => {}
@@ -253,7 +244,7 @@ fn count(batch: &[Finished], recorded: &[Recorded]) {
     }
 }
 
-fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
+fn fates(batch: &[AttemptRecord], rows: &[RecordedRow]) -> Vec<Recorded> {
     let written: HashMap<_, _> = rows
         .iter()
         .map(|row| ((row.endpoint_id, row.event_id), row.due_at))
@@ -275,253 +266,4 @@ fn fates(batch: &[Finished], rows: &[WrittenRow]) -> Vec<Recorded> {
             }
         })
         .collect()
-}
-
-/// Records deliveries that ended with their first attempt; returns their positions in the batch.
-///
-/// `= any (array[…])` allows an index lookup per row but no merge join: for a merge join the planner scanned the
-/// whole index of a queue that it estimated as empty, once for each result.
-async fn write_delivered(
-    connection: &mut PgConnection,
-    owner: Uuid,
-    batch: &[Finished],
-) -> Result<Vec<i32>, sqlx::Error> {
-    let statement = "with held as materialized (
-             select s.shard, s.epoch from postrider.shards s
-             where s.owner = $1 and s.shard = any($4::smallint[])
-             order by s.shard for share
-         ),
-         result as materialized (
-             select i.* from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::timestamptz[], $7::int[],
-                                    $8::smallint[], $9::text[], $10::text[], $11::bytea[])
-                 with ordinality as i(endpoint_id, event_id, shard, epoch, started_at, duration_ms, status, signature, head,
-                                      body, position)
-             where i.shard << 48 | i.epoch = any (array(select h.shard::bigint << 48 | h.epoch from held h))
-         ),
-         taken as (
-             delete from postrider.queue q using result r
-             where q.endpoint_id = any (array[r.endpoint_id]) and q.event_id = r.event_id and q.attempt = 0
-             returning r.*, q.tenant_id, q.type_id, q.replay_id
-         ),
-         attempt as (
-             insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
-                                             outcome, status, signature, response_head, response_body, replay_id, final)
-             select event_id, endpoint_id, 1, tenant_id, type_id, started_at, duration_ms,
-                    $12, status, signature, head, body, replay_id, 'delivered'
-             from taken
-         ),
-         recovered as (
-             delete from postrider.endpoint_health h
-             where h.endpoint_id = any (array(select distinct t.endpoint_id from taken t))
-         )
-         select coalesce(array_agg(position::int - 1), '{}') from taken";
-    sqlx::query_scalar(statement)
-        .bind(owner)
-        .bind(column(batch, |one| one.endpoint))
-        .bind(column(batch, |one| one.event))
-        .bind(column(batch, |one| i64::from(one.shard.0)))
-        .bind(column(batch, |one| one.epoch))
-        .bind(column(batch, |one| one.started_at))
-        .bind(column(batch, duration_ms))
-        .bind(column(batch, |one| one.outcome.status().map(small)))
-        .bind(column(batch, |one| one.signature.as_deref()))
-        .bind(column(batch, |one| {
-            one.outcome.answer().map(|answer| answer.head.as_str())
-        }))
-        .bind(column(batch, |one| {
-            one.outcome.answer().map(|answer| answer.body.as_slice())
-        }))
-        .bind(OutcomeKind::Accepted as i16)
-        .fetch_one(connection)
-        .await
-}
-
-async fn write(
-    connection: &mut PgConnection,
-    owner: Uuid,
-    batch: &[Finished],
-    kept: Kept,
-) -> Result<Vec<WrittenRow>, sqlx::Error> {
-    let retry = |one: &Finished| match one.next {
-        Next::Retry { step, wait } => (small(step), i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)),
-        Next::Delivered | Next::Dead(_) | Next::Filtered => (0, 0),
-    };
-    let statement =
-        // Whatever is needed of a result comes back with the row it matched, so that nothing is joined twice: the
-        // planner knows nothing of how many rows a CTE has, and joining them again cost thirty times the rest.
-        "with held as materialized (
-             select s.shard, s.epoch from postrider.shards s
-             where s.owner = $1 and s.shard = any($4::smallint[])
-             order by s.shard for share
-         ),
-         result as materialized (
-             select i.*, clock_timestamp() + i.wait_ms * interval '1 millisecond' as due_at,
-                    least(i.number, 32767) as kept_number
-             from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::int[], $7::timestamptz[],
-                         $8::int[], $9::smallint[], $10::smallint[], $11::text[], $12::text[], $13::text[],
-                         $14::bytea[], $15::postrider.final_state[], $16::postrider.dead_reason[],
-                         $17::smallint[], $18::bigint[], $19::bool[])
-                 as i(endpoint_id, event_id, shard, epoch, number, started_at, duration_ms, outcome, status, error,
-                      signature, head, body, final, reason, step, wait_ms, filtered)
-             where i.shard << 48 | i.epoch = any (array(select h.shard::bigint << 48 | h.epoch from held h))
-         ),
-         from_queue as (
-             delete from postrider.queue q using result r
-             where q.endpoint_id = any (array[r.endpoint_id]) and q.event_id = r.event_id and q.attempt + 1 = r.number
-             returning r.*, q.tenant_id, q.type_id, q.key_id, q.sequence, q.replay_id
-         ),
-         moved as (
-             insert into postrider.retries (endpoint_id, event_id, tenant_id, type_id, key_id, sequence, replay_id,
-                                            attempt, step, due_at)
-             select endpoint_id, event_id, tenant_id, type_id, key_id, sequence, replay_id, kept_number, step, due_at
-             from from_queue where final is null and not filtered
-         ),
-         ended as (
-             delete from postrider.retries w using result r
-             where w.endpoint_id = any (array[r.endpoint_id]) and w.event_id = r.event_id and w.attempt + 1 = r.number
-               and (r.final is not null or r.filtered)
-             returning r.*, w.tenant_id, w.type_id, w.key_id, w.sequence, w.replay_id
-         ),
-         again as (
-             update postrider.retries w set attempt = r.kept_number, step = r.step, due_at = r.due_at
-             from result r
-             where w.endpoint_id = any (array[r.endpoint_id]) and w.event_id = r.event_id and w.attempt + 1 = r.number
-               and r.final is null and not r.filtered
-             returning r.*, w.tenant_id, w.type_id, w.key_id, w.sequence, w.replay_id
-         ),
-         matched as materialized (
-             select * from from_queue union all select * from ended union all select * from again
-         ),
-         attempt as (
-             insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
-                                             outcome, status, error, signature, response_head, response_body,
-                                             replay_id, final)
-             select event_id, endpoint_id, kept_number, tenant_id, type_id, started_at, duration_ms, outcome, status, error,
-                    signature, head, body, replay_id, final
-             from matched where not filtered
-             -- Only the last number that can be stored comes twice.
-             on conflict (event_id, endpoint_id, number) do update
-                 set started_at = excluded.started_at, duration_ms = excluded.duration_ms, outcome = excluded.outcome,
-                     status = excluded.status, error = excluded.error, signature = excluded.signature,
-                     response_head = excluded.response_head, response_body = excluded.response_body,
-                     replay_id = excluded.replay_id, final = excluded.final
-         ),
-         dead as (
-             insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt, replay_id)
-             select endpoint_id, event_id, tenant_id, type_id, reason, kept_number, replay_id from matched where final = 'dead'
-         ),
-         counted as (
-             insert into postrider.dead_letter_counts as c (endpoint_id, type_id, reason, tenant_id, count)
-             select endpoint_id, type_id, reason, min(tenant_id), count(*) from matched where final = 'dead'
-             group by endpoint_id, type_id, reason
-             on conflict (endpoint_id, type_id, reason) do update set count = c.count + excluded.count
-         ),
-         recovered as (
-             delete from postrider.endpoint_health h
-             where h.endpoint_id = any (array(select distinct m.endpoint_id from matched m where m.final = 'delivered'))
-         ),
-         failed as materialized (
-             select endpoint_id from matched
-             group by endpoint_id
-             having bool_or(outcome between 2 and 7) and bool_and(final is distinct from 'delivered')
-         ),
-         failing as (
-             insert into postrider.endpoint_health (endpoint_id) select endpoint_id from failed on conflict do nothing
-         ),
-         -- Once a day. After a long pause nobody knows whether the endpoint has failed all the while.
-         failing_again as (
-             update postrider.endpoint_health h
-             set failing_since = case when h.last_failed_on < d.today - $20 then clock_timestamp() else h.failing_since end,
-                 failed_days = case when h.last_failed_on < d.today - $20 then 1 else least(h.failed_days + 1, 1000) end,
-                 last_failed_on = d.today
-             from (select (clock_timestamp() at time zone 'UTC')::date as today) d
-             where h.endpoint_id = any (array(select f.endpoint_id from failed f)) and h.last_failed_on < d.today
-         ),
-         -- As it was before this statement.
-         failing_long as materialized (
-             select h.endpoint_id
-             from postrider.endpoint_health h, (select (clock_timestamp() at time zone 'UTC')::date as today) d
-             where h.endpoint_id = any (array(select f.endpoint_id from failed f))
-               and h.failing_since < clock_timestamp() - $21 * interval '1 day'
-               and h.last_failed_on >= d.today - $20
-               and h.failed_days + (h.last_failed_on < d.today)::int >= $22
-         ),
-         to_disable as (
-             insert into postrider.endpoints_to_disable (endpoint_id, cause)
-             select endpoint_id, max(cause)
-             from (
-                 select endpoint_id, 'failing' as cause from failing_long
-                 union all
-                 select endpoint_id, 'gone' from matched where status = 410
-             ) c
-             group by endpoint_id
-             on conflict do nothing
-         )
-         select m.endpoint_id, m.event_id, case when m.final is null and not m.filtered then m.due_at end as due_at,
-                coalesce(m.status = 410, false)
-                    or exists (select from failing_long l where l.endpoint_id = m.endpoint_id) as disabling
-         from matched m";
-    let query = match kept {
-        Kept::ByDay => sqlx::query_as(statement),
-        Kept::Held => sqlx::query_as(AssertSqlSafe(
-            statement.replace("into postrider.attempts (", "into postrider.attempts_held ("),
-        )),
-    };
-    query
-        .bind(owner)
-        .bind(column(batch, |one| one.endpoint))
-        .bind(column(batch, |one| one.event))
-        .bind(column(batch, |one| i64::from(one.shard.0)))
-        .bind(column(batch, |one| one.epoch))
-        .bind(column(batch, |one| i32::from(one.number)))
-        .bind(column(batch, |one| one.started_at))
-        .bind(column(batch, duration_ms))
-        .bind(column(batch, |one| one.outcome.kind() as i16))
-        .bind(column(batch, |one| one.outcome.status().map(small)))
-        .bind(column(batch, |one| one.outcome.error()))
-        .bind(column(batch, |one| one.signature.as_deref()))
-        .bind(column(batch, |one| {
-            one.outcome.answer().map(|answer| answer.head.as_str())
-        }))
-        .bind(column(batch, |one| {
-            one.outcome.answer().map(|answer| answer.body.as_slice())
-        }))
-        .bind(column(batch, |one| final_state(one.next)))
-        .bind(column(batch, |one| dead_reason(one.next)))
-        .bind(column(batch, |one| retry(one).0))
-        .bind(column(batch, |one| retry(one).1))
-        .bind(column(batch, |one| one.next == Next::Filtered))
-        .bind(FAILING_PAUSE_DAYS_MAX)
-        .bind(FAILING_DAYS)
-        .bind(FAILED_ON_DAYS_MIN)
-        .fetch_all(connection)
-        .await
-}
-
-fn column<'a, T>(batch: &'a [Finished], of: impl FnMut(&'a Finished) -> T) -> Vec<T> {
-    batch.iter().map(of).collect()
-}
-
-/// Never saturates in practice: a status has three digits and a schedule a few dozen steps.
-fn small(number: u16) -> i16 {
-    i16::try_from(number).unwrap_or(i16::MAX)
-}
-
-fn duration_ms(one: &Finished) -> i32 {
-    i32::try_from(one.duration.as_millis()).unwrap_or(i32::MAX)
-}
-
-fn final_state(next: Next) -> Option<FinalState> {
-    match next {
-        Next::Delivered => Some(FinalState::Delivered),
-        Next::Dead(_) => Some(FinalState::Dead),
-        Next::Retry { .. } | Next::Filtered => None,
-    }
-}
-
-fn dead_reason(next: Next) -> Option<DeadReason> {
-    match next {
-        Next::Dead(reason) => Some(reason),
-        Next::Delivered | Next::Retry { .. } | Next::Filtered => None,
-    }
 }

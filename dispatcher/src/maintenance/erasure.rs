@@ -10,9 +10,12 @@ use sqlx::{FromRow, PgConnection, PgExecutor, PgPool};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::maintenance::{
-    jobs::{self, RequestedJob},
-    retention::delete_batch,
+use crate::{
+    maintenance::{
+        jobs::{self, RequestedJob},
+        retention::delete_batch,
+    },
+    store::transitions::{self, TenantRows},
 };
 
 const WAIT: Duration = Duration::from_millis(500);
@@ -69,7 +72,7 @@ pub async fn begin(
         .await?;
     let id: i64 = sqlx::query_scalar(
         "insert into postrider.erasures (public_id, tenant_id, slug, total, counted, asked_by)
-         select $2, t.id, t.slug, $4, $4 <= $5, $3 from postrider.tenants t where t.id = $1
+         select $2, t.id, t.slug, $4::bigint, $4 <= $5, $3 from postrider.tenants t where t.id = $1
          returning id",
     )
     .bind(tenant)
@@ -200,14 +203,13 @@ async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, 
             return Err(Interrupted::Stopped);
         }
     }
+    // Before the archived events, which they are found by.
+    erase(&mut db, TenantRows::ArchivedAttempts, tenant, stop).await?;
     for statement in [
         "delete from postrider.event_ids where ctid = any (array(
             select ctid from postrider.event_ids where tenant_id = $1 limit $2))",
         "delete from postrider.ordering_keys where ctid = any (array(
             select ctid from postrider.ordering_keys where tenant_id = $1 limit $2))",
-        "delete from postrider.attempts_held where ctid = any (array(
-            select a.ctid from postrider.events_held h join postrider.attempts_held a on a.event_id = h.id
-            where h.tenant_id = $1 limit $2))",
         "delete from postrider.events_held where ctid = any (array(
             select ctid from postrider.events_held where tenant_id = $1 limit $2))",
         "delete from postrider.replays where id = any (array(
@@ -273,19 +275,27 @@ async fn erase_by_endpoint(
     tenant: TenantId,
     stop: &CancellationToken,
 ) -> Result<(), Interrupted> {
-    for statement in [
-        "delete from postrider.queue where ctid = any (array(
-            select q.ctid from postrider.endpoints e join postrider.queue q on q.endpoint_id = e.id
-            where e.tenant_id = $1 limit $2))",
-        "delete from postrider.retries where ctid = any (array(
-            select q.ctid from postrider.endpoints e join postrider.retries q on q.endpoint_id = e.id
-            where e.tenant_id = $1 limit $2))",
-        "delete from postrider.dead_letters where ctid = any (array(
-            select ctid from postrider.dead_letters where tenant_id = $1 limit $2))",
-        "delete from postrider.dead_letter_counts where ctid = any (array(
-            select ctid from postrider.dead_letter_counts where tenant_id = $1 limit $2))",
+    for rows in [
+        TenantRows::Queue,
+        TenantRows::Retries,
+        TenantRows::DeadLetters,
+        TenantRows::DeadLetterCounts,
     ] {
-        until_none(db, statement, tenant, stop).await?;
+        erase(db, rows, tenant, stop).await?;
+    }
+    Ok(())
+}
+
+async fn erase(
+    db: &mut PgConnection,
+    rows: TenantRows,
+    tenant: TenantId,
+    stop: &CancellationToken,
+) -> Result<(), Interrupted> {
+    while transitions::erase_tenant(&mut *db, rows, tenant).await? > 0 {
+        if stop.is_cancelled() {
+            return Err(Interrupted::Stopped);
+        }
     }
     Ok(())
 }

@@ -9,7 +9,10 @@ use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::{EventId, TenantId};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool};
 
-use crate::maintenance::partitions::{self, Partition, TABLES};
+use crate::{
+    maintenance::partitions::{self, Partition, TABLES},
+    store::transitions,
+};
 
 /// Rows per statement, so that none takes long.
 const BATCH: i64 = 2_000;
@@ -239,37 +242,12 @@ fn judged_up_to(needed: &HashSet<EventId>, last: EventId) -> EventId {
 async fn expire(db: &mut PgConnection, span: Span, floor: DateTime<Utc>) -> Result<u64, sqlx::Error> {
     let mut expired = 0;
     for _ in 0..BATCHES_MAX {
-        let gone: i64 = sqlx::query_scalar(
-            "with old as materialized (
-                select d.endpoint_id, d.event_id from postrider.endpoints e
-                cross join lateral (
-                    select d.endpoint_id, d.event_id from postrider.dead_letters d
-                    where d.endpoint_id = e.id and d.event_id >= $1 and d.event_id < $2
-                      and (d.died_at < $3 or e.state = 'deleted') limit $4) d
-                where $5::int is null or e.tenant_id = $5
-                limit $4
-             ), gone as (
-                delete from postrider.dead_letters d using old o
-                where d.endpoint_id = o.endpoint_id and d.event_id = o.event_id
-                returning d.endpoint_id, d.type_id, d.reason
-             ), uncounted as (
-                update postrider.dead_letter_counts n set count = n.count - g.count
-                from (select endpoint_id, type_id, reason, count(*) from gone group by 1, 2, 3) g
-                where n.endpoint_id = g.endpoint_id and n.type_id = g.type_id and n.reason = g.reason
-             )
-             select count(*) from gone",
-        )
-        .bind(span.from)
-        .bind(span.below)
-        .bind(floor)
-        .bind(BATCH)
-        .bind(span.tenant)
-        .fetch_one(&mut *db)
-        .await?;
-        expired += gone as u64;
-        if gone == 0 {
+        let batch =
+            transitions::expire_dead_letters(&mut *db, span.tenant, span.from, span.below, floor).await?;
+        if batch == 0 {
             break;
         }
+        expired += batch;
     }
     Ok(expired)
 }
@@ -410,8 +388,8 @@ pub(crate) async fn delete_batch(
         .bind(chosen)
         .execute(&mut *tx)
         .await?;
+    transitions::delete_attempts(&mut *tx, &ids).await?;
     for statement in [
-        "delete from postrider.attempts a using unnest($1::uuid[]) u (id) where a.event_id = u.id",
         "delete from postrider.traces t using unnest($1::uuid[]) u (id) where t.event_id = u.id",
         "delete from postrider.events e using unnest($1::uuid[]) u (id) where e.id = u.id",
     ] {
@@ -449,14 +427,18 @@ async fn release(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) -
         let gone: Vec<EventId> = ids.into_iter().filter(is_free).collect();
         after = last;
         done.events_released += gone.len() as u64;
-        for statement in [
+        sqlx::query(
             "delete from postrider.event_ids i using postrider.events_held h
              where h.id = any($1) and i.tenant_id = h.tenant_id and i.id = h.chosen_id and i.event_id = h.id",
-            "delete from postrider.attempts_held where event_id = any($1)",
-            "delete from postrider.events_held where id = any($1)",
-        ] {
-            sqlx::query(statement).bind(&gone).execute(&mut *db).await?;
-        }
+        )
+        .bind(&gone)
+        .execute(&mut *db)
+        .await?;
+        transitions::delete_archived_attempts(&mut *db, &gone).await?;
+        sqlx::query("delete from postrider.events_held where id = any($1)")
+            .bind(&gone)
+            .execute(&mut *db)
+            .await?;
     }
     Ok(())
 }

@@ -2,4 +2,4 @@
 
 pub(crate) mod restored;
 pub mod schema;
-pub(crate) mod transitions;
+pub mod transitions;

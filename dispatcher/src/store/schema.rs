@@ -129,9 +129,10 @@ fn release() -> Vec<i32> {
 }
 
 /// The job queue's extensions are found by their names alone, in whichever schema they were created.
+/// $1 says whether only for this transaction.
 const FIND_EXTENSIONS: &str = "select set_config('search_path', concat_ws(', ', nullif(current_setting('search_path'), ''),
         coalesce((select quote_ident(n.nspname) from pg_extension e join pg_namespace n on n.oid = e.extnamespace
-                  where e.extname = 'hstore'), 'apalis')), false)";
+                  where e.extname = 'hstore'), 'apalis')), $1)";
 
 /// Creates new objects in the job queue's own schema, and finds its extensions where they are.
 const MAKE_IN_APALIS: &str = "select set_config('search_path', concat_ws(', ', 'apalis',
@@ -176,7 +177,10 @@ pub async fn migrate_to(pool: &PgPool, set: &SchemaSet) -> Result<(), SchemaErro
     apply(&mut connection, set).await?;
     sqlx::raw_sql(MAKE_IN_APALIS).execute(&mut connection).await?;
     let mut tries = LockTries::default();
-    while let Err(error) = crate::maintenance::jobs::migrate(&mut connection).await {
+    while let Err(error) = apalis_postgres::PostgresStorage::migrations()
+        .run(&mut connection)
+        .await
+    {
         tries.again(SchemaError::Jobs(error)).await?;
     }
     connection.close().await?;
@@ -261,8 +265,23 @@ impl LockTries {
 /// A pool for background jobs.
 pub fn finding_extensions(options: PgPoolOptions) -> PgPoolOptions {
     options.after_connect(|connection, _| {
-        Box::pin(async move { sqlx::query(FIND_EXTENSIONS).execute(connection).await.map(|_| ()) })
+        Box::pin(async move {
+            sqlx::query(FIND_EXTENSIONS)
+                .bind(false)
+                .execute(connection)
+                .await
+                .map(|_| ())
+        })
     })
+}
+
+/// Until the end of the caller's transaction, on a connection of any pool.
+pub(crate) async fn find_extensions(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query(FIND_EXTENSIONS)
+        .bind(true)
+        .execute(connection)
+        .await?;
+    Ok(())
 }
 
 /// Before anything is created: Postgres itself does not say which right is missing.

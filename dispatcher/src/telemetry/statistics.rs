@@ -23,9 +23,10 @@ use crate::{
     db_timeout::WithDbTimeout,
     deliver::{
         lane::Activity,
-        recorder::{Fate, Finished, Recorded},
+        recorder::{Fate, Recorded},
         retry::Next,
     },
+    store::transitions::AttemptRecord,
 };
 
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
@@ -110,7 +111,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn add(&mut self, one: &Finished) {
+    fn add(&mut self, one: &AttemptRecord) {
         match one.next {
             Next::Delivered => self.delivered += 1,
             Next::Retry { .. } => self.retried += 1,
@@ -169,8 +170,8 @@ impl Totals {
 }
 
 impl Statistics {
-    /// Counts recorded results; discarded ones are counted by the dispatcher that owns the delivery.
-    pub(crate) fn add(&self, now: DateTime<Utc>, batch: &[Finished], recorded: &[Recorded]) {
+    /// Counts what was written; a void result was another's to count.
+    pub(crate) fn add(&self, now: DateTime<Utc>, batch: &[AttemptRecord], recorded: &[Recorded]) {
         let minute = now.timestamp().div_euclid(MINUTE_SECONDS);
         let mut totals = self.lock();
         let writer = totals.writer_of(minute);

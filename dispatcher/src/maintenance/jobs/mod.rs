@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use apalis::prelude::*;
 use apalis_cron::{CronScheduler, Schedule, Tick, timezone::Utc};
 use apalis_postgres::{Config, PostgresStorage};
-use sqlx::{PgConnection, PgPool, migrate::MigrateError};
+use sqlx::PgPool;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -29,12 +29,6 @@ const TICK_SECONDS_MIN: u64 = 5;
 /// Duties are not urgent, and an idle system should stay idle.
 const POLL_EVERY: Duration = Duration::from_secs(10);
 const RESTART_WAIT: Duration = Duration::from_secs(5);
-
-/// Creates the tables of apalis in a schema of their own. The session's search path decides where its extensions are
-/// installed.
-pub(crate) async fn migrate(connection: &mut PgConnection) -> Result<(), MigrateError> {
-    PostgresStorage::migrations().run(connection).await
-}
 
 pub(crate) async fn run(
     pool: PgPool,

@@ -5,14 +5,14 @@
 use std::{sync::Arc, time::Duration};
 
 use apalis::prelude::*;
-use apalis_postgres::{Config, PostgresStorage};
+use apalis_postgres::{Config, Error, PostgresStorage, queries::push_tasks};
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::{stopped, worker_name};
-use crate::maintenance::erasure;
+use crate::{maintenance::erasure, store::schema};
 
 const QUEUE: &str = "postrider.requested";
 /// Each poll is several transactions of the library: a shorter interval would cost an idle system more than
@@ -23,7 +23,7 @@ const POLL_EVERY: Duration = Duration::from_secs(2);
 const HEARTBEAT: Duration = Duration::from_secs(2);
 const HEARTBEATS_MISSED_MAX: usize = 3;
 /// A job is restarted whenever its worker dies or stops.
-const ATTEMPTS_MAX: i32 = 1_000_000;
+const ATTEMPTS_MAX: usize = 1_000_000;
 /// Jobs fetched by one poll. The library starts all of them at once.
 const TAKEN_AT_ONCE_MAX: usize = 4;
 /// Erasures running at once in one process. Each holds a connection; the others wait without one.
@@ -48,20 +48,17 @@ struct Means {
     stop: CancellationToken,
 }
 
-/// Runs in the caller's transaction. The library's own push takes a pool, so the row is inserted as it would insert
-/// it.
-pub(crate) async fn push(connection: &mut PgConnection, work: &RequestedJob) -> Result<(), sqlx::Error> {
-    let args = serde_json::to_vec(work).map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
-    sqlx::query(
-        "insert into apalis.jobs (id, job_type, job, status, attempts, max_attempts, run_at, priority)
-         values (apalis.generate_ulid(), $1, $2, 'Pending', 0, $3, clock_timestamp(), 0)",
-    )
-    .bind(QUEUE)
-    .bind(args)
-    .bind(ATTEMPTS_MAX)
-    .execute(connection)
-    .await?;
-    Ok(())
+/// In the caller's transaction. apalis names its extension's types without a schema, so they have to be on the search path.
+pub(crate) async fn push(connection: &mut PgConnection, job: &RequestedJob) -> Result<(), sqlx::Error> {
+    let args = serde_json::to_vec(job).map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
+    let task = TaskBuilder::new(args).max_attempts(ATTEMPTS_MAX).build();
+    schema::find_extensions(connection).await?;
+    push_tasks(connection, QUEUE, vec![task])
+        .await
+        .map_err(|error| match error {
+            Error::Database(error) => error,
+            other => sqlx::Error::Encode(Box::new(other)),
+        })
 }
 
 pub(super) async fn run(pool: PgPool, stop: CancellationToken) -> Result<(), WorkerError> {

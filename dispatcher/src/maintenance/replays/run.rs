@@ -20,10 +20,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Ask, BEGIN_STEP, IN_LINE_MAX,
-    chosen::{Bounds, Moved, put_in_line},
+    chosen::bounds,
     turns::{Due, TENANT_AT_ONCE_MAX, Turns},
 };
-use crate::{Wake, db_timeout::WithDbTimeout};
+use crate::{
+    Wake,
+    db_timeout::WithDbTimeout,
+    store::transitions::{Moved, replay_batch},
+};
 
 /// Poll interval for new replays.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -308,12 +312,12 @@ impl Runner {
             }
             let ask = held.ask(part.endpoint_id);
             let oldest = held.now - chrono::TimeDelta::from_std(self.retention).unwrap_or_default();
-            let mut bounds = Bounds::of(&ask, held.created_at, oldest);
+            let mut bounds = bounds(&ask, held.created_at, oldest);
             bounds.after = held.after_event;
-            moved = put_in_line(
-                &mut tx,
-                part.endpoint_id,
+            moved = replay_batch(
+                &mut *tx,
                 part.source,
+                part.endpoint_id,
                 &bounds,
                 limit,
                 &held.public_id,

@@ -1,0 +1,151 @@
+//! Removing deliveries and what was recorded of them.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{EndpointId, EventId, TenantId};
+use sqlx::PgExecutor;
+use uuid::Uuid;
+
+/// Rows that one statement deletes, so that its locks are short.
+const BATCH: i64 = 2_000;
+
+/// Where a delivery waits for its next attempt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Waiting {
+    Queue,
+    Retries,
+}
+
+impl Waiting {
+    pub(crate) const ALL: [Self; 2] = [Self::Queue, Self::Retries];
+}
+
+/// Where rows of a tenant are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum TenantRows {
+    Queue,
+    Retries,
+    DeadLetters,
+    DeadLetterCounts,
+    /// While their archived events exist.
+    ArchivedAttempts,
+}
+
+/// queue | retries → gone: a batch of a deleted endpoint's rows above `after`. Returns how many were deleted, and the
+/// last one read; none when there are no more.
+pub(crate) async fn drop_endpoint(
+    db: impl PgExecutor<'_>,
+    table: Waiting,
+    endpoint: EndpointId,
+    after: EventId,
+) -> Result<(i64, Option<EventId>), sqlx::Error> {
+    let statement = match table {
+        Waiting::Queue => include_str!("../sql/drop_endpoint_queue.sql"),
+        Waiting::Retries => include_str!("../sql/drop_endpoint_retries.sql"),
+    };
+    sqlx::query_as(statement)
+        .bind(endpoint)
+        .bind(after)
+        .bind(BATCH)
+        .fetch_one(db)
+        .await
+}
+
+/// queue → gone: events that a listener has forwarded, if `holder` still holds it. Another holder forwards them itself.
+pub async fn remove_forwarded(
+    db: impl PgExecutor<'_>,
+    listener: EndpointId,
+    holder: Uuid,
+    events: &[EventId],
+) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "delete from postrider.queue q
+         where q.endpoint_id = $1 and q.event_id = any($3)
+           and exists (select from postrider.listeners where endpoint_id = $1 and holder = $2)",
+    )
+    .bind(listener)
+    .bind(holder)
+    .bind(events.iter().map(|event| event.0).collect::<Vec<_>>())
+    .execute(db)
+    .await?;
+    Ok(())
+}
+
+/// dead → gone: a batch of dead letters that died before the given time, or of deleted endpoints; of one tenant or of all,
+/// with events in [from, below). Returns how many.
+pub(crate) async fn expire_dead_letters(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+    from: EventId,
+    below: EventId,
+    died_before: DateTime<Utc>,
+) -> Result<u64, sqlx::Error> {
+    let expired: i64 = sqlx::query_scalar(include_str!("../sql/expire_dead_letters.sql"))
+        .bind(from)
+        .bind(below)
+        .bind(died_before)
+        .bind(BATCH)
+        .bind(tenant)
+        .fetch_one(db)
+        .await?;
+    Ok(expired.unsigned_abs())
+}
+
+/// delivered → gone: the attempts of events that are deleted.
+pub(crate) async fn delete_attempts(db: impl PgExecutor<'_>, events: &[EventId]) -> Result<(), sqlx::Error> {
+    sqlx::query("delete from postrider.attempts a using unnest($1::uuid[]) u (id) where a.event_id = u.id")
+        .bind(events)
+        .execute(db)
+        .await?;
+    Ok(())
+}
+
+/// delivered → gone: the attempts of archived events that are deleted.
+pub(crate) async fn delete_archived_attempts(
+    db: impl PgExecutor<'_>,
+    events: &[EventId],
+) -> Result<(), sqlx::Error> {
+    sqlx::query("delete from postrider.attempts_held where event_id = any($1)")
+        .bind(events)
+        .execute(db)
+        .await?;
+    Ok(())
+}
+
+/// queue | retries | dead | delivered → gone: a batch of the rows of a deleted tenant. Returns how many were deleted.
+pub(crate) async fn erase_tenant(
+    db: impl PgExecutor<'_>,
+    rows: TenantRows,
+    tenant: TenantId,
+) -> Result<u64, sqlx::Error> {
+    let statement = match rows {
+        TenantRows::Queue => {
+            "delete from postrider.queue where ctid = any (array(
+                select q.ctid from postrider.endpoints e join postrider.queue q on q.endpoint_id = e.id
+                where e.tenant_id = $1 limit $2))"
+        }
+        TenantRows::Retries => {
+            "delete from postrider.retries where ctid = any (array(
+                select q.ctid from postrider.endpoints e join postrider.retries q on q.endpoint_id = e.id
+                where e.tenant_id = $1 limit $2))"
+        }
+        TenantRows::DeadLetters => {
+            "delete from postrider.dead_letters where ctid = any (array(
+                select ctid from postrider.dead_letters where tenant_id = $1 limit $2))"
+        }
+        TenantRows::DeadLetterCounts => {
+            "delete from postrider.dead_letter_counts where ctid = any (array(
+                select ctid from postrider.dead_letter_counts where tenant_id = $1 limit $2))"
+        }
+        TenantRows::ArchivedAttempts => {
+            "delete from postrider.attempts_held where ctid = any (array(
+                select a.ctid from postrider.events_held h join postrider.attempts_held a on a.event_id = h.id
+                where h.tenant_id = $1 limit $2))"
+        }
+    };
+    let done = sqlx::query(statement)
+        .bind(tenant)
+        .bind(BATCH)
+        .execute(db)
+        .await?;
+    Ok(done.rows_affected())
+}

@@ -1,0 +1,151 @@
+//! Queueing deliveries again, and undoing that.
+
+use chrono::{DateTime, Utc};
+use postrider_proto::{
+    DeadReason, DeliveryId, EndpointId, Epoch, EventId, ReplaySource, Shard, TypeId,
+    limits::ATTEMPTS_PER_DELIVERY_MAX,
+};
+use sqlx::{FromRow, PgExecutor, postgres::PgArguments, query::QueryAs};
+use uuid::Uuid;
+
+/// Events that one statement reads to find those that an endpoint never received.
+const EVENTS_READ_MAX: i64 = 20_000;
+
+/// Which deliveries of an endpoint a bulk replay takes.
+#[derive(Debug, Clone)]
+pub(crate) struct ReplayBounds {
+    pub(crate) after: EventId,
+    pub(crate) lowest: EventId,
+    pub(crate) below: EventId,
+    pub(crate) requested_at: DateTime<Utc>,
+    pub(crate) type_id: Option<TypeId>,
+    pub(crate) reason: Option<DeadReason>,
+}
+
+impl ReplayBounds {
+    /// As $2 to $7 of a statement.
+    pub(crate) fn bind<'q, T>(
+        &self,
+        query: QueryAs<'q, sqlx::Postgres, T, PgArguments>,
+    ) -> QueryAs<'q, sqlx::Postgres, T, PgArguments> {
+        query
+            .bind(self.after)
+            .bind(self.lowest)
+            .bind(self.below)
+            .bind(self.requested_at)
+            .bind(self.type_id)
+            .bind(self.reason)
+    }
+}
+
+/// The progress that one [`replay_batch`] made.
+#[derive(Debug, FromRow)]
+pub(crate) struct Moved {
+    pub(crate) moved: i64,
+    /// The last event read.
+    pub(crate) last: Option<EventId>,
+    /// There is nothing after it.
+    pub(crate) exhausted: bool,
+}
+
+/// A shard with its owner and epoch: a statement that carries it does nothing after another dispatcher took the shard over.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fence {
+    pub(crate) shard: Shard,
+    pub(crate) owner: Uuid,
+    pub(crate) epoch: Epoch,
+}
+
+/// delivered | dead → queue: one delivery whose last attempt has this number. Returns false when it has another, or when
+/// its endpoint receives nothing.
+pub async fn replay_one(
+    db: impl PgExecutor<'_>,
+    delivery: DeliveryId,
+    last_attempt: i16,
+) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query(include_str!("../sql/replay_one.sql"))
+        .bind(delivery.event)
+        .bind(delivery.endpoint)
+        .bind(delivery.to_string())
+        .bind(last_attempt)
+        .execute(db)
+        .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// retries → queue: one delivery whose last attempt has this number. Returns false when it has another, or when its
+/// endpoint receives nothing.
+pub async fn hasten_retry(
+    db: impl PgExecutor<'_>,
+    delivery: DeliveryId,
+    last_attempt: i16,
+) -> Result<bool, sqlx::Error> {
+    let done = sqlx::query(include_str!("../sql/hasten_retry.sql"))
+        .bind(delivery.event)
+        .bind(delivery.endpoint)
+        .bind(last_attempt)
+        .execute(db)
+        .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// dead | delivered | retries | none → queue: up to `limit` deliveries of one endpoint. A delivery that has had as many
+/// attempts as allowed is skipped.
+pub(crate) async fn replay_batch(
+    db: impl PgExecutor<'_>,
+    source: ReplaySource,
+    endpoint: EndpointId,
+    bounds: &ReplayBounds,
+    limit: i64,
+    replay: &str,
+) -> Result<Moved, sqlx::Error> {
+    let (statement, most) = match source {
+        ReplaySource::Dead => (
+            include_str!("../sql/replay_dead.sql"),
+            ATTEMPTS_PER_DELIVERY_MAX.into(),
+        ),
+        ReplaySource::Delivered => (
+            include_str!("../sql/replay_delivered.sql"),
+            ATTEMPTS_PER_DELIVERY_MAX.into(),
+        ),
+        ReplaySource::Waiting => (
+            include_str!("../sql/replay_waiting.sql"),
+            ATTEMPTS_PER_DELIVERY_MAX.into(),
+        ),
+        ReplaySource::Missing => (include_str!("../sql/replay_missing.sql"), EVENTS_READ_MAX),
+    };
+    bounds
+        .bind(sqlx::query_as(statement).bind(endpoint))
+        .bind(limit)
+        .bind(replay)
+        .bind(most)
+        .fetch_one(db)
+        .await
+}
+
+/// queue → dead | delivered | retries | none: deliveries of cancelled replays that were not attempted since, back to
+/// where they came from. `attempted` are the attempts in flight or being recorded, with their numbers.
+pub(crate) async fn withdraw(
+    db: impl PgExecutor<'_>,
+    fence: Fence,
+    endpoint: EndpointId,
+    replays: &[String],
+    attempted: &[(EventId, u16)],
+) -> Result<(), sqlx::Error> {
+    sqlx::query(include_str!("../sql/withdraw.sql"))
+        .bind(fence.shard)
+        .bind(fence.owner)
+        .bind(fence.epoch)
+        .bind(endpoint)
+        .bind(replays)
+        .bind(attempted.iter().map(|(event, _)| event.0).collect::<Vec<_>>())
+        .bind(
+            attempted
+                .iter()
+                .map(|(_, number)| i32::from(*number))
+                .collect::<Vec<_>>(),
+        )
+        .execute(db)
+        .await?;
+    Ok(())
+}
