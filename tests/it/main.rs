@@ -67,6 +67,7 @@ mod schemas;
 mod screenshots;
 mod shares;
 mod sockets;
+mod statements;
 mod strangers;
 mod supply_chain;
 mod tail;
