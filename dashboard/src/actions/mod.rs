@@ -1,10 +1,13 @@
 //! What the product does, called by the API, the pages and gRPC alike: typed input, typed results, no HTTP responses.
 
+pub(crate) mod attempt_view;
 pub(crate) mod audit;
 pub(crate) mod emits;
+pub(crate) mod endpoints;
 pub(crate) mod export;
 pub(crate) mod listening;
 pub(crate) mod people;
 pub(crate) mod replay;
+pub(crate) mod secrets;
 pub(crate) mod trials;
 pub(crate) mod wait_until_applied;

@@ -24,8 +24,8 @@ use crate::{
         input::{Body, Query, is_plain_text},
         pagination::{Page, PageQuery},
         problem::{Problem, excerpt},
+        shapes,
     },
-    openapi::shapes,
     tables::{self, api_keys, tenants},
 };
 

@@ -27,9 +27,9 @@ use crate::{
         input::{Text, read_form},
         metrics::{METERS, Source},
         problem::{Fault, Kind, Problem},
+        shapes,
         trace_context::{Carried, Traced},
     },
-    openapi::shapes,
 };
 
 /// Errors reported per event, so that a response about a thousand invalid events stays small.

@@ -16,6 +16,7 @@ use super::{Answer, events};
 use crate::{
     Shared,
     actions::{
+        attempt_view::{Attempt, custom_header_names},
         export::{self, Exported, Format},
         replay::Asked,
     },
@@ -25,10 +26,9 @@ use crate::{
         input::Query,
         pagination::{self, Page},
         problem::Problem,
+        shapes,
     },
-    openapi::shapes,
     tables::{
-        attempt_view::{Attempt, custom_header_names},
         attempts,
         deliveries::{self, Delivery, Filter},
         endpoints,

@@ -33,8 +33,8 @@ use crate::{
         input::{Query, Text, is_plain_text},
         pagination::{Page, PageQuery},
         problem::{Fault, Kind, Problem, excerpt},
+        shapes,
     },
-    openapi::shapes,
     tables::{self, event_types::EventTypeRow, schemas},
 };
 

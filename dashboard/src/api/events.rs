@@ -30,9 +30,9 @@ use crate::{
         metrics::{Key, METERS, Repeated, Source},
         pagination::{Page, PageQuery, encode},
         problem::{Fault, Kind, Problem, sentence},
+        shapes,
         trace_context::Traced,
     },
-    openapi::shapes,
     tables::{
         deliveries::{self, Filter},
         events::{self, EventRow},

@@ -19,7 +19,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 use utoipa::ToSchema;
 
-use super::{Answer, deliveries::parse_time, endpoint_rules::Faults};
+use super::{Answer, deliveries::parse_time};
 use crate::{
     App, Shared,
     actions::{
@@ -31,9 +31,9 @@ use crate::{
         idempotency::{Claim, Work},
         input::{OptionalBody, Query},
         pagination::{Page, PageQuery},
-        problem::{Kind, Problem, excerpt},
+        problem::{Faults, Kind, Problem, excerpt},
+        shapes,
     },
-    openapi::shapes,
     tables::{self, endpoints, event_types, is_public_id, random_public_id},
 };
 

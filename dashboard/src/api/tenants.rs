@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::{Answer, endpoint_rules::Faults};
+use super::Answer;
 use crate::{
     Shared,
     actions::{
@@ -27,9 +27,9 @@ use crate::{
     http::{
         input::{OptionalBody, Query, is_plain_text},
         pagination::{Page, PageQuery},
-        problem::{Problem, excerpt},
+        problem::{Faults, Problem, excerpt},
+        shapes,
     },
-    openapi::shapes,
     tables::{self, api_keys, endpoints, random_public_id, tenants::TenantRow},
 };
 

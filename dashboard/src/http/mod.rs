@@ -1,5 +1,5 @@
 //! What every request goes through, whichever room serves it: input and its errors, problem documents, idempotency,
-//! pagination, shares per tenant, timeouts, metrics.
+//! pagination, shares per tenant, timeouts, metrics, and the schemas of single fields.
 
 pub(crate) mod idempotency;
 pub(crate) mod idle_timeout;
@@ -8,6 +8,7 @@ pub(crate) mod input_errors;
 pub(crate) mod metrics;
 pub(crate) mod pagination;
 pub(crate) mod problem;
+pub(crate) mod shapes;
 pub(crate) mod shares;
 pub(crate) mod slots;
 pub(crate) mod trace_context;

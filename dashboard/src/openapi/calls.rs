@@ -3,15 +3,18 @@
 
 use serde_json::{Value, json};
 
-use super::{operation::Operation, shapes};
+use super::operation::Operation;
 use crate::{
+    actions::{
+        endpoints::form::EndpointForm,
+        trials::{ProbeReport, TestAttempt},
+    },
     api::{
         alerts::AlertForm,
         api_keys::{KeyForm, KeyView},
         audit::AuditView,
         batch::{BatchForm, BatchView},
         deliveries::{DeliveryView, DeliveryWithAttempts},
-        endpoint_form::EndpointForm,
         endpoints::EndpointView,
         erasures::ErasureView,
         event_types::{TypeForm, TypeView},
@@ -21,9 +24,10 @@ use crate::{
         replays::{DryRun, ReplayForm, ReplayView},
         secrets::{RotateForm, Secrets},
         tenants::{TenantForm, TenantView},
-        trials::{ProbeReport, TestAttempt, TrialForm},
+        trials::TrialForm,
     },
     auth::Rule::{Admin, Catalogue, Emit, Open, Own},
+    http::shapes,
     tables::{alerts::AlertRow, dead_letters::Group, rotations::RotationRow},
 };
 

@@ -1,10 +1,9 @@
-//! The OpenAPI 3.1 document, generated from the request and response types of the handlers (`shapes` has their limits)
+//! The OpenAPI 3.1 document, generated from the request and response types of the handlers (`http::shapes` has their limits)
 //! and the list of operations in `calls`. A test fails if an operation is missing there.
 //! Invariant: what follows from an operation's rule, method, path and body is described here, once for all operations.
 
 mod calls;
 mod operation;
-pub(crate) mod shapes;
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -14,7 +13,10 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
     auth::Rule,
-    http::problem::{Fault, Kind},
+    http::{
+        problem::{Fault, Kind},
+        shapes,
+    },
 };
 use operation::Operation;
 

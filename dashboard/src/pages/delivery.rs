@@ -14,7 +14,10 @@ use postrider_proto::{DeadReason, DeliveryId, DeliveryState, TenantId};
 use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, Pretty, dead_letters::reason_label};
 use crate::{
     Shared,
-    actions::replay::Asked,
+    actions::{
+        attempt_view::{self, Attempt},
+        replay::Asked,
+    },
     api::deliveries::attempts_of,
     auth::{Actor, Arrived, Confirmed, Session},
     http::{input::Query, problem::Problem},
@@ -24,7 +27,6 @@ use crate::{
     },
     tables::{
         self,
-        attempt_view::Attempt,
         deliveries::{self, Delivery},
         events,
     },
@@ -125,7 +127,7 @@ pub(crate) async fn show(
         pretty: Pretty::of(&raw),
         raw,
         bytes: body.len(),
-        curl_hides: curl.contains(crate::tables::attempt_view::HIDDEN),
+        curl_hides: curl.contains(attempt_view::HIDDEN),
         curl,
     })
 }

@@ -49,12 +49,10 @@ use serde::Deserialize;
 pub(crate) use markup::Markup;
 
 use crate::{
+    actions::attempt_view::{error_summary, outcome_name},
     auth::{Role, Rule, Session},
     http::problem::{Kind, Problem},
-    tables::{
-        attempt_view::{error_summary, outcome_name},
-        deliveries::Delivery,
-    },
+    tables::deliveries::Delivery,
 };
 
 pub(crate) async fn stylesheet() -> Response {

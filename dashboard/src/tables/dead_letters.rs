@@ -6,8 +6,7 @@ use sqlx::{FromRow, PgExecutor, Postgres, postgres::PgArguments, query::QueryAs}
 use utoipa::ToSchema;
 
 use crate::{
-    http::pagination::Position,
-    openapi::shapes,
+    http::{pagination::Position, shapes},
     tables::deliveries::{Place, Span},
 };
 

@@ -4,7 +4,6 @@
 pub(crate) mod activity;
 pub(crate) mod alerts;
 pub(crate) mod api_keys;
-pub(crate) mod attempt_view;
 pub(crate) mod attempts;
 pub(crate) mod audit;
 pub(crate) mod dead_letters;

@@ -11,7 +11,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::{
-    openapi::shapes,
+    http::shapes,
     tables::{attempts::AttemptRow, endpoints::EndpointRow},
 };
 
