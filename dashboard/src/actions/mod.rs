@@ -2,6 +2,7 @@
 
 pub(crate) mod attempt_view;
 pub(crate) mod audit;
+pub(crate) mod delivery_view;
 pub(crate) mod emits;
 pub(crate) mod endpoints;
 pub(crate) mod export;

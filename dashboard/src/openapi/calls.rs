@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::operation::Operation;
 use crate::{
     actions::{
+        delivery_view::DeliveryView,
         endpoints::form::EndpointForm,
         trials::{ProbeReport, TestAttempt},
     },
@@ -14,7 +15,7 @@ use crate::{
         api_keys::{KeyForm, KeyView},
         audit::AuditView,
         batch::{BatchForm, BatchView},
-        deliveries::{DeliveryView, DeliveryWithAttempts},
+        deliveries::DeliveryWithAttempts,
         endpoints::EndpointView,
         erasures::ErasureView,
         event_types::{TypeForm, TypeView},
