@@ -107,7 +107,7 @@ pub async fn serve(
     let mut router = routes::build(app.clone(), None, live.clone()).0;
     if let Some(pool) = replica {
         let follows = Arc::new(AtomicBool::new(false));
-        tokio::spawn(tables::read_replica::watch(
+        tokio::spawn(http::read_replica::watch(
             app.pool.clone(),
             pool.clone(),
             follows.clone(),
@@ -118,7 +118,7 @@ pub async fn serve(
             ..App::clone(&app)
         };
         let reads = routes::build(app.clone(), Some(Arc::new(reading)), live).0;
-        router = tables::read_replica::serve(router.clone(), reads.fallback_service(router), follows);
+        router = http::read_replica::serve(router.clone(), reads.fallback_service(router), follows);
     }
     let service = router.into_make_service_with_connect_info::<SocketAddr>();
     // `tap_io` does nothing here except that it provides the peer's address for a custom listener.

@@ -1,7 +1,6 @@
 //! What the product does, called by the API, the pages and gRPC alike: typed input, typed results, no HTTP responses.
 
 pub(crate) mod attempt_view;
-pub(crate) mod audit;
 pub(crate) mod delivery_view;
 pub(crate) mod emits;
 pub(crate) mod endpoints;
@@ -11,4 +10,3 @@ pub(crate) mod people;
 pub(crate) mod replay;
 pub(crate) mod secrets;
 pub(crate) mod trials;
-pub(crate) mod wait_until_applied;

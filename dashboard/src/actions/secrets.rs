@@ -13,13 +13,14 @@ use utoipa::ToSchema;
 
 use crate::{
     App,
-    actions::{
-        audit::{self, Action, Entry},
-        endpoints::rules::check_secret,
-    },
+    actions::endpoints::rules::check_secret,
     auth::{Actor, Tenant},
     http::problem::{Kind, Problem},
-    tables::{self, endpoints, secrets},
+    tables::{
+        self,
+        audit::{self, Action, Entry},
+        endpoints, secrets,
+    },
 };
 
 const OVERLAP_SECONDS_DEFAULT: i32 = 24 * 60 * 60;

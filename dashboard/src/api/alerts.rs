@@ -13,7 +13,6 @@ use utoipa::ToSchema;
 use super::Answer;
 use crate::{
     Shared,
-    actions::audit::{self, Action, Entry},
     auth::{Actor, Tenant},
     http::{
         input::Body,
@@ -23,6 +22,7 @@ use crate::{
     tables::{
         self,
         alerts::{self, AlertRow},
+        audit::{self, Action, Entry},
         endpoints,
     },
 };

@@ -17,7 +17,6 @@ use utoipa::ToSchema;
 use super::Answer;
 use crate::{
     Shared,
-    actions::audit::{self, Action, Entry},
     auth::{Actor, fingerprint},
     http::{
         idempotency::{Claim, Work},
@@ -26,7 +25,11 @@ use crate::{
         problem::{Problem, excerpt},
         shapes,
     },
-    tables::{self, api_keys, tenants},
+    tables::{
+        self, api_keys,
+        audit::{self, Action, Entry},
+        tenants,
+    },
 };
 
 #[derive(Deserialize, ToSchema)]

@@ -27,7 +27,6 @@ use super::{
 };
 use crate::{
     Shared,
-    actions::audit::{self, Action, Entry},
     auth::Actor,
     http::{
         input::{Query, Text, is_plain_text},
@@ -35,7 +34,12 @@ use crate::{
         problem::{Fault, Kind, Problem, excerpt},
         shapes,
     },
-    tables::{self, event_types::EventTypeRow, schemas},
+    tables::{
+        self,
+        audit::{self, Action, Entry},
+        event_types::EventTypeRow,
+        schemas,
+    },
 };
 
 const TYPE_BODY_BYTES_MAX: usize = 1024 * 1024;

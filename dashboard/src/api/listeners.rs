@@ -24,7 +24,6 @@ use uuid::Uuid;
 use crate::{
     Shared,
     actions::{
-        audit::{self, Action, Entry},
         endpoints::{
             form::blank,
             rules::{check_secret, check_types},
@@ -41,6 +40,7 @@ use crate::{
     },
     tables::{
         self,
+        audit::{self, Action, Entry},
         endpoints::{self, EndpointSettings},
         listeners,
     },

@@ -22,10 +22,6 @@ use utoipa::ToSchema;
 use super::{Answer, deliveries::parse_time};
 use crate::{
     App, Shared,
-    actions::{
-        audit::{self, Action, Entry},
-        wait_until_applied::{self, all_settled},
-    },
     auth::{Actor, Tenant},
     http::{
         idempotency::{Claim, Work},
@@ -33,8 +29,13 @@ use crate::{
         pagination::{Page, PageQuery},
         problem::{Faults, Kind, Problem, excerpt},
         shapes,
+        wait_until_applied::{self, all_settled},
     },
-    tables::{self, endpoints, event_types, is_public_id, random_public_id},
+    tables::{
+        self,
+        audit::{self, Action, Entry},
+        endpoints, event_types, is_public_id, random_public_id,
+    },
 };
 
 /// Deliveries shown by a dry run.

@@ -13,16 +13,14 @@ use utoipa::ToSchema;
 use super::Answer;
 use crate::{
     Shared,
-    actions::{
-        secrets::{self, Opened, Rotation, Shown},
-        wait_until_applied::settled,
-    },
+    actions::secrets::{self, Opened, Rotation, Shown},
     auth::{Actor, Tenant},
     http::{
         idempotency::{Claim, Work},
         input::OptionalBody,
         problem::Problem,
         shapes,
+        wait_until_applied::settled,
     },
 };
 

@@ -19,18 +19,20 @@ use utoipa::ToSchema;
 use super::Answer;
 use crate::{
     Shared,
-    actions::{
-        audit::{self, Action, Entry},
-        wait_until_applied::{self, settled},
-    },
     auth::{Actor, Tenant},
     http::{
         input::{OptionalBody, Query, is_plain_text},
         pagination::{Page, PageQuery},
         problem::{Faults, Problem, excerpt},
         shapes,
+        wait_until_applied::{self, settled},
     },
-    tables::{self, api_keys, endpoints, random_public_id, tenants::TenantRow},
+    tables::{
+        self, api_keys,
+        audit::{self, Action, Entry},
+        endpoints, random_public_id,
+        tenants::TenantRow,
+    },
 };
 
 const SECONDS_PER_DAY: u64 = 24 * 60 * 60;

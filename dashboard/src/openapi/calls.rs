@@ -15,6 +15,7 @@ use crate::{
         api_keys::{KeyForm, KeyView},
         audit::AuditView,
         batch::{BatchForm, BatchView},
+        dead_letters::GroupView,
         deliveries::DeliveryWithAttempts,
         endpoints::EndpointView,
         erasures::ErasureView,
@@ -29,7 +30,7 @@ use crate::{
     },
     auth::Rule::{Admin, Catalogue, Emit, Open, Own},
     http::shapes,
-    tables::{alerts::AlertRow, dead_letters::Group, rotations::RotationRow},
+    tables::{alerts::AlertRow, rotations::RotationRow},
 };
 
 const TENANTS: &str = "/v1/tenants";
@@ -321,7 +322,7 @@ fn deliveries() -> Vec<Operation> {
             json!({"type": "string", "enum": ["json", "ndjson", "csv"]}),
             "`ndjson` and `csv` stream all matching dead letters, or the first `limit`. The `Accept` header works too.",
         )
-        .returns_page::<Group>("A page of groups, largest first.")
+        .returns_page::<GroupView>("A page of groups, largest first.")
         .or_in("application/x-ndjson", json!({"type": "string"}))
         .or_in("text/csv", json!({"type": "string"})),
         Operation::post(Own, REPLAYS, "startReplay", "Start a bulk replay")

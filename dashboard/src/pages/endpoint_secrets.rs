@@ -18,10 +18,9 @@ use crate::{
     actions::{
         self,
         secrets::{Rotation, Shown},
-        wait_until_applied,
     },
     auth::{Actor, Confirmed, Session, Submitted},
-    http::{input::Query, problem::Problem},
+    http::{input::Query, problem::Problem, wait_until_applied},
     tables::{
         self,
         rotations::{self, Of, RotationRow},

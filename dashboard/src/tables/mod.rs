@@ -17,7 +17,6 @@ pub(crate) mod people;
 pub(crate) mod pool;
 pub(crate) mod portal_links;
 pub(crate) mod queue;
-pub(crate) mod read_replica;
 pub(crate) mod retries;
 pub(crate) mod rotations;
 pub(crate) mod schemas;

@@ -24,15 +24,15 @@ use url::Url;
 use self::{certificates::keep_tls, form::EndpointForm, rules::check_secret};
 use crate::{
     App,
-    actions::{
-        audit::{self, Action, Entry},
-        secrets::{Shown, keep, open_in_force},
+    actions::secrets::{Shown, keep, open_in_force},
+    auth::{Actor, Tenant},
+    http::{
+        problem::{Faults, Problem},
         wait_until_applied,
     },
-    auth::{Actor, Tenant},
-    http::problem::{Faults, Problem},
     tables::{
         self,
+        audit::{self, Action, Entry},
         endpoints::{self as table, EndpointRow, EndpointSettings},
         schemas,
     },

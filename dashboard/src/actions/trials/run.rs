@@ -15,13 +15,13 @@ use super::{
 };
 use crate::{
     Shared,
-    actions::{
-        attempt_view::Attempt,
-        audit::{self, Action, Entry},
-    },
+    actions::attempt_view::Attempt,
     auth::{Actor, Tenant},
     http::problem::Problem,
-    tables::endpoints::{self, EndpointRow},
+    tables::{
+        audit::{self, Action, Entry},
+        endpoints::{self, EndpointRow},
+    },
 };
 
 /// The endpoint to test and the caller.
