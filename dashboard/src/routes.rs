@@ -46,7 +46,7 @@ pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router
         .get("/healthz", Open, api::health::healthz)
         .get("/readyz", Open, api::health::readyz)
         .get("/metrics", Admin, api::health::metrics)
-        .get("/openapi.json", Open, api::health::description)
+        .get("/openapi.json", Open, openapi::description)
         .get("/docs", Open, pages::docs::show)
         .get("/assets/docs.css", Open, pages::docs::stylesheet)
         .read("/v1/tenants", Admin, api::tenants::list)

@@ -14,10 +14,12 @@ use postrider_proto::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::deliveries::parse_time;
 use crate::{
     Shared,
-    actions::export::{self, Exported, Format},
+    actions::{
+        delivery_filter::parse_time,
+        export::{self, Exported, Format},
+    },
     auth::Tenant,
     http::{
         input::Query,

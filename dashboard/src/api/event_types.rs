@@ -21,12 +21,10 @@ use serde_json::{Value, value::RawValue};
 use sqlx::PgConnection;
 use utoipa::ToSchema;
 
-use super::{
-    Answer,
-    compatibility::{Report, compare},
-};
+use super::Answer;
 use crate::{
     Shared,
+    actions::compatibility::{Report, compare},
     auth::Actor,
     http::{
         input::{Query, Text, is_plain_text},

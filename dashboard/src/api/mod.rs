@@ -5,7 +5,6 @@ pub(crate) mod api_keys;
 pub(crate) mod audit;
 pub(crate) mod batch;
 pub(crate) mod catalogue;
-pub(crate) mod compatibility;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod endpoints;

@@ -6,13 +6,15 @@ use serde_json::{Value, json};
 use super::operation::Operation;
 use crate::{
     actions::{
+        api_keys::{KeyForm, KeyView},
         delivery_view::DeliveryView,
         endpoints::form::EndpointForm,
+        replays::{DryRun, ReplayForm},
+        tenants::TenantForm,
         trials::{ProbeReport, TestAttempt},
     },
     api::{
         alerts::AlertForm,
-        api_keys::{KeyForm, KeyView},
         audit::AuditView,
         batch::{BatchForm, BatchView},
         dead_letters::GroupView,
@@ -23,9 +25,9 @@ use crate::{
         events::{EmitForm, EventView},
         listeners::{ListenerForm, ListenerView},
         portal_links::LinkView,
-        replays::{DryRun, ReplayForm, ReplayView},
+        replays::ReplayView,
         secrets::{RotateForm, Secrets},
-        tenants::{TenantForm, TenantView},
+        tenants::TenantView,
         trials::TrialForm,
     },
     auth::Rule::{Admin, Catalogue, Emit, Open, Own},

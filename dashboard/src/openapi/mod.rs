@@ -7,6 +7,10 @@ mod operation;
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
+use axum::{
+    http::header,
+    response::{IntoResponse, Response},
+};
 use postrider_proto::limits;
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
@@ -25,6 +29,15 @@ pub fn document() -> &'static str {
     static TEXT: LazyLock<String> =
         LazyLock::new(|| serde_json::to_string_pretty(value()).unwrap_or_default() + "\n");
     &TEXT
+}
+
+/// Serves the document.
+pub(crate) async fn description() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::CACHE_CONTROL, "public, max-age=300"),
+    ];
+    (headers, document()).into_response()
 }
 
 pub(crate) fn value() -> &'static Value {

@@ -15,10 +15,9 @@ use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, Pretty, dead_le
 use crate::{
     Shared,
     actions::{
-        attempt_view::{self, Attempt},
+        attempt_view::{self, Attempt, attempts_of},
         replay::Asked,
     },
-    api::deliveries::attempts_of,
     auth::{Actor, Arrived, Confirmed, Session},
     http::{input::Query, problem::Problem},
     pages::{
