@@ -19,8 +19,7 @@ use tonic::{Code, Request, Response, Status, Streaming, metadata::MetadataMap, s
 
 use crate::{
     App, Shared,
-    actions::emits::OwnedEvent,
-    api::{batch, events},
+    actions::emits::{OwnedEvent, batch, rules},
     http::{
         input::size,
         metrics::{Call, METRICS, Source},
@@ -259,7 +258,7 @@ fn read(request: v1::EmitRequest) -> Result<OwnedEvent, Problem> {
 }
 
 fn own(tenant: &str, event: v1::Event) -> Result<OwnedEvent, Problem> {
-    events::checked(OwnedEvent {
+    rules::checked(OwnedEvent {
         tenant: tenant.to_owned(),
         type_name: event.r#type,
         data: event.data,

@@ -1,8 +1,9 @@
 //! The HTTP API and the dashboard pages: configure Postrider, inspect deliveries, replay.
 //! Invariant: only a replay changes a delivery here, and every route goes through `auth::check` first.
 //!
-//! The path of a request: `routes` (which rule) → `auth` (identity and permission) → `api/<noun>` or `pages/<page>` →
-//! `tables/<table>`.
+//! The path of a request: `routes` (which rule) → `auth` (identity and permission) → `api/<noun>`, `pages/<page>` or
+//! `grpc` (thin) → `actions/<noun>` (what the product does) → `tables/<table>`. `http` has what all of them share. A
+//! test holds the direction of imports.
 
 mod actions;
 mod api;
@@ -107,7 +108,7 @@ pub async fn serve(
     let mut router = routes::build(app.clone(), None, live.clone()).0;
     if let Some(pool) = replica {
         let follows = Arc::new(AtomicBool::new(false));
-        tokio::spawn(tables::read_replica::watch(
+        tokio::spawn(http::read_replica::watch(
             app.pool.clone(),
             pool.clone(),
             follows.clone(),
@@ -118,7 +119,7 @@ pub async fn serve(
             ..App::clone(&app)
         };
         let reads = routes::build(app.clone(), Some(Arc::new(reading)), live).0;
-        router = tables::read_replica::serve(router.clone(), reads.fallback_service(router), follows);
+        router = http::read_replica::serve(router.clone(), reads.fallback_service(router), follows);
     }
     let service = router.into_make_service_with_connect_info::<SocketAddr>();
     // `tap_io` does nothing here except that it provides the peer's address for a custom listener.
@@ -129,5 +130,96 @@ pub async fn serve(
     match grpc {
         None => http.await,
         Some(listener) => tokio::try_join!(http, grpc::serve(listener, app, stop)).map(|_| ()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    /// Each room with the rooms it may import from. A room never imports from one above it, so there is no cycle.
+    const ROOMS: [(&str, &[&str]); 9] = [
+        ("routes", &["api", "pages", "openapi", "auth", "http"]),
+        ("pages", &["openapi", "actions", "auth", "http", "tables"]),
+        ("openapi", &["api", "actions", "auth", "http", "tables"]),
+        ("api", &["actions", "auth", "http", "tables"]),
+        ("grpc", &["actions", "auth", "http", "tables"]),
+        ("actions", &["auth", "http", "tables"]),
+        ("auth", &["http", "tables"]),
+        ("http", &["tables"]),
+        ("tables", &[]),
+    ];
+
+    #[test]
+    fn rooms_import_only_downwards() {
+        for (place, (room, below)) in ROOMS.iter().enumerate() {
+            let is_below = |name: &&str| ROOMS[place + 1..].iter().any(|(room, _)| room == name);
+            assert!(below.iter().all(|name| is_below(name)), "{room}");
+            for (file, text) in sources(room) {
+                for found in rooms_named(&text) {
+                    assert!(
+                        found == *room || below.contains(&found),
+                        "{file} imports from {found}, which {room} may not"
+                    );
+                }
+            }
+        }
+    }
+
+    /// The room's files, `room.rs` and below `room/`, without their tests.
+    fn sources(room: &str) -> Vec<(String, String)> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let (mut open, mut found) = (vec![root.join(room), root.join(format!("{room}.rs"))], Vec::new());
+        while let Some(path) = open.pop() {
+            if path.is_dir() {
+                let entries = fs::read_dir(&path).expect("a room");
+                open.extend(entries.map(|entry| entry.expect("an entry").path()));
+            } else if path.is_file() && !path.ends_with("tests.rs") {
+                let text = fs::read_to_string(&path).expect("a source file");
+                let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+                found.push((path.display().to_string(), code.to_owned()));
+            }
+        }
+        assert!(!found.is_empty(), "{room} has no files");
+        found
+    }
+
+    /// The rooms in `crate::room` and in the first level of `crate::{…}`.
+    fn rooms_named(code: &str) -> BTreeSet<&'static str> {
+        let mut names = BTreeSet::new();
+        for rest in code.split("crate::").skip(1) {
+            let level = i32::from(rest.starts_with('{'));
+            let mut depth = 0;
+            let mut top = String::new();
+            for letter in rest.chars() {
+                match letter {
+                    '{' => depth += 1,
+                    '}' => depth -= 1,
+                    _ if depth <= level => top.push(letter),
+                    _ => {}
+                }
+                let is_over = depth == 0 && !(letter.is_alphanumeric() || "_:".contains(letter));
+                if letter == ';' || is_over {
+                    break;
+                }
+            }
+            let paths = top.split([',', ';']).map(|path| path.trim().split("::").next());
+            let of_rooms = ROOMS.iter().map(|(room, _)| *room);
+            let first: BTreeSet<&str> = paths.flatten().collect();
+            names.extend(of_rooms.filter(|room| first.contains(room)));
+        }
+        names
+    }
+
+    #[test]
+    fn rooms_are_found_in_every_form_of_an_import() {
+        let found = |code: &str| rooms_named(code).into_iter().collect::<Vec<_>>();
+        assert_eq!(
+            found("use crate::{\n    App,\n    http::{api, x},\n    tables,\n};"),
+            ["http", "tables"]
+        );
+        assert_eq!(found("use crate::auth::{Rule, api};"), ["auth"]);
+        assert_eq!(found("crate::actions::replay::replay(&mut http)"), ["actions"]);
+        assert!(found("use crate::{Pool, Shared};").is_empty());
     }
 }

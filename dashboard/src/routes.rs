@@ -16,8 +16,7 @@ use crate::{
     Shared, api,
     auth::{self, Counts, Gate, Rule},
     http::{
-        idempotency,
-        metrics::{self, Counted},
+        idempotency, metrics,
         problem::{Kind, Problem},
     },
     openapi,
@@ -47,7 +46,7 @@ pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router
         .get("/healthz", Open, api::health::healthz)
         .get("/readyz", Open, api::health::readyz)
         .get("/metrics", Admin, api::health::metrics)
-        .get("/openapi.json", Open, api::health::description)
+        .get("/openapi.json", Open, openapi::description)
         .get("/docs", Open, pages::docs::show)
         .get("/assets/docs.css", Open, pages::docs::stylesheet)
         .read("/v1/tenants", Admin, api::tenants::list)
@@ -204,10 +203,20 @@ impl Routes {
         }
         let route = route
             .route_layer(from_fn_with_state(gate, auth::check))
-            .route_layer(from_fn_with_state(Counted::of(path, rule), metrics::measure));
+            .route_layer(from_fn_with_state(counted(path, rule), metrics::measure));
         self.router = self.router.route(path, route);
         self.list.push(Route { method, path, rule });
         self
+    }
+}
+
+/// The kind that the metrics count a route as.
+fn counted(path: &str, rule: Rule) -> metrics::Kind {
+    match rule {
+        Rule::Emit => metrics::Kind::Emit,
+        Rule::Open => metrics::Kind::Open,
+        _ if path.starts_with("/v1/") => metrics::Kind::Api,
+        _ => metrics::Kind::Page,
     }
 }
 
@@ -269,6 +278,18 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_are_of_few_kinds() {
+        for (path, rule, kind) in [
+            ("/v1/tenants/{tenant}/events", Rule::Emit, metrics::Kind::Emit),
+            ("/v1/tenants/{tenant}/events", Rule::Own, metrics::Kind::Api),
+            ("/healthz", Rule::Open, metrics::Kind::Open),
+            ("/deliveries", Rule::See, metrics::Kind::Page),
+        ] {
+            assert_eq!(counted(path, rule), kind, "{path}");
+        }
+    }
 
     /// Tenant paths must never end up with an open rule.
     #[tokio::test]

@@ -423,7 +423,7 @@ async fn a_result_is_recorded_although_its_delivery_is_moved_to_another_table_me
     receiver.script([Answer::Status(500), Answer::HoldThen(500)]);
     let schedule = json!({ "retry_schedule": ["0s", "500ms", "1h"] });
     fleet.endpoint(&receiver.url("/"), schedule).await;
-    fleet.emit("test.event", "moved", 1).await;
+    fleet.emit("invoice.paid", "moved", 1).await;
     receiver.wait_for(2).await;
     let mut connection = fleet.database().connect().await;
     let mut moving = sqlx::Connection::begin(&mut connection)

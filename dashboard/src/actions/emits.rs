@@ -3,9 +3,11 @@
 //! the whole group and nothing of it was stored, each member runs alone. An event that may have been stored is never
 //! emitted again. Tenants take turns, and none holds more than its share of the queue and of the connections.
 
+pub(crate) mod batch;
 mod checks;
 mod contended;
 mod queue;
+pub(crate) mod rules;
 
 use std::{
     io::ErrorKind,
@@ -21,7 +23,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     Pool,
-    api::events::refusal,
     http::{
         metrics::METRICS,
         problem::{Kind, Problem},
@@ -33,6 +34,7 @@ use crate::{
 use checks::Checks;
 use contended::Contended;
 use queue::{Queue, Waiting};
+use rules::refusal;
 
 /// Events in one transaction. More would make the first wait for the last.
 const GROUP_MAX: usize = 64;

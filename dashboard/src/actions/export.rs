@@ -12,7 +12,7 @@ use postrider_proto::DeliveryId;
 
 use crate::{
     Pool,
-    api::deliveries::DeliveryView,
+    actions::delivery_view::DeliveryView,
     http::{problem::Problem, shares::Share},
     tables::deliveries::{self, Filter},
 };

@@ -23,11 +23,9 @@ use uuid::Uuid;
 
 use crate::{
     Pool,
+    actions::attempt_view::USER_AGENT,
     http::slots::Slot,
-    tables::{
-        attempt_view::USER_AGENT,
-        listeners::{self, ListenerRow, TakenRow},
-    },
+    tables::listeners::{self, ListenerRow, TakenRow},
 };
 
 /// How long a listener survives without a client: enough to reconnect.

@@ -1,10 +1,17 @@
 //! What the product does, called by the API, the pages and gRPC alike: typed input, typed results, no HTTP responses.
 
-pub(crate) mod audit;
+pub(crate) mod api_keys;
+pub(crate) mod attempt_view;
+pub(crate) mod compatibility;
+pub(crate) mod delivery_filter;
+pub(crate) mod delivery_view;
 pub(crate) mod emits;
+pub(crate) mod endpoints;
 pub(crate) mod export;
 pub(crate) mod listening;
 pub(crate) mod people;
 pub(crate) mod replay;
+pub(crate) mod replays;
+pub(crate) mod secrets;
+pub(crate) mod tenants;
 pub(crate) mod trials;
-pub(crate) mod wait_until_applied;

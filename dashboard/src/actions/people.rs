@@ -9,11 +9,12 @@ use sqlx::PgConnection;
 
 use crate::{
     Shared,
-    actions::audit::{self, Action, Entry},
     auth::{ADMIN_LOGIN, Actor, PasswordError, Session, hash_password, verify_password},
     http::problem::Problem,
     tables::{
-        self, people,
+        self,
+        audit::{self, Action, Entry},
+        people,
         sessions::{self, Holder},
     },
 };

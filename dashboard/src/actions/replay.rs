@@ -9,10 +9,12 @@ use postrider_proto::{DeliveryId, EndpointState, TenantId, limits::ATTEMPTS_PER_
 use sqlx::{PgConnection, PgExecutor};
 
 use crate::{
-    actions::audit::{self, Action, Entry},
     auth::{Actor, Arrived},
     http::problem::Problem,
-    tables::{deliveries, endpoints, queue},
+    tables::{
+        audit::{self, Action, Entry},
+        deliveries, endpoints, queue,
+    },
 };
 
 /// A delivery that moves during the lookup is looked up again.

@@ -10,16 +10,19 @@ use serde::Deserialize;
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::{Answer, endpoint_rules::Faults};
+use super::Answer;
 use crate::{
     Shared,
-    actions::audit::{self, Action, Entry},
     auth::{Actor, Tenant},
-    http::{input::Body, problem::Problem},
-    openapi::shapes,
+    http::{
+        input::Body,
+        problem::{Faults, Problem},
+        shapes,
+    },
     tables::{
         self,
         alerts::{self, AlertRow},
+        audit::{self, Action, Entry},
         endpoints,
     },
 };

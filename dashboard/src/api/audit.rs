@@ -12,8 +12,8 @@ use crate::{
     http::{
         input::Query,
         pagination::{Page, PageQuery},
+        shapes,
     },
-    openapi::shapes,
     tables::audit::{self, Narrowed},
 };
 

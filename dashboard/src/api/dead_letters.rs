@@ -8,22 +8,28 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::{DateTime, Utc};
-use postrider_proto::{DeadReason, DeliveryState, EventId, routing::is_type_name};
-use serde::Deserialize;
+use postrider_proto::{
+    DeadReason, DeliveryState, EndpointId, EndpointState, EventId, TypeId, routing::is_type_name,
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
-use super::deliveries::parse_time;
 use crate::{
     Shared,
-    actions::export::{self, Exported, Format},
+    actions::{
+        delivery_filter::parse_time,
+        export::{self, Exported, Format},
+    },
     auth::Tenant,
     http::{
         input::Query,
-        pagination::{self, Page},
+        pagination::{self, Page, Position},
         problem::{Kind, Problem},
+        shapes,
     },
     tables::{
         self,
-        dead_letters::{self, Group, GroupFilter, read_reason},
+        dead_letters::{self, Group, GroupFilter, GroupPosition, read_reason},
         deliveries::{Filter, first_id_of},
         endpoints, event_types,
     },
@@ -40,6 +46,56 @@ pub(crate) struct DeadLetterQuery {
     since: Option<String>,
     until: Option<String>,
     format: Option<String>,
+}
+
+/// Dead letters with the same endpoint, type and reason.
+#[derive(Serialize, ToSchema)]
+#[schema(as = DeadLetterGroup)]
+pub(crate) struct GroupView {
+    endpoint: String,
+    url: String,
+    r#type: String,
+    #[schema(schema_with = shapes::dead_reason)]
+    reason: DeadReason,
+    count: i64,
+    #[schema(schema_with = shapes::any_endpoint_state)]
+    endpoint_state: EndpointState,
+}
+
+impl From<Group> for GroupView {
+    fn from(group: Group) -> Self {
+        Self {
+            endpoint: group.endpoint,
+            url: group.url,
+            r#type: group.event_type,
+            reason: group.reason,
+            count: group.count,
+            endpoint_state: group.endpoint_state,
+        }
+    }
+}
+
+impl Position for GroupPosition {
+    fn write(&self) -> String {
+        let Self {
+            count,
+            endpoint,
+            type_id,
+            reason,
+        } = self;
+        format!("{count}:{}:{}:{reason}", endpoint.0, type_id.0)
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let mut parts = text.split(':');
+        let read = Self {
+            count: parts.next()?.parse().ok()?,
+            endpoint: EndpointId(parts.next()?.parse().ok()?),
+            type_id: TypeId(parts.next()?.parse().ok()?),
+            reason: read_reason(parts.next()?)?,
+        };
+        parts.next().is_none().then_some(read)
+    }
 }
 
 /// Returns the counts, or all dead letters as a stream.
@@ -100,7 +156,7 @@ pub(crate) async fn list(
         (false, false) => dead_letters::groups(&app.pool, &filter, limit + 1).await?,
         (false, true) => count_within(&app, &filter, since, until, limit + 1).await?,
     };
-    Ok(Json(Page::cut(groups, limit, Group::position)).into_response())
+    Ok(Json(Page::cut(groups, limit, Group::position).map(GroupView::from)).into_response())
 }
 
 async fn count_within(

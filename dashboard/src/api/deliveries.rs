@@ -6,8 +6,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
-use chrono::{DateTime, Datelike, Utc};
-use postrider_proto::{DeadReason, DeliveryId, DeliveryState, routing::is_type_name};
+use postrider_proto::{DeliveryId, routing::is_type_name};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use utoipa::ToSchema;
@@ -16,6 +15,9 @@ use super::{Answer, events};
 use crate::{
     Shared,
     actions::{
+        attempt_view::{Attempt, attempts_of},
+        delivery_filter::{parse_state, parse_status, parse_time},
+        delivery_view::DeliveryView,
         export::{self, Exported, Format},
         replay::Asked,
     },
@@ -26,11 +28,8 @@ use crate::{
         pagination::{self, Page},
         problem::Problem,
     },
-    openapi::shapes,
     tables::{
-        attempt_view::{Attempt, custom_header_names},
-        attempts,
-        deliveries::{self, Delivery, Filter},
+        deliveries::{self, Filter},
         endpoints,
     },
 };
@@ -51,89 +50,12 @@ pub(crate) struct DeliveryQuery {
 }
 
 #[derive(Serialize, ToSchema)]
-#[schema(as = Delivery)]
-pub(crate) struct DeliveryView {
-    id: String,
-    event: String,
-    r#type: String,
-    endpoint: String,
-    #[schema(schema_with = shapes::delivery_state)]
-    state: DeliveryState,
-    /// Why the delivery is dead.
-    #[schema(schema_with = shapes::dead_reason_or_null)]
-    reason: Option<DeadReason>,
-    attempt_count: i16,
-    /// HTTP status of the last response.
-    #[schema(schema_with = shapes::status_or_null)]
-    status_code: Option<i16>,
-    error: Option<String>,
-    created_at: Option<DateTime<Utc>>,
-    last_attempt_at: Option<DateTime<Utc>>,
-    /// Null while pending means as soon as the endpoint has capacity.
-    next_attempt_at: Option<DateTime<Utc>>,
-}
-
-#[derive(Serialize, ToSchema)]
 pub(crate) struct DeliveryWithAttempts {
     #[serde(flatten)]
     delivery: DeliveryView,
     url: String,
     /// Newest first.
     attempts: Vec<Attempt>,
-}
-
-impl From<&Delivery> for DeliveryView {
-    fn from(delivery: &Delivery) -> Self {
-        Self {
-            id: delivery.id().to_string(),
-            event: delivery.event(),
-            r#type: delivery.event_type.clone(),
-            endpoint: delivery.endpoint.clone(),
-            state: delivery.state(),
-            reason: delivery.reason,
-            attempt_count: delivery.attempt_count,
-            status_code: delivery.status,
-            error: delivery.error.clone(),
-            created_at: delivery.created_at(),
-            last_attempt_at: delivery.last_attempt_at,
-            next_attempt_at: delivery.due_at,
-        }
-    }
-}
-
-impl DeliveryView {
-    pub(crate) const CSV_COLUMNS: [&str; 12] = [
-        "id",
-        "event",
-        "type",
-        "endpoint",
-        "state",
-        "reason",
-        "attempt_count",
-        "status_code",
-        "error",
-        "created_at",
-        "last_attempt_at",
-        "next_attempt_at",
-    ];
-
-    pub(crate) fn csv_cells(&self) -> [String; 12] {
-        let time = |time: Option<DateTime<Utc>>| time.map(|time| time.to_rfc3339()).unwrap_or_default();
-        [
-            self.id.clone(),
-            self.event.clone(),
-            self.r#type.clone(),
-            self.endpoint.clone(),
-            self.state.as_str().to_owned(),
-            self.reason.map(|reason| reason.to_string()).unwrap_or_default(),
-            self.attempt_count.to_string(),
-            self.status_code.map(|code| code.to_string()).unwrap_or_default(),
-            self.error.clone().unwrap_or_default(),
-            time(self.created_at),
-            time(self.last_attempt_at),
-            time(self.next_attempt_at),
-        ]
-    }
 }
 
 /// Returns a page, or all matching deliveries as a stream.
@@ -209,39 +131,6 @@ async fn filter(app: &Shared, tenant: &Tenant, query: &DeliveryQuery) -> Result<
     Ok(Some(filter))
 }
 
-pub(crate) fn parse_state(text: &str) -> Result<DeliveryState, Problem> {
-    [
-        DeliveryState::Pending,
-        DeliveryState::Delivered,
-        DeliveryState::Dead,
-    ]
-    .into_iter()
-    .find(|state| state.as_str() == text)
-    .ok_or_else(|| Problem::bad_request("Query parameter `state` must be pending, delivered or dead."))
-}
-
-pub(crate) fn parse_status(text: &str) -> Result<i16, Problem> {
-    text.parse()
-        .ok()
-        .filter(|code| (100..1000).contains(code))
-        .ok_or_else(|| {
-            Problem::bad_request("Query parameter `status_code` must be a number from 100 to 999.")
-        })
-}
-
-/// Limited to the years that an event id can hold and Postgres can read.
-pub(crate) fn parse_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
-    DateTime::parse_from_rfc3339(text)
-        .ok()
-        .map(|time| time.to_utc())
-        .filter(|time| (1970..=9999).contains(&time.year()))
-        .ok_or_else(|| {
-            Problem::bad_request(format!(
-                "`{name}` must be an RFC 3339 time, like 2026-05-28T10:00:00Z."
-            ))
-        })
-}
-
 fn parse_id(text: &str) -> Result<DeliveryId, Problem> {
     text.parse().map_err(|_| Problem::not_found("delivery"))
 }
@@ -273,24 +162,6 @@ async fn load(
     })
 }
 
-pub(crate) async fn attempts_of(
-    app: &Shared,
-    connection: &mut PgConnection,
-    delivery: &Delivery,
-) -> Result<Vec<Attempt>, Problem> {
-    let id = delivery.id();
-    let headers = endpoints::find_by_id(&mut *connection, id.endpoint)
-        .await?
-        .map(|endpoint| custom_header_names(&app.vault, &endpoint))
-        .unwrap_or_default();
-    let event = delivery.event();
-    Ok(attempts::of_delivery(connection, id)
-        .await?
-        .into_iter()
-        .map(|row| Attempt::of(row, &event, &headers))
-        .collect())
-}
-
 pub(crate) async fn replay(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
@@ -307,27 +178,4 @@ pub(crate) async fn replay(
     let response = work.commit(StatusCode::ACCEPTED, &delivery).await?;
     app.wake.now();
     Ok(response)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn filters_of_the_wrong_form_are_refused() {
-        for bad in [
-            "infinity",
-            "2026",
-            "292277-01-01T00:00:00Z",
-            "1969-12-31T23:59:59Z",
-            "",
-        ] {
-            assert!(parse_time("since", bad).is_err(), "{bad}");
-        }
-        assert!(parse_time("since", "2026-05-28T10:00:00+02:00").is_ok());
-        for bad in ["99", "1000", "-200", "x", "99999999999"] {
-            assert!(parse_status(bad).is_err(), "{bad}");
-        }
-        assert!(parse_state("Dead").is_err() && parse_state("dead").is_ok());
-    }
 }

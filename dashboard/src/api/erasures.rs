@@ -16,8 +16,8 @@ use crate::{
         input::Query,
         pagination::{Page, PageQuery},
         problem::Problem,
+        shapes,
     },
-    openapi::shapes,
     tables::is_public_id,
 };
 

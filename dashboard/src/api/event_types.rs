@@ -21,21 +21,23 @@ use serde_json::{Value, value::RawValue};
 use sqlx::PgConnection;
 use utoipa::ToSchema;
 
-use super::{
-    Answer,
-    compatibility::{Report, compare},
-};
+use super::Answer;
 use crate::{
     Shared,
-    actions::audit::{self, Action, Entry},
+    actions::compatibility::{Report, compare},
     auth::Actor,
     http::{
         input::{Query, Text, is_plain_text},
         pagination::{Page, PageQuery},
         problem::{Fault, Kind, Problem, excerpt},
+        shapes,
     },
-    openapi::shapes,
-    tables::{self, event_types::EventTypeRow, schemas},
+    tables::{
+        self,
+        audit::{self, Action, Entry},
+        event_types::EventTypeRow,
+        schemas,
+    },
 };
 
 const TYPE_BODY_BYTES_MAX: usize = 1024 * 1024;

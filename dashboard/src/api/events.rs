@@ -12,27 +12,33 @@ use postrider_proto::{
     EventId,
     limits::{EVENT_DATA_BYTES_MAX, LIST_PAGE_MAX},
 };
-use postrider_sender::{EmitError, Emitted, check_data};
+use postrider_sender::Emitted;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sqlx::PgConnection;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::{Answer, deliveries::DeliveryView};
+use super::Answer;
 use crate::{
     Shared,
-    actions::emits::OwnedEvent,
+    actions::{
+        delivery_view::DeliveryView,
+        emits::{
+            OwnedEvent,
+            rules::{checked, refusal},
+        },
+    },
     auth::Tenant,
     http::{
         idempotency::{Claim, Work},
         input::{Query, Text},
-        metrics::{Key, METRICS, Repeated, Source},
+        metrics::{METRICS, Source},
         pagination::{Page, PageQuery, encode},
-        problem::{Fault, Kind, Problem, sentence},
+        problem::Problem,
+        shapes,
         trace_context::Traced,
     },
-    openapi::shapes,
     tables::{
         deliveries::{self, Filter},
         events::{self, EventRow},
@@ -187,18 +193,6 @@ impl EmitForm<'_> {
     }
 }
 
-/// Every check that needs no database.
-pub(crate) fn checked(event: OwnedEvent) -> Result<OwnedEvent, Problem> {
-    if event.data.len() > EVENT_DATA_BYTES_MAX {
-        return Err(refusal(EmitError::TooLarge, ""));
-    }
-    match check_data(&event.data) {
-        Ok(()) => Ok(event),
-        Err(bad @ postrider_sender::BadData::NotAnObject) => Err(Problem::invalid("/data", bad.to_string())),
-        Err(bad) => Err(Problem::bad_request(sentence(&bad))),
-    }
-}
-
 /// A new event needs no read from the database.
 fn fresh(emitted: Emitted, event: OwnedEvent) -> EventView {
     EventView {
@@ -226,36 +220,6 @@ async fn answer(
         .pop()
         .ok_or_else(|| Problem::not_found("event"))?;
     Ok((StatusCode::OK, first.into()))
-}
-
-/// `below` is the JSON pointer of the event in the body.
-pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
-    match error {
-        EmitError::UnknownTenant => Problem::not_found("tenant"),
-        EmitError::Conflict => {
-            METRICS.repeated(Key::EventId, Repeated::Conflict);
-            Problem::new(Kind::EventIdConflict, sentence(&error))
-        }
-        EmitError::Invalid { field, message } => Problem::invalid(format!("{below}/{field}"), message),
-        EmitError::Schema(violations) => Problem::faults(
-            violations
-                .into_iter()
-                .map(|violation| Fault {
-                    pointer: format!("{below}/data{}", violation.pointer),
-                    detail: violation.message,
-                })
-                .collect(),
-        ),
-        EmitError::Stale => Problem::busy(),
-        EmitError::TooLarge => Problem::new(Kind::TooLarge, sentence(&error)),
-        EmitError::Database(error) => match error.as_database_error().and_then(|e| e.code()) {
-            Some(code) if code == "PR422" => {
-                let told = error.as_database_error().map(|e| e.message().to_owned());
-                Problem::invalid(below, told.unwrap_or_default())
-            }
-            _ => error.into(),
-        },
-    }
 }
 
 /// Newest first.

@@ -1,4 +1,4 @@
-//! Liveness and readiness without a key, metrics with one, and the API description.
+//! Liveness and readiness without a key, and metrics with one.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use super::Answer;
-use crate::{Shared, http::problem::Problem, openapi};
+use crate::{Shared, http::problem::Problem};
 
 const DATABASE_TIME_MAX: Duration = Duration::from_secs(1);
 
@@ -32,12 +32,4 @@ pub(crate) async fn readyz(State(app): State<Shared>) -> Answer<Value> {
 pub(crate) async fn metrics(State(app): State<Shared>) -> Response {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
     (kind, (app.metrics)()).into_response()
-}
-
-pub(crate) async fn description() -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, "application/json"),
-        (header::CACHE_CONTROL, "public, max-age=300"),
-    ];
-    (headers, openapi::document()).into_response()
 }

@@ -21,26 +21,26 @@ use std::time::Duration;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::{
-    endpoint_form::blank,
-    endpoint_rules::{Faults, check_secret, check_types},
-    secrets::{keep, open_in_force},
-};
 use crate::{
     Shared,
     actions::{
-        audit::{self, Action, Entry},
+        endpoints::{
+            form::blank,
+            rules::{check_secret, check_types},
+        },
         listening::{LIFE, STREAMS_MAX, STREAMS_PER_TENANT_MAX, Session},
+        secrets::{keep, open_in_force},
     },
     auth::{Actor, Tenant},
     http::{
         idempotency::{Claim, Work},
         input::OptionalBody,
-        problem::{Kind, Problem},
+        problem::{Faults, Kind, Problem},
+        shapes,
     },
-    openapi::shapes,
     tables::{
         self,
+        audit::{self, Action, Entry},
         endpoints::{self, EndpointSettings},
         listeners,
     },

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::Actor;
 use crate::{
     App,
-    actions::audit::{self, Action, Entry},
+    tables::audit::{self, Action, Entry},
 };
 
 const WINDOW: Duration = Duration::from_secs(60);

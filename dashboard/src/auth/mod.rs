@@ -37,27 +37,25 @@ pub use password::{PasswordError, set_admin_password};
 pub use request_rate::{REQUEST_RATE_DEFAULT, RequestRates, TENANT_REQUEST_RATE_DEFAULT};
 pub use rule::{Role, Rule};
 pub(crate) use session::{
-    Confirmed, Session, Submitted, cookie, expired_cookie, session_cookie, sign_in_cookie, tokens_match,
+    Confirmed, Session, Submitted, expired_cookie, session_cookie, sign_in_cookie, tokens_match,
 };
 pub(crate) use sign_in::{SignIn, sign_in};
+
+pub(crate) use crate::tables::audit::Actor;
 
 use crate::{
     Shared,
     http::{
         idempotency,
         input::BodyWait,
+        page_problem::PageProblem,
         problem::{Kind, Problem},
     },
-    pages::PageProblem,
     tables::{api_keys, tenants},
 };
 
 /// Longer than any legitimate request takes; the request is aborted after it.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(20);
-
-/// The acting person or key, as the audit log names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Actor(pub(crate) String);
 
 /// When the request arrived, before it waited for anything.
 #[derive(Debug, Clone, Copy)]

@@ -11,10 +11,11 @@ use sqlx::PgConnection;
 use super::{Actor, Session, Tenant, fingerprint};
 use crate::{
     App,
-    actions::audit::{self, Action, Entry},
     http::problem::Problem,
     tables::{
-        self, portal_links,
+        self,
+        audit::{self, Action, Entry},
+        portal_links,
         sessions::{self, Holder},
     },
 };

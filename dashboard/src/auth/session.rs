@@ -5,7 +5,7 @@ use axum::{
     Form,
     body::Body,
     extract::{FromRequest, Request},
-    http::{HeaderMap, header},
+    http::HeaderMap,
 };
 use data_encoding::BASE64URL_NOPAD;
 use postrider_proto::TenantId;
@@ -17,10 +17,10 @@ use super::{Actor, Role, Tenant, fingerprint};
 use crate::{
     Pool,
     http::{
-        input::read_body,
+        input::{cookie, read_body},
+        page_problem::PageProblem,
         problem::{Kind, Problem},
     },
-    pages::PageProblem,
     tables::sessions::{self, Holder, SessionRow},
 };
 
@@ -161,16 +161,6 @@ impl Session {
     }
 }
 
-pub(crate) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers
-        .get_all(header::COOKIE)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(';'))
-        .filter_map(|pair| pair.trim().split_once('='))
-        .find_map(|(found, value)| (found == name).then_some(value))
-}
-
 /// `Set-Cookie` for a session. Lax, so that a link from an email opens the page; forms have a token of their own.
 pub(crate) fn session_cookie(token: &str, public_url: &str) -> String {
     let max_age = i64::from(SESSION_HOURS) * 3600;
@@ -272,7 +262,7 @@ mod tests {
     #[test]
     fn a_cookie_is_found_by_its_whole_name() {
         let headers = HeaderMap::from_iter([(
-            header::COOKIE,
+            axum::http::header::COOKIE,
             "xpostrider_session=no; a=b; postrider_session=yes"
                 .parse()
                 .expect("a value"),

@@ -8,9 +8,12 @@ use serde_json::json;
 use super::{Actor, Session, failures, password, throttle};
 use crate::{
     Shared,
-    actions::audit::{self, Action, Entry},
     http::problem::Problem,
-    tables::{self, people},
+    tables::{
+        self,
+        audit::{self, Action, Entry},
+        people,
+    },
 };
 
 const LOGIN_BYTES_MAX: usize = 256;

@@ -35,15 +35,14 @@ use sqlx::{PgConnection, Postgres, Transaction};
 
 use crate::{
     App, Pool, Shared,
-    actions::wait_until_applied::{self, Xid},
-    auth::Actor,
     http::{
         input::read_body,
         metrics::{Key, METRICS, Repeated},
         problem::{AnsweredBefore, Kind, Problem},
         shares::Share,
+        wait_until_applied::{self, Xid},
     },
-    tables::{self, idempotency, pool::proves_rollback},
+    tables::{self, audit::Actor, idempotency, pool::proves_rollback},
 };
 
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("idempotency-key");

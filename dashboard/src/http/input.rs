@@ -16,7 +16,7 @@ use std::{
 use axum::{
     body::{Bytes, HttpBody},
     extract::{FromRequest, FromRequestParts, Request, rejection::QueryRejection},
-    http::{header, request::Parts},
+    http::{HeaderMap, header, request::Parts},
 };
 use http_body_util::BodyExt;
 use postrider_proto::json::find_duplicate;
@@ -298,6 +298,16 @@ pub(crate) fn is_plain_text(text: &str, bytes_max: usize) -> bool {
             || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     text.len() <= bytes_max && !text.contains(is_odd)
+}
+
+pub(crate) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers
+        .get_all(header::COOKIE)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(';'))
+        .filter_map(|pair| pair.trim().split_once('='))
+        .find_map(|(found, value)| (found == name).then_some(value))
 }
 
 #[cfg(test)]

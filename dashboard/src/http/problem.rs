@@ -305,6 +305,48 @@ impl Problem {
     }
 }
 
+/// Collects all errors, not only the first one.
+#[derive(Default)]
+pub(crate) struct Faults(Vec<Fault>);
+
+impl Faults {
+    pub(crate) fn add(&mut self, field: &str, detail: impl Into<String>) {
+        self.0.push(Fault {
+            pointer: format!("/{field}"),
+            detail: detail.into(),
+        });
+    }
+
+    pub(crate) fn number<T: TryFrom<i64>>(
+        &mut self,
+        field: &str,
+        value: Option<i64>,
+        low: i64,
+        high: i64,
+    ) -> Option<T> {
+        let number = value
+            .filter(|n| (low..=high).contains(n))
+            .and_then(|n| T::try_from(n).ok());
+        if let Some(given) = value
+            && number.is_none()
+        {
+            self.add(
+                field,
+                format!("must be a whole number from {low} to {high}, not {given}"),
+            );
+        }
+        number
+    }
+
+    pub(crate) fn done(self) -> Result<(), Problem> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Problem::faults(self.0))
+        }
+    }
+}
+
 impl From<sqlx::Error> for Problem {
     fn from(error: sqlx::Error) -> Self {
         let database_error = error.as_database_error();

@@ -3,28 +3,36 @@
 
 use serde_json::{Value, json};
 
-use super::{operation::Operation, shapes};
+use super::operation::Operation;
 use crate::{
+    actions::{
+        api_keys::{KeyForm, KeyView},
+        delivery_view::DeliveryView,
+        endpoints::form::EndpointForm,
+        replays::{DryRun, ReplayForm},
+        tenants::TenantForm,
+        trials::{ProbeReport, TestAttempt},
+    },
     api::{
         alerts::AlertForm,
-        api_keys::{KeyForm, KeyView},
         audit::AuditView,
         batch::{BatchForm, BatchView},
-        deliveries::{DeliveryView, DeliveryWithAttempts},
-        endpoint_form::EndpointForm,
+        dead_letters::GroupView,
+        deliveries::DeliveryWithAttempts,
         endpoints::EndpointView,
         erasures::ErasureView,
         event_types::{TypeForm, TypeView},
         events::{EmitForm, EventView},
         listeners::{ListenerForm, ListenerView},
         portal_links::LinkView,
-        replays::{DryRun, ReplayForm, ReplayView},
+        replays::ReplayView,
         secrets::{RotateForm, Secrets},
-        tenants::{TenantForm, TenantView},
-        trials::{ProbeReport, TestAttempt, TrialForm},
+        tenants::TenantView,
+        trials::TrialForm,
     },
     auth::Rule::{Admin, Catalogue, Emit, Open, Own},
-    tables::{alerts::AlertRow, dead_letters::Group, rotations::RotationRow},
+    http::shapes,
+    tables::{alerts::AlertRow, rotations::RotationRow},
 };
 
 const TENANTS: &str = "/v1/tenants";
@@ -316,7 +324,7 @@ fn deliveries() -> Vec<Operation> {
             json!({"type": "string", "enum": ["json", "ndjson", "csv"]}),
             "`ndjson` and `csv` stream all matching dead letters, or the first `limit`. The `Accept` header works too.",
         )
-        .returns_page::<Group>("A page of groups, largest first.")
+        .returns_page::<GroupView>("A page of groups, largest first.")
         .or_in("application/x-ndjson", json!({"type": "string"}))
         .or_in("text/csv", json!({"type": "string"})),
         Operation::post(Own, REPLAYS, "startReplay", "Start a bulk replay")

@@ -1,20 +1,26 @@
-//! The OpenAPI 3.1 document, generated from the request and response types of the handlers (`shapes` has their limits)
+//! The OpenAPI 3.1 document, generated from the request and response types of the handlers (`http::shapes` has their limits)
 //! and the list of operations in `calls`. A test fails if an operation is missing there.
 //! Invariant: what follows from an operation's rule, method, path and body is described here, once for all operations.
 
 mod calls;
 mod operation;
-pub(crate) mod shapes;
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
+use axum::{
+    http::header,
+    response::{IntoResponse, Response},
+};
 use postrider_proto::limits;
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
     auth::Rule,
-    http::problem::{Fault, Kind},
+    http::{
+        problem::{Fault, Kind},
+        shapes,
+    },
 };
 use operation::Operation;
 
@@ -23,6 +29,15 @@ pub fn document() -> &'static str {
     static TEXT: LazyLock<String> =
         LazyLock::new(|| serde_json::to_string_pretty(value()).unwrap_or_default() + "\n");
     &TEXT
+}
+
+/// Serves the document.
+pub(crate) async fn description() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::CACHE_CONTROL, "public, max-age=300"),
+    ];
+    (headers, document()).into_response()
 }
 
 pub(crate) fn value() -> &'static Value {

@@ -6,8 +6,8 @@ use postrider_proto::limits::{LIST_PAGE_DEFAULT, LIST_PAGE_MAX};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::{component_of, follows_from, named, shapes};
-use crate::auth::Rule;
+use super::{component_of, follows_from, named};
+use crate::{auth::Rule, http::shapes};
 
 pub(super) struct Operation {
     pub(super) method: &'static str,

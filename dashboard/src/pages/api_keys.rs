@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::{DoneQuery, Frame, Moment, PageProblem};
 use crate::{
     Shared,
-    api::api_keys::{KeyForm, KeyView, end, make},
+    actions::api_keys::{KeyForm, KeyView, end, make},
     auth::{Actor, Confirmed, Session, Submitted},
     http::input::Query,
     tables::{

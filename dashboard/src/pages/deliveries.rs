@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{Frame, Line, Moment, PageProblem};
 use crate::{
     Shared,
-    api::deliveries::{parse_state, parse_status, parse_time},
+    actions::delivery_filter::{parse_state, parse_status, parse_time},
     auth::Session,
     http::{input::Query, pagination, problem::Problem},
     tables::{

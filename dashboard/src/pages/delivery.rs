@@ -14,8 +14,10 @@ use postrider_proto::{DeadReason, DeliveryId, DeliveryState, TenantId};
 use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, Pretty, dead_letters::reason_label};
 use crate::{
     Shared,
-    actions::replay::Asked,
-    api::deliveries::attempts_of,
+    actions::{
+        attempt_view::{self, Attempt, attempts_of},
+        replay::Asked,
+    },
     auth::{Actor, Arrived, Confirmed, Session},
     http::{input::Query, problem::Problem},
     pages::{
@@ -24,7 +26,6 @@ use crate::{
     },
     tables::{
         self,
-        attempt_view::Attempt,
         deliveries::{self, Delivery},
         events,
     },
@@ -128,7 +129,7 @@ pub(crate) async fn show(
         pretty: Pretty::of(&raw),
         raw,
         bytes: body.len(),
-        curl_hides: curl.contains(crate::tables::attempt_view::HIDDEN),
+        curl_hides: curl.contains(attempt_view::HIDDEN),
         curl,
     })
 }

@@ -11,31 +11,25 @@ use axum::{
 };
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::EndpointState;
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::json;
+use serde::Deserialize;
 
-use super::{
-    DoneQuery, Frame, Line, Markup, PageProblem,
-    endpoint_trials::{Tried, read_response},
-};
+use super::{DoneQuery, Frame, Line, Markup, PageProblem, endpoint_trials::Tried};
 use crate::{
     Pool, Shared,
-    api::{
+    actions::{
         self,
-        trials::{self, Asked},
+        endpoints::form::EndpointForm,
+        trials::{self, Asked, Recorded},
     },
     auth::{Actor, Confirmed, Session, Submitted, Tenant},
-    http::{
-        idempotency::Claim,
-        input::{Body, OptionalBody, Query},
-        problem::{Kind, Problem},
-    },
+    http::{input::Query, problem::Problem},
     pages::{
         chart::{self, Histogram, Svg},
         live::{Content, Live, Stream},
         stats_format::{Series, Totals, class_label, format_duration, format_ms, format_percent, grouped},
     },
     tables::{
+        self,
         activity::{self, ActivityRow},
         deliveries::{self, Filter},
         endpoints::{self, EndpointRow, OutdatedPin},
@@ -290,39 +284,41 @@ pub(crate) async fn follow(
 }
 
 pub(crate) async fn pause(
-    state: State<Shared>,
-    session: Extension<Session>,
-    actor: Extension<Actor>,
-    id: Path<String>,
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Extension(actor): Extension<Actor>,
+    Path(id): Path<String>,
     _: Confirmed,
 ) -> Result<Redirect, PageProblem> {
-    enable(state, session, actor, id, false, "paused").await
+    enable(&app, &session, &actor, &id, false).await?;
+    Ok(Redirect::to(&format!("/endpoints/{id}?done=paused")))
 }
 
 pub(crate) async fn resume(
-    state: State<Shared>,
-    session: Extension<Session>,
-    actor: Extension<Actor>,
-    id: Path<String>,
+    State(app): State<Shared>,
+    Extension(session): Extension<Session>,
+    Extension(actor): Extension<Actor>,
+    Path(id): Path<String>,
     _: Confirmed,
 ) -> Result<Redirect, PageProblem> {
-    enable(state, session, actor, id, true, "resumed").await
+    enable(&app, &session, &actor, &id, true).await?;
+    Ok(Redirect::to(&format!("/endpoints/{id}?done=resumed")))
 }
 
 async fn enable(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    actor: Extension<Actor>,
-    Path(id): Path<String>,
+    app: &Shared,
+    session: &Session,
+    actor: &Actor,
+    id: &str,
     enabled: bool,
-    done: &str,
-) -> Result<Redirect, PageProblem> {
-    let subject = Subject::find(&app, &session, &id).await?;
-    let form = serde_json::from_value(json!({ "enabled": enabled }))
-        .map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
-    let path = Path((subject.tenant.slug.clone(), id.clone()));
-    let _ = api::endpoints::patch(State(app), actor, Extension(subject.tenant), path, Body(form)).await?;
-    Ok(Redirect::to(&format!("/endpoints/{id}?done={done}")))
+) -> Result<(), Problem> {
+    let subject = Subject::find(app, session, id).await?;
+    let change = EndpointForm {
+        enabled: Some(Some(enabled)),
+        ..EndpointForm::default()
+    };
+    actions::endpoints::change(app, actor, &subject.tenant, id, change).await?;
+    Ok(())
 }
 
 #[derive(Default, Deserialize)]
@@ -332,12 +328,8 @@ pub(crate) struct TrialFields {
 }
 
 impl TrialFields {
-    /// The body of the API request.
-    fn body<T: DeserializeOwned>(&self) -> Result<OptionalBody<T>, Problem> {
-        let wanted = Some(self.r#type.trim()).filter(|name| !name.is_empty());
-        serde_json::from_value(json!({ "type": wanted }))
-            .map(OptionalBody)
-            .map_err(|error| Problem::new(Kind::Internal, error.to_string()))
+    fn event_type(&self) -> Option<&str> {
+        Some(self.r#type.trim()).filter(|name| !name.is_empty())
     }
 }
 
@@ -350,14 +342,11 @@ pub(crate) async fn test(
     Submitted(form): Submitted<TrialFields>,
 ) -> Result<EndpointPage, PageProblem> {
     let subject = Subject::find(&app, &session, &id).await?;
-    let asked = Asked {
-        actor,
-        tenant: subject.tenant.clone(),
-        endpoint: id,
-    };
-    let response = trials::test(State(app.clone()), asked, Claim::default(), form.body()?).await?;
+    let asked = asked(actor, &subject);
+    let test = trials::test(&app, &asked, form.event_type()).await?;
+    record(&app, &asked, &test).await?;
     let tried = Tried {
-        test: Some(read_response(response).await?),
+        test: Some(test),
         ..Tried::default()
     };
     Ok(page(&app, &session, subject, "", tried).await?)
@@ -372,15 +361,26 @@ pub(crate) async fn probe(
     Submitted(form): Submitted<TrialFields>,
 ) -> Result<EndpointPage, PageProblem> {
     let subject = Subject::find(&app, &session, &id).await?;
-    let asked = Asked {
-        actor,
-        tenant: subject.tenant.clone(),
-        endpoint: id,
-    };
-    let response = trials::probe(State(app.clone()), asked, Claim::default(), form.body()?).await?;
+    let asked = asked(actor, &subject);
+    let report = trials::probe(&app, &asked, form.event_type()).await?;
+    record(&app, &asked, &report).await?;
     let tried = Tried {
-        probe: Some(read_response(response).await?),
+        probe: Some(report),
         ..Tried::default()
     };
     Ok(page(&app, &session, subject, "", tried).await?)
+}
+
+fn asked(actor: Actor, subject: &Subject) -> Asked {
+    Asked {
+        actor,
+        tenant: subject.tenant.clone(),
+        endpoint: subject.id().to_owned(),
+    }
+}
+
+async fn record(app: &Shared, asked: &Asked, result: &impl Recorded) -> Result<(), Problem> {
+    let mut transaction = tables::begin(&app.pool).await?;
+    trials::record(&mut transaction, asked, result).await?;
+    Ok(transaction.commit().await?)
 }

@@ -1,13 +1,17 @@
-//! Converts an endpoint's settings to form fields and back to an API request. The API validates the values, so that a page
+//! Converts an endpoint's settings to form fields and back. `actions::endpoints` validates the values, so that a page
 //! can't accept what the API rejects.
 
 use std::collections::BTreeMap;
 
 use postrider_proto::json::find_duplicate;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-use crate::{api::endpoint_rules::write_wait, http::problem::Fault, tables::endpoints::EndpointSettings};
+use crate::{
+    actions::endpoints::{form::EndpointForm, rules::write_wait},
+    http::problem::Fault,
+    tables::endpoints::EndpointSettings,
+};
 
 /// The form as submitted by the browser. An empty field means the default.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -71,8 +75,8 @@ impl From<&EndpointSettings> for Fields {
 }
 
 impl Fields {
-    /// The API request, or the fields that can't be converted to one.
-    pub(super) fn to_json(&self) -> Result<Value, Vec<Fault>> {
+    /// The settings, or the fields that can't be converted to them.
+    pub(super) fn to_form(&self) -> Result<EndpointForm, Vec<Fault>> {
         let mut faults = Vec::new();
         let mut fault = |field: &str, detail: &str| {
             faults.push(Fault {
@@ -80,81 +84,65 @@ impl Fields {
                 detail: detail.to_owned(),
             });
         };
-        let mut form = Map::new();
-        form.insert("url".to_owned(), json!(self.url.trim()));
-        form.insert("description".to_owned(), text_or_null(&self.description));
-        let types: Vec<&str> = words(&self.types).collect();
-        form.insert(
-            "types".to_owned(),
-            if types.is_empty() {
-                Value::Null
-            } else {
-                json!(types)
-            },
-        );
-        match pairs(&self.versions, ['=', ':']) {
-            Some(versions) => form.insert("versions".to_owned(), json!(versions)),
+        let versions = pairs(&self.versions, ['=', ':']);
+        if versions.is_none() {
+            fault("versions", "must have one “type = version” per line");
+        }
+        let filter = read_filter(&self.filter).unwrap_or_else(|detail| {
+            fault("filter", &detail);
+            None
+        });
+        let mut number = |field: &str, text: &str| match text.trim() {
+            "" => None,
+            text => text
+                .parse::<i64>()
+                .map_err(|_| fault(field, &format!("must be a whole number, not {text:?}")))
+                .ok(),
+        };
+        let concurrency = number("concurrency", &self.concurrency);
+        let rate_per_second = number("rate_per_second", &self.rate_per_second);
+        let timeout_ms = number("timeout_ms", &self.timeout_ms);
+        let rotate_every_days = number("rotate_every_days", &self.rotate_every_days);
+        let headers = match pairs(&self.headers, [':', ':']) {
+            Some(headers) if !headers.is_empty() => Some(Some(headers)),
+            Some(_) if is_checked(&self.drop_headers) => Some(None),
+            Some(_) => None,
             None => {
-                fault("versions", "must have one “type = version” per line");
+                fault("headers", "must have one “Name: value” per line");
                 None
             }
         };
-        match self.filter.trim() {
-            "" => {
-                form.insert("filter".to_owned(), Value::Null);
-            }
-            text => match (serde_json::from_str::<Value>(text), find_duplicate(text)) {
-                (Ok(_), Some(twice)) => fault("filter", &format!("contains {twice} more than once")),
-                (Ok(filter), None) => {
-                    form.insert("filter".to_owned(), filter);
-                }
-                (Err(error), _) => fault("filter", &format!("is not valid JSON: {error}")),
-            },
+        if !faults.is_empty() {
+            return Err(faults);
         }
-        for (name, text) in [
-            ("concurrency", &self.concurrency),
-            ("rate_per_second", &self.rate_per_second),
-            ("timeout_ms", &self.timeout_ms),
-            ("rotate_every_days", &self.rotate_every_days),
-        ] {
-            match text.trim() {
-                "" => {
-                    form.insert(name.to_owned(), Value::Null);
-                }
-                text => match text.parse::<i64>() {
-                    Ok(number) => {
-                        form.insert(name.to_owned(), json!(number));
-                    }
-                    Err(_) => fault(name, &format!("must be a whole number, not {text:?}")),
-                },
-            }
-        }
-        let waits: Vec<&str> = words(&self.retry_schedule).collect();
-        form.insert(
-            "retry_schedule".to_owned(),
-            if waits.is_empty() {
-                Value::Null
-            } else {
-                json!(waits)
-            },
-        );
-        form.insert("ordered".to_owned(), json!(is_checked(&self.ordered)));
-        form.insert("signature".to_owned(), text_or_null(&self.signature));
-        match pairs(&self.headers, [':', ':']) {
-            Some(headers) if !headers.is_empty() => {
-                form.insert("headers".to_owned(), json!(headers));
-            }
-            Some(_) if is_checked(&self.drop_headers) => {
-                form.insert("headers".to_owned(), Value::Null);
-            }
-            Some(_) => {}
-            None => fault("headers", "must have one “Name: value” per line"),
-        }
-        if faults.is_empty() {
-            Ok(Value::Object(form))
-        } else {
-            Err(faults)
-        }
+        Ok(EndpointForm {
+            url: Some(Some(self.url.trim().to_owned())),
+            description: Some(text_or_none(&self.description)),
+            types: Some(words_or_none(&self.types)),
+            versions: Some(versions),
+            filter: Some(filter),
+            concurrency: Some(concurrency),
+            rate_per_second: Some(rate_per_second),
+            timeout_ms: Some(timeout_ms),
+            rotate_every_days: Some(rotate_every_days),
+            retry_schedule: Some(words_or_none(&self.retry_schedule)),
+            ordered: Some(Some(is_checked(&self.ordered))),
+            signature: Some(text_or_none(&self.signature)),
+            headers,
+            ..EndpointForm::default()
+        })
+    }
+}
+
+fn read_filter(text: &str) -> Result<Option<Value>, String> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    match (serde_json::from_str::<Value>(text), find_duplicate(text)) {
+        (Ok(_), Some(twice)) => Err(format!("contains {twice} more than once")),
+        (Ok(filter), None) => Ok(Some(filter).filter(|filter| !filter.is_null())),
+        (Err(error), _) => Err(format!("is not valid JSON: {error}")),
     }
 }
 
@@ -180,11 +168,13 @@ fn is_checked(checkbox: &Option<String>) -> bool {
     checkbox.as_deref() == Some("on")
 }
 
-fn text_or_null(text: &str) -> Value {
-    match text.trim() {
-        "" => Value::Null,
-        text => json!(text),
-    }
+fn text_or_none(text: &str) -> Option<String> {
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+fn words_or_none(text: &str) -> Option<Vec<String>> {
+    let words: Vec<String> = words(text).map(str::to_owned).collect();
+    (!words.is_empty()).then_some(words)
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
@@ -221,18 +211,23 @@ mod tests {
     }
 
     #[test]
-    fn fields_become_an_api_request() {
-        let json = fields().to_json().expect("a form");
-        assert_eq!(json["url"], "https://example.com/hook");
-        assert_eq!(json["types"], json!(["invoice.*", "customer.created"]));
-        assert_eq!(json["versions"], json!({"invoice.paid": "2026-01-15"}));
-        assert_eq!(json["headers"], json!({"Authorization": "Bearer a:b"}));
-        assert_eq!(json["retry_schedule"], json!(["0s", "5m", "1h"]));
-        assert_eq!(
-            (&json["timeout_ms"], &json["concurrency"]),
-            (&json!(500), &Value::Null)
-        );
-        assert_eq!(json["ordered"], json!(false));
+    fn fields_become_settings() {
+        let form = fields().to_form().expect("a form");
+        let owned = |words: &[&str]| {
+            Some(Some(
+                words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>(),
+            ))
+        };
+        let pair =
+            |name: &str, value: &str| Some(Some(BTreeMap::from([(name.to_owned(), value.to_owned())])));
+        assert_eq!(form.url, Some(Some("https://example.com/hook".to_owned())));
+        assert_eq!(form.types, owned(&["invoice.*", "customer.created"]));
+        assert_eq!(form.versions, pair("invoice.paid", "2026-01-15"));
+        assert_eq!(form.headers, pair("Authorization", "Bearer a:b"));
+        assert_eq!(form.retry_schedule, owned(&["0s", "5m", "1h"]));
+        assert_eq!((form.timeout_ms, form.concurrency), (Some(Some(500)), Some(None)));
+        assert_eq!(form.ordered, Some(Some(false)));
+        assert_eq!((form.secret, form.enabled), (None, None));
     }
 
     #[test]
@@ -244,7 +239,7 @@ mod tests {
             headers: "x".to_owned(),
             ..fields()
         };
-        let errors = FieldErrors(bad.to_json().expect_err("faults"));
+        let errors = FieldErrors(bad.to_form().expect_err("faults"));
         for field in ["versions", "filter", "concurrency", "headers"] {
             assert!(errors.of(field).is_some(), "{field}");
         }
@@ -253,7 +248,7 @@ mod tests {
             filter: r#"{"/a":{"eq":1},"/a":{"eq":2}}"#.to_owned(),
             ..fields()
         };
-        let errors = FieldErrors(twice.to_json().expect_err("faults"));
+        let errors = FieldErrors(twice.to_form().expect_err("faults"));
         assert!(errors.of("filter").is_some());
     }
 
@@ -263,8 +258,8 @@ mod tests {
             headers: String::new(),
             ..fields()
         };
-        assert!(form.to_json().expect("a form").get("headers").is_none());
+        assert_eq!(form.to_form().expect("a form").headers, None);
         form.drop_headers = Some("on".to_owned());
-        assert_eq!(form.to_json().expect("a form")["headers"], Value::Null);
+        assert_eq!(form.to_form().expect("a form").headers, Some(None));
     }
 }

@@ -8,21 +8,21 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::{
     DoneQuery, Frame, Moment, PageProblem, When,
     endpoint::{Subject, framed},
 };
 use crate::{
-    Shared, api,
-    auth::{Actor, Confirmed, Session, Submitted},
-    http::{
-        idempotency::Claim,
-        input::{OptionalBody, Query},
-        problem::{Kind, Problem},
+    Shared,
+    actions::{
+        self,
+        secrets::{Rotation, Shown},
     },
+    auth::{Actor, Confirmed, Session, Submitted},
+    http::{input::Query, problem::Problem, wait_until_applied},
     tables::{
+        self,
         rotations::{self, Of, RotationRow},
         secrets,
     },
@@ -120,25 +120,17 @@ pub(crate) async fn show(
 pub(crate) async fn reveal(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
-    actor: Extension<Actor>,
+    Extension(actor): Extension<Actor>,
     Path(id): Path<String>,
     _: Confirmed,
 ) -> Result<Response, PageProblem> {
     let subject = Subject::find(&app, &session, &id).await?;
-    let path = Path((subject.tenant.slug.clone(), id));
-    let tenant = Extension(subject.tenant.clone());
-    let response = api::secrets::reveal(State(app.clone()), actor, tenant, path).await?;
-    let revealed = serde_json::to_value(&response.0).unwrap_or_default();
-    let shown: Vec<Option<String>> = revealed["data"]
-        .as_array()
-        .into_iter()
-        .flatten()
+    let opened = actions::secrets::reveal(&app, &actor, &subject.tenant, &id).await?;
+    let shown: Vec<Option<String>> = opened
+        .iter()
         .map(|one| {
-            let text = one
-                .get("secret")
-                .or(one.get("public_key"))
-                .and_then(Value::as_str);
-            text.map(str::to_owned)
+            let shown = Shown::from(&one.secret);
+            shown.secret.or(shown.public_key)
         })
         .collect();
     Ok(page(&app, &session, subject, "", &shown).await?.into_response())
@@ -153,7 +145,7 @@ pub(crate) struct RotateFields {
 pub(crate) async fn rotate(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
-    actor: Extension<Actor>,
+    Extension(actor): Extension<Actor>,
     Path(id): Path<String>,
     Submitted(fields): Submitted<RotateFields>,
 ) -> Result<Redirect, PageProblem> {
@@ -162,18 +154,10 @@ pub(crate) async fn rotate(
         .overlap_seconds
         .parse()
         .map_err(|_| Problem::bad_request("Invalid overlap: must be a whole number of seconds."))?;
-    let form = serde_json::from_value(json!({ "overlap_seconds": overlap }))
-        .map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
-    let path = Path((subject.tenant.slug.clone(), id.clone()));
-    let tenant = Extension(subject.tenant);
-    api::secrets::rotate(
-        State(app),
-        actor,
-        tenant,
-        path,
-        Claim::default(),
-        OptionalBody(form),
-    )
-    .await?;
+    let rotation = Rotation::read(Some(overlap), None)?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    let rotated =
+        actions::secrets::rotate(&app, &actor, &subject.tenant, &id, &mut transaction, rotation).await?;
+    wait_until_applied::commit(&app, transaction, rotated.shard).await?;
     Ok(Redirect::to(&format!("/endpoints/{id}/secrets?done=rotated")))
 }

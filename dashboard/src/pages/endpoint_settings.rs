@@ -1,4 +1,4 @@
-//! The pages that add an endpoint and change or delete it. The API validates the settings.
+//! The pages that add an endpoint and change or delete it. `actions::endpoints` validates the settings.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -9,7 +9,6 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::{
     DoneQuery, Frame, PageProblem, When,
@@ -18,17 +17,17 @@ use super::{
 };
 use crate::{
     Shared,
-    api::{self, endpoint_form::EndpointForm},
+    actions::{
+        attempt_view::custom_header_names,
+        endpoints::{self, NewEndpoint},
+    },
     auth::{Actor, Confirmed, Session, Submitted, Tenant},
     http::{
-        idempotency::Claim,
-        input::{Body, Query, read_body},
+        input::Query,
         problem::{Kind, Problem},
     },
-    tables::{attempt_view::custom_header_names, tenants},
+    tables::{self, endpoints::EndpointRow, tenants},
 };
-
-const RESPONSE_BYTES_MAX: usize = 1024 * 1024;
 
 #[derive(Template, WebTemplate)]
 #[template(path = "endpoint_settings.html")]
@@ -105,27 +104,17 @@ pub(crate) async fn show(
     .into_response())
 }
 
-/// Converts the form to an API request.
-fn read(fields: &Fields) -> Result<EndpointForm, Problem> {
-    let json = fields.to_json().map_err(Problem::faults)?;
-    serde_json::from_value(json).map_err(|error| Problem::invalid("", error.to_string()))
-}
-
 pub(crate) async fn save(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
-    actor: Extension<Actor>,
+    Extension(actor): Extension<Actor>,
     Path(id): Path<String>,
     Submitted(fields): Submitted<Fields>,
 ) -> Result<Response, PageProblem> {
     let subject = Subject::find(&app, &session, &id).await?;
-    let tenant = subject.tenant.clone();
-    let saved = match read(&fields) {
-        Err(problem) => Err(problem),
-        Ok(form) => {
-            let path = Path((tenant.slug.clone(), id.clone()));
-            api::endpoints::patch(State(app.clone()), actor, Extension(tenant), path, Body(form)).await
-        }
+    let saved = match fields.to_form() {
+        Err(faults) => Err(Problem::faults(faults)),
+        Ok(form) => endpoints::change(&app, &actor, &subject.tenant, &id, form).await,
     };
     match saved {
         Ok(_) => Ok(Redirect::to(&format!("/endpoints/{id}/settings?done=saved")).into_response()),
@@ -140,13 +129,12 @@ pub(crate) async fn save(
 pub(crate) async fn delete(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
-    actor: Extension<Actor>,
+    Extension(actor): Extension<Actor>,
     Path(id): Path<String>,
     _: Confirmed,
 ) -> Result<Redirect, PageProblem> {
     let subject = Subject::find(&app, &session, &id).await?;
-    let path = Path((subject.tenant.slug.clone(), id));
-    api::endpoints::delete(State(app), actor, Extension(subject.tenant), path).await?;
+    endpoints::delete(&app, &actor, &subject.tenant, &id).await?;
     Ok(Redirect::to("/endpoints"))
 }
 
@@ -182,20 +170,12 @@ fn new_page(app: &Shared, session: &Session, fields: Fields, errors: FieldErrors
 pub(crate) async fn create(
     State(app): State<Shared>,
     Extension(session): Extension<Session>,
-    actor: Extension<Actor>,
+    Extension(actor): Extension<Actor>,
     Submitted(fields): Submitted<Fields>,
 ) -> Result<Response, PageProblem> {
-    let created = async {
-        let tenant = owner(&app, &session, &fields.tenant).await?;
-        let form = read(&fields)?;
-        let claim = Claim::default();
-        api::endpoints::create(State(app.clone()), actor, Extension(tenant), claim, Body(form)).await
-    };
-    match created.await {
-        Ok(response) => {
-            let body = read_body(response.into_body(), RESPONSE_BYTES_MAX).await?;
-            let endpoint: Value = serde_json::from_slice(&body).unwrap_or_default();
-            let id = endpoint["id"].as_str().unwrap_or_default();
+    match store(&app, &session, &actor, &fields).await {
+        Ok(row) => {
+            let id = row.public_id;
             Ok(Redirect::to(&format!("/endpoints/{id}/secrets?done=created")).into_response())
         }
         Err(problem) if problem.kind == Kind::Invalid => {
@@ -204,6 +184,22 @@ pub(crate) async fn create(
         }
         Err(problem) => Err(problem.into()),
     }
+}
+
+async fn store(
+    app: &Shared,
+    session: &Session,
+    actor: &Actor,
+    fields: &Fields,
+) -> Result<EndpointRow, Problem> {
+    let tenant = owner(app, session, &fields.tenant).await?;
+    let form = fields.to_form().map_err(Problem::faults)?;
+    let new = NewEndpoint::read(form, &app.guard)?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    let created = endpoints::create(app, actor, &tenant, &mut transaction, new).await?;
+    transaction.commit().await?;
+    app.wake.now();
+    Ok(created.row)
 }
 
 /// The tenant of a new endpoint. For customers it is always their own, whatever the form says.

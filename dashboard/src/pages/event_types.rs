@@ -15,8 +15,8 @@ use serde_json::Value;
 use super::{Frame, Moment, PageProblem, Pretty};
 use crate::{
     Shared,
+    actions::compatibility::{Break, compare},
     actions::trials::event::{compose, thin},
-    api::compatibility::{Break, compare},
     auth::Session,
     http::{input::Query, pagination, problem::Problem},
     pages::schema_table::{Difference, Field, differences, example, fields},

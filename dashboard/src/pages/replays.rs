@@ -18,7 +18,7 @@ use serde::Deserialize;
 use super::{DoneQuery, Frame, Markup, Moment, PageProblem, dead_letters::reason_label};
 use crate::{
     App, Shared,
-    api::replays::{DryRun, ReplayForm, Wanted, begin, dry_run, find, read, stop},
+    actions::replays::{DryRun, ReplayForm, Wanted, begin, dry_run, find, read, stop},
     auth::{Actor, Confirmed, Session, Submitted},
     http::{input::Query, pagination, problem::Problem},
     pages::live::{Content, Live, Stream},

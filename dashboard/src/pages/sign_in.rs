@@ -15,14 +15,16 @@ use serde_json::json;
 use super::PageProblem;
 use crate::{
     Shared,
-    actions::audit::{self, Action, Entry},
     auth::{
-        Actor, ClientAddress, Confirmed, Session, SignIn, cookie, expired_cookie, session_cookie, sign_in,
+        Actor, ClientAddress, Confirmed, Session, SignIn, expired_cookie, session_cookie, sign_in,
         sign_in_cookie, tokens_match,
     },
-    http::problem::Problem,
+    http::{input::cookie, problem::Problem},
     pages::stats_format::counted,
-    tables,
+    tables::{
+        self,
+        audit::{self, Action, Entry},
+    },
 };
 
 /// Ties the form to the browser that requested it, because there is no session yet.

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::{DoneQuery, Frame, Moment, PageProblem};
 use crate::{
     Shared,
-    api::tenants::{TenantForm, remove, store},
+    actions::tenants::{TenantForm, remove, store},
     auth::{
         Actor, Confirmed, Session, Submitted, Tenant,
         portal::{self, Link},

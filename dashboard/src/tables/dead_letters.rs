@@ -1,15 +1,9 @@
 //! `dead_letters`: read here by endpoint or tenant; the recorder inserts them and a replay deletes them.
 
 use postrider_proto::{DeadReason, EndpointId, EndpointState, EventId, TenantId, TypeId};
-use serde::Serialize;
 use sqlx::{FromRow, PgExecutor, Postgres, postgres::PgArguments, query::QueryAs};
-use utoipa::ToSchema;
 
-use crate::{
-    http::pagination::Position,
-    openapi::shapes,
-    tables::deliveries::{Place, Span},
-};
+use crate::tables::deliveries::{Place, Span};
 
 pub(crate) async fn list_of_endpoint(
     db: impl PgExecutor<'_>,
@@ -79,23 +73,16 @@ pub(crate) async fn list(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<
 }
 
 /// Dead letters with the same endpoint, type and reason.
-#[derive(Debug, Clone, Serialize, FromRow, ToSchema)]
-#[schema(as = DeadLetterGroup)]
+#[derive(Debug, Clone, FromRow)]
 pub(crate) struct Group {
-    #[serde(skip)]
     pub(crate) tenant: String,
-    #[serde(skip)]
     endpoint_id: EndpointId,
-    #[serde(skip)]
     type_id: TypeId,
     pub(crate) endpoint: String,
     pub(crate) url: String,
-    #[serde(rename = "type")]
     pub(crate) event_type: String,
-    #[schema(schema_with = shapes::dead_reason)]
     pub(crate) reason: DeadReason,
     pub(crate) count: i64,
-    #[schema(schema_with = shapes::any_endpoint_state)]
     pub(crate) endpoint_state: EndpointState,
 }
 
@@ -113,33 +100,10 @@ impl Group {
 /// A position in a list of groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GroupPosition {
-    count: i64,
-    endpoint: EndpointId,
-    type_id: TypeId,
-    reason: DeadReason,
-}
-
-impl Position for GroupPosition {
-    fn write(&self) -> String {
-        let Self {
-            count,
-            endpoint,
-            type_id,
-            reason,
-        } = self;
-        format!("{count}:{}:{}:{reason}", endpoint.0, type_id.0)
-    }
-
-    fn read(text: &str) -> Option<Self> {
-        let mut parts = text.split(':');
-        let read = Self {
-            count: parts.next()?.parse().ok()?,
-            endpoint: EndpointId(parts.next()?.parse().ok()?),
-            type_id: TypeId(parts.next()?.parse().ok()?),
-            reason: read_reason(parts.next()?)?,
-        };
-        parts.next().is_none().then_some(read)
-    }
+    pub(crate) count: i64,
+    pub(crate) endpoint: EndpointId,
+    pub(crate) type_id: TypeId,
+    pub(crate) reason: DeadReason,
 }
 
 pub(crate) fn read_reason(text: &str) -> Option<DeadReason> {

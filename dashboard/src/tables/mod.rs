@@ -4,7 +4,6 @@
 pub(crate) mod activity;
 pub(crate) mod alerts;
 pub(crate) mod api_keys;
-pub(crate) mod attempt_view;
 pub(crate) mod attempts;
 pub(crate) mod audit;
 pub(crate) mod dead_letters;
@@ -18,7 +17,6 @@ pub(crate) mod people;
 pub(crate) mod pool;
 pub(crate) mod portal_links;
 pub(crate) mod queue;
-pub(crate) mod read_replica;
 pub(crate) mod retries;
 pub(crate) mod rotations;
 pub(crate) mod schemas;

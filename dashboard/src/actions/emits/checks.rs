@@ -8,10 +8,9 @@ use std::{sync::Arc, time::Duration};
 use postrider_sender::{Effort, EmitError, Published, Sender, Verdict};
 use tokio::task::spawn_blocking;
 
-use super::OwnedEvent;
+use super::{OwnedEvent, rules::refusal};
 use crate::{
     Pool,
-    api::events::refusal,
     http::{
         problem::Problem,
         shares::{Bounds, Shares},

@@ -7,6 +7,9 @@ pub(crate) mod certificate;
 pub(crate) mod checks;
 pub(crate) mod event;
 pub(crate) mod probe;
+mod run;
+
+pub(crate) use run::{Asked, ProbeReport, Recorded, TestAttempt, probe, record, test};
 
 use std::{
     collections::BTreeMap,
@@ -35,10 +38,13 @@ use url::Url;
 
 use crate::{
     App, Shared,
-    api::{endpoint_certificates::open_tls, secrets::open_in_force},
+    actions::{
+        attempt_view::{Attempt, HIDDEN, USER_AGENT},
+        endpoints::certificates::open_tls,
+        secrets::open_in_force,
+    },
     http::problem::{Kind, Problem},
     tables::{
-        attempt_view::{Attempt, HIDDEN, USER_AGENT},
         endpoints::EndpointRow,
         trials::{self as table, Allowance},
     },

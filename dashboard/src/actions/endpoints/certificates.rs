@@ -7,9 +7,8 @@ use postrider_dispatcher::{
 };
 use sqlx::PgExecutor;
 
-use super::endpoint_rules::Faults;
 use crate::{
-    http::problem::Problem,
+    http::problem::{Faults, Problem},
     tables::endpoints::{self as table, EndpointRow},
 };
 
@@ -44,7 +43,7 @@ pub(super) async fn keep_tls(
 }
 
 /// Settings that can't be decrypted count as none here.
-pub(super) fn shown(vault: &Vault, row: &EndpointRow) -> Option<TlsFingerprints> {
+pub(crate) fn shown(vault: &Vault, row: &EndpointRow) -> Option<TlsFingerprints> {
     Some(open_tls(vault, row)?.fingerprints())
 }
 

@@ -32,17 +32,17 @@ pub(crate) enum Change {
 #[schema(as = CompatibilityBreak)]
 pub(crate) struct Break {
     pub(crate) pointer: String,
-    pub(super) change: Change,
+    pub(crate) change: Change,
     pub(crate) detail: String,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = CompatibilityReport)]
 pub(crate) struct Report {
-    pub(super) version: String,
+    pub(crate) version: String,
     /// The version it is compared with.
-    pub(super) previous_version: String,
-    pub(super) breaking_changes: Vec<Break>,
+    pub(crate) previous_version: String,
+    pub(crate) breaking_changes: Vec<Break>,
 }
 
 pub(crate) fn compare(before: &Value, after: &Value) -> Vec<Break> {

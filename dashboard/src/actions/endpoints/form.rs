@@ -21,17 +21,15 @@ use sqlx::types::Json;
 use utoipa::ToSchema;
 
 use super::{
-    endpoint_certificates::check_tls,
-    endpoint_rules::{
-        Faults, check_filter, check_headers, check_secret, check_types, check_versions, read_schedule,
-    },
+    certificates::check_tls,
+    rules::{check_filter, check_headers, check_secret, check_types, check_versions, read_schedule},
 };
 use crate::{
     http::{
         input::{given, given_object, is_plain_text},
-        problem::Problem,
+        problem::{Faults, Problem},
+        shapes,
     },
-    openapi::shapes,
     tables::endpoints::EndpointSettings,
 };
 
@@ -41,54 +39,54 @@ use crate::{
 pub(crate) struct EndpointForm {
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::url)]
-    pub(super) url: Option<Option<String>>,
+    pub(crate) url: Option<Option<String>>,
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::name_or_null)]
-    description: Option<Option<String>>,
+    pub(crate) description: Option<Option<String>>,
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::patterns_or_null)]
-    types: Option<Option<Vec<String>>>,
+    pub(crate) types: Option<Option<Vec<String>>>,
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::versions_or_null)]
-    versions: Option<Option<BTreeMap<String, String>>>,
+    pub(crate) versions: Option<Option<BTreeMap<String, String>>>,
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::object_or_null)]
-    filter: Option<Option<Value>>,
+    pub(crate) filter: Option<Option<Value>>,
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::concurrency_or_null)]
-    concurrency: Option<Option<i64>>,
+    pub(crate) concurrency: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::rate_or_null)]
-    rate_per_second: Option<Option<i64>>,
+    pub(crate) rate_per_second: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
     #[schema(value_type = Option<bool>)]
-    ordered: Option<Option<bool>>,
+    pub(crate) ordered: Option<Option<bool>>,
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::schedule_or_null)]
-    retry_schedule: Option<Option<Vec<String>>>,
+    pub(crate) retry_schedule: Option<Option<Vec<String>>>,
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::timeout_or_null)]
-    timeout_ms: Option<Option<i64>>,
+    pub(crate) timeout_ms: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::signature_or_null)]
-    signature: Option<Option<String>>,
+    pub(crate) signature: Option<Option<String>>,
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::rotation_or_null)]
-    rotate_every_days: Option<Option<i64>>,
+    pub(crate) rotate_every_days: Option<Option<i64>>,
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::headers_or_null)]
-    pub(super) headers: Option<Option<BTreeMap<String, String>>>,
+    pub(crate) headers: Option<Option<BTreeMap<String, String>>>,
     #[serde(deserialize_with = "given_object")]
     #[schema(schema_with = shapes::tls_or_null)]
-    pub(super) tls: Option<Option<TlsSettings>>,
+    pub(crate) tls: Option<Option<TlsSettings>>,
     /// Only on creation; afterwards it is rotated.
     #[serde(deserialize_with = "given")]
     #[schema(schema_with = shapes::secret_or_null)]
-    pub(super) secret: Option<Option<String>>,
+    pub(crate) secret: Option<Option<String>>,
     /// Only on update: a new endpoint is enabled.
     #[serde(deserialize_with = "given")]
     #[schema(value_type = bool)]
-    enabled: Option<Option<bool>>,
+    pub(crate) enabled: Option<Option<bool>>,
 }
 
 /// The settings of an endpoint when none are given.
@@ -240,7 +238,7 @@ impl EndpointForm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::endpoint_rules::write_wait;
+    use crate::actions::endpoints::rules::write_wait;
     use serde_json::json;
 
     fn form(value: Value) -> EndpointForm {

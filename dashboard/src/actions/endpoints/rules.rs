@@ -14,57 +14,14 @@ use postrider_proto::{
     signature::Secret,
     state::SignatureFormat,
 };
-
 use serde_json::Value;
 
 use crate::{
-    http::problem::{Fault, Problem, excerpt},
-    tables::attempt_view::HIDDEN,
+    actions::attempt_view::HIDDEN,
+    http::problem::{Faults, excerpt},
 };
 
-/// Collects all errors, not only the first one.
-#[derive(Default)]
-pub(super) struct Faults(Vec<Fault>);
-
-impl Faults {
-    pub(super) fn add(&mut self, field: &str, detail: impl Into<String>) {
-        self.0.push(Fault {
-            pointer: format!("/{field}"),
-            detail: detail.into(),
-        });
-    }
-
-    pub(super) fn number<T: TryFrom<i64>>(
-        &mut self,
-        field: &str,
-        value: Option<i64>,
-        low: i64,
-        high: i64,
-    ) -> Option<T> {
-        let number = value
-            .filter(|n| (low..=high).contains(n))
-            .and_then(|n| T::try_from(n).ok());
-        if let Some(given) = value
-            && number.is_none()
-        {
-            self.add(
-                field,
-                format!("must be a whole number from {low} to {high}, not {given}"),
-            );
-        }
-        number
-    }
-
-    pub(super) fn done(self) -> Result<(), Problem> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(Problem::faults(self.0))
-        }
-    }
-}
-
-pub(super) fn check_types(types: &[String], faults: &mut Faults) {
+pub(crate) fn check_types(types: &[String], faults: &mut Faults) {
     if types.is_empty() || types.len() > TYPES_PER_ENDPOINT_MAX {
         faults.add(
             "types",
@@ -88,7 +45,7 @@ pub(super) fn check_types(types: &[String], faults: &mut Faults) {
     }
 }
 
-pub(super) fn check_versions(versions: Option<&BTreeMap<String, String>>, faults: &mut Faults) {
+pub(crate) fn check_versions(versions: Option<&BTreeMap<String, String>>, faults: &mut Faults) {
     let Some(versions) = versions else { return };
     if versions.len() > TYPES_PER_ENDPOINT_MAX {
         faults.add(
@@ -110,7 +67,7 @@ pub(super) fn check_versions(versions: Option<&BTreeMap<String, String>>, faults
     }
 }
 
-pub(super) fn check_filter(filter: Option<&Value>, faults: &mut Faults) {
+pub(crate) fn check_filter(filter: Option<&Value>, faults: &mut Faults) {
     let Some(filter) = filter else { return };
     match Filter::read(filter) {
         // Postgres text can't contain NUL.
@@ -122,7 +79,7 @@ pub(super) fn check_filter(filter: Option<&Value>, faults: &mut Faults) {
     }
 }
 
-pub(super) fn read_schedule(waits: &[String], faults: &mut Faults) -> Vec<i32> {
+pub(crate) fn read_schedule(waits: &[String], faults: &mut Faults) -> Vec<i32> {
     if waits.is_empty() || waits.len() > SCHEDULE_STEPS_MAX {
         faults.add(
             "retry_schedule",
@@ -160,7 +117,7 @@ pub(crate) fn write_wait(ms: i32) -> String {
     }
 }
 
-pub(super) fn check_secret(secret: &str, format: SignatureFormat) -> Result<(), &'static str> {
+pub(crate) fn check_secret(secret: &str, format: SignatureFormat) -> Result<(), &'static str> {
     if secret.len() > SECRET_BYTES_MAX || !secret.bytes().all(|b| b.is_ascii_graphic()) {
         return Err("must be at most 256 visible ASCII characters without spaces");
     }
@@ -176,7 +133,7 @@ pub(super) fn check_secret(secret: &str, format: SignatureFormat) -> Result<(), 
     })
 }
 
-pub(super) fn check_headers(headers: &BTreeMap<String, String>, faults: &mut Faults) {
+pub(crate) fn check_headers(headers: &BTreeMap<String, String>, faults: &mut Faults) {
     if headers.len() > CUSTOM_HEADERS_MAX {
         faults.add(
             "headers",

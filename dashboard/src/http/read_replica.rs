@@ -23,7 +23,7 @@ use tokio::time::{interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
-use crate::{Pool, auth::cookie};
+use crate::{Pool, http::input::cookie};
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_TIME_MAX: Duration = Duration::from_secs(1);

@@ -8,11 +8,17 @@ use chrono::{DateTime, Utc};
 use postrider_dispatcher::vault::{Purpose, Vault};
 use postrider_proto::{OutcomeKind, limits::ANSWER_KEPT_BYTES_MAX};
 use serde::Serialize;
+use sqlx::PgConnection;
 use utoipa::ToSchema;
 
 use crate::{
-    openapi::shapes,
-    tables::{attempts::AttemptRow, endpoints::EndpointRow},
+    App,
+    http::{problem::Problem, shapes},
+    tables::{
+        attempts::{self, AttemptRow},
+        deliveries::Delivery,
+        endpoints::{self, EndpointRow},
+    },
 };
 
 /// Placeholder for the value of a custom header.
@@ -188,6 +194,24 @@ pub(crate) fn custom_header_names(vault: &Vault, endpoint: &EndpointRow) -> Vec<
         .and_then(|clear| serde_json::from_slice::<BTreeMap<String, String>>(&clear).ok())
         .map(|headers| headers.into_keys().collect())
         .unwrap_or_default()
+}
+
+pub(crate) async fn attempts_of(
+    app: &App,
+    connection: &mut PgConnection,
+    delivery: &Delivery,
+) -> Result<Vec<Attempt>, Problem> {
+    let id = delivery.id();
+    let headers = endpoints::find_by_id(&mut *connection, id.endpoint)
+        .await?
+        .map(|endpoint| custom_header_names(&app.vault, &endpoint))
+        .unwrap_or_default();
+    let event = delivery.event();
+    Ok(attempts::of_delivery(connection, id)
+        .await?
+        .into_iter()
+        .map(|row| Attempt::of(row, &event, &headers))
+        .collect())
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ fn free_object(kind: SchemaType) -> ObjectBuilder {
 }
 
 /// Schema and description of a path parameter.
-pub(super) fn path_parameter(name: &str) -> (Value, &'static str) {
+pub(crate) fn path_parameter(name: &str) -> (Value, &'static str) {
     match name {
         "tenant" => (value(label()), "The tenant's id."),
         "type" => (value(type_name()), "The event type's name."),

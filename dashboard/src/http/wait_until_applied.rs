@@ -14,11 +14,11 @@ use std::{
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::LEASE;
 use postrider_proto::Shard;
-use sqlx::{FromRow, PgConnection};
+use sqlx::{FromRow, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::{
-    Pool,
+    App, Pool,
     http::problem::{Kind, Problem},
 };
 
@@ -47,6 +47,18 @@ pub(crate) async fn current(connection: &mut PgConnection) -> Result<Xid, sqlx::
         .fetch_one(connection)
         .await
         .map(Xid)
+}
+
+/// Commits a change and returns once the shard's owner has applied it.
+pub(crate) async fn commit(
+    app: &App,
+    mut transaction: Transaction<'static, Postgres>,
+    shard: Shard,
+) -> Result<(), Problem> {
+    let xid = current(&mut transaction).await?;
+    transaction.commit().await?;
+    app.wake.now();
+    settled(&app.pool, shard, &xid).await
 }
 
 /// Returns once the shard's owner has applied the transaction. The change is committed, so an owner that does not

@@ -1,0 +1,53 @@
+//! The rules of an emit that the HTTP API and gRPC share: what is checked before the database, and how a rejected event
+//! is reported.
+
+use postrider_proto::limits::EVENT_DATA_BYTES_MAX;
+use postrider_sender::{EmitError, check_data};
+
+use super::OwnedEvent;
+use crate::http::{
+    metrics::{Key, METRICS, Repeated},
+    problem::{Fault, Kind, Problem, sentence},
+};
+
+/// Every check that needs no database.
+pub(crate) fn checked(event: OwnedEvent) -> Result<OwnedEvent, Problem> {
+    if event.data.len() > EVENT_DATA_BYTES_MAX {
+        return Err(refusal(EmitError::TooLarge, ""));
+    }
+    match check_data(&event.data) {
+        Ok(()) => Ok(event),
+        Err(bad @ postrider_sender::BadData::NotAnObject) => Err(Problem::invalid("/data", bad.to_string())),
+        Err(bad) => Err(Problem::bad_request(sentence(&bad))),
+    }
+}
+
+/// `below` is the JSON pointer of the event in the body.
+pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
+    match error {
+        EmitError::UnknownTenant => Problem::not_found("tenant"),
+        EmitError::Conflict => {
+            METRICS.repeated(Key::EventId, Repeated::Conflict);
+            Problem::new(Kind::EventIdConflict, sentence(&error))
+        }
+        EmitError::Invalid { field, message } => Problem::invalid(format!("{below}/{field}"), message),
+        EmitError::Schema(violations) => Problem::faults(
+            violations
+                .into_iter()
+                .map(|violation| Fault {
+                    pointer: format!("{below}/data{}", violation.pointer),
+                    detail: violation.message,
+                })
+                .collect(),
+        ),
+        EmitError::Stale => Problem::busy(),
+        EmitError::TooLarge => Problem::new(Kind::TooLarge, sentence(&error)),
+        EmitError::Database(error) => match error.as_database_error().and_then(|e| e.code()) {
+            Some(code) if code == "PR422" => {
+                let told = error.as_database_error().map(|e| e.message().to_owned());
+                Problem::invalid(below, told.unwrap_or_default())
+            }
+            _ => error.into(),
+        },
+    }
+}

@@ -1,0 +1,334 @@
+//! Bulk replays: validate, count, start, cancel. The dispatcher runs them as jobs.
+
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use postrider_dispatcher::replays::{self, Ask, Part, RATE_DEFAULT, RATE_MAX, Replay, Sampled};
+use postrider_proto::{
+    DeadReason, DeliveryId, DeliveryState, EndpointState, ReplayKind, TenantId,
+    limits::REPLAYS_RUNNING_PER_TENANT_MAX, routing::is_type_name,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqlx::PgConnection;
+use utoipa::ToSchema;
+
+use crate::{
+    App,
+    actions::delivery_filter::parse_time,
+    auth::Actor,
+    http::{
+        problem::{Faults, Kind, Problem, excerpt},
+        shapes,
+        wait_until_applied::{self, all_settled},
+    },
+    tables::{
+        self,
+        audit::{self, Action, Entry},
+        endpoints, event_types, is_public_id, random_public_id,
+    },
+};
+
+/// Deliveries shown by a dry run.
+const SAMPLE: i64 = 10;
+/// How long a cancellation waits for queued deliveries to be restored.
+const TAKE_BACK_WAIT: Duration = Duration::from_secs(1);
+const TAKE_BACK_POLL: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schema(as = NewReplay)]
+pub(crate) struct ReplayForm {
+    #[schema(schema_with = shapes::replay_kind_or_null)]
+    pub(crate) kind: Option<String>,
+    /// Null: all endpoints of the tenant. Required for `kind: missing`.
+    pub(crate) endpoint: Option<String>,
+    /// Null: everything not delivered, that is dead letters and deliveries waiting for a retry.
+    #[schema(schema_with = shapes::delivery_state_or_null)]
+    pub(crate) state: Option<String>,
+    #[schema(schema_with = shapes::type_or_null_plain)]
+    pub(crate) r#type: Option<String>,
+    #[schema(schema_with = shapes::dead_reason_or_null)]
+    pub(crate) reason: Option<String>,
+    /// Only events created at or after this time.
+    pub(crate) since: Option<String>,
+    /// Only events created before this time.
+    pub(crate) until: Option<String>,
+    #[schema(schema_with = shapes::replay_rate_or_null)]
+    pub(crate) rate_per_second: Option<i64>,
+    /// Only counts the deliveries and returns a sample.
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = ReplaySample)]
+pub(crate) struct SampleView {
+    /// The delivery that would be sent. For a missed event, the one that would be created.
+    delivery: String,
+    pub(crate) event: String,
+    pub(crate) r#type: String,
+    endpoint: String,
+    created_at: Option<DateTime<Utc>>,
+}
+
+impl From<Sampled> for SampleView {
+    fn from(one: Sampled) -> Self {
+        Self {
+            delivery: DeliveryId {
+                event: one.event_id,
+                endpoint: one.endpoint_id,
+            }
+            .to_string(),
+            event: one.chosen_id.unwrap_or_else(|| one.event_id.generated()),
+            r#type: one.event_type,
+            endpoint: one.endpoint,
+            created_at: DateTime::from_timestamp_millis(one.event_id.unix_ms()),
+        }
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = ReplayPreview)]
+pub(crate) struct DryRun {
+    dry_run: bool,
+    pub(crate) total: i64,
+    pub(crate) sample: Vec<SampleView>,
+}
+
+/// A validated request.
+pub(crate) struct Wanted {
+    pub(crate) ask: Ask,
+    pub(crate) rate: i32,
+}
+
+impl Wanted {
+    /// Counting scans all events of the tenant; this is the name it is limited by.
+    pub(crate) fn counts_as(&self) -> String {
+        self.ask.tenant.0.to_string()
+    }
+}
+
+/// Reports all errors, not only the first one.
+pub(crate) async fn read(app: &App, tenant: TenantId, form: &ReplayForm) -> Result<Wanted, Problem> {
+    let mut faults = Faults::default();
+    let mut word = |field: &str, value: &Option<String>, words: &[&'static str]| {
+        let found = value
+            .as_deref()
+            .map(|text| words.iter().position(|word| *word == text));
+        if found == Some(None) {
+            let given = excerpt(value.as_deref().unwrap_or_default());
+            faults.add(field, format!("`{given}` is not one of {}", words.join(", ")));
+        }
+        found.flatten()
+    };
+    let kinds = ReplayKind::ALL
+        .iter()
+        .map(|kind| kind.as_str())
+        .collect::<Vec<_>>();
+    let kind = word("kind", &form.kind, &kinds).map_or(ReplayKind::Deliveries, |n| ReplayKind::ALL[n]);
+    const STATES: [DeliveryState; 3] = [
+        DeliveryState::Dead,
+        DeliveryState::Delivered,
+        DeliveryState::Pending,
+    ];
+    let state = word("state", &form.state, &STATES.map(DeliveryState::as_str)).map(|n| STATES[n]);
+    let reasons = DeadReason::ALL.iter().map(|one| one.as_str()).collect::<Vec<_>>();
+    let reason = word("reason", &form.reason, &reasons).map(|n| DeadReason::ALL[n]);
+    let mut time = |field: &str, value: &Option<String>| {
+        let time = value.as_deref().map(|text| parse_time(field, text)).transpose();
+        time.unwrap_or_else(|problem| {
+            faults.add(field, problem.detail);
+            None
+        })
+    };
+    let (since, until) = (time("since", &form.since), time("until", &form.until));
+    if since.zip(until).is_some_and(|(since, until)| since >= until) {
+        faults.add("until", "must be later than `since`");
+    }
+    let rate = faults.number("rate_per_second", form.rate_per_second, 1, i64::from(RATE_MAX));
+    if kind == ReplayKind::Missing {
+        if form.endpoint.is_none() {
+            faults.add("endpoint", "is required for `kind: missing`");
+        }
+        if state.is_some() || reason.is_some() {
+            faults.add("kind", "`missing` can't be combined with `state` or `reason`");
+        }
+    } else if reason.is_some() && state.is_some_and(|state| state != DeliveryState::Dead) {
+        faults.add("reason", "is only allowed for dead letters");
+    }
+    let mut type_id = None;
+    if let Some(name) = &form.r#type {
+        let found = match is_type_name(name) {
+            true => event_types::find(&app.pool, name).await?,
+            false => None,
+        };
+        if found.is_none() {
+            faults.add("type", format!("event type `{}` does not exist", excerpt(name)));
+        }
+        type_id = found.map(|row| row.id);
+    }
+    let mut endpoint = None;
+    if let Some(public_id) = &form.endpoint {
+        match endpoints::find(&app.pool, tenant, public_id).await? {
+            Some(row) if row.settings.state == EndpointState::Disabled => {
+                let reason = row.settings.state_reason.unwrap_or_default();
+                return Err(Problem::endpoint_disabled(format!(
+                    "The endpoint is disabled ({reason}). Enable it first."
+                )));
+            }
+            Some(row) => endpoint = Some(row.id),
+            None => faults.add(
+                "endpoint",
+                format!("endpoint `{}` does not exist", excerpt(public_id)),
+            ),
+        }
+    }
+    faults.done()?;
+    Ok(Wanted {
+        ask: Ask {
+            tenant,
+            kind,
+            endpoint,
+            state,
+            type_id,
+            reason,
+            since,
+            until,
+        },
+        rate: rate.unwrap_or(RATE_DEFAULT),
+    })
+}
+
+/// Counts the deliveries and returns a sample. Changes nothing.
+pub(crate) async fn dry_run(
+    app: &App,
+    connection: &mut PgConnection,
+    wanted: &Wanted,
+) -> Result<DryRun, Problem> {
+    let (parts, now) = count(app, connection, wanted).await?;
+    let sample = replays::sample(connection, &wanted.ask, now, oldest(app, now), SAMPLE).await?;
+    Ok(DryRun {
+        dry_run: true,
+        total: parts.iter().map(|part| part.total).sum(),
+        sample: sample.into_iter().map(SampleView::from).collect(),
+    })
+}
+
+/// Stores the replay, its parts and its audit entry in the caller's transaction.
+pub(crate) async fn begin(
+    app: &App,
+    connection: &mut PgConnection,
+    actor: &Actor,
+    wanted: &Wanted,
+) -> Result<Replay, Problem> {
+    let Wanted { ask, rate } = wanted;
+    // Checked before the count, which may take long, and again under the lock.
+    check_running(connection, ask.tenant).await?;
+    let (parts, _) = count(app, connection, wanted).await?;
+    if !tables::tenants::lock(&mut *connection, ask.tenant).await? {
+        return Err(Problem::not_found("tenant"));
+    }
+    check_running(connection, ask.tenant).await?;
+    let public_id = random_public_id("rpl");
+    replays::begin(&mut *connection, &public_id, ask, &parts, *rate, &actor.0).await?;
+    let replay = replays::find(&mut *connection, Some(ask.tenant), &public_id)
+        .await?
+        .ok_or_else(|| Problem::not_found("replay"))?;
+    let detail = json!({
+        "kind": ask.kind, "endpoint": replay.endpoint, "state": ask.state, "type": replay.event_type,
+        "reason": ask.reason, "since": ask.since, "until": ask.until, "total": replay.total,
+    });
+    let entry = Entry {
+        actor,
+        action: Action::ReplayStarted,
+        tenant: Some(ask.tenant),
+        subject: &public_id,
+        detail: Some(detail),
+    };
+    audit::write(connection, entry).await?;
+    Ok(replay)
+}
+
+async fn check_running(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Problem> {
+    if replays::count_running(connection, tenant).await? < REPLAYS_RUNNING_PER_TENANT_MAX {
+        return Ok(());
+    }
+    Err(Problem::limit_reached(format!(
+        "The tenant already has {REPLAYS_RUNNING_PER_TENANT_MAX} replays running, which is the maximum. \
+         Wait for one to finish, or cancel one."
+    )))
+}
+
+async fn count(
+    app: &App,
+    connection: &mut PgConnection,
+    wanted: &Wanted,
+) -> Result<(Vec<Part>, DateTime<Utc>), Problem> {
+    let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
+        .fetch_one(&mut *connection)
+        .await?;
+    let counted = replays::count(connection, &wanted.ask, now, oldest(app, now)).await;
+    match counted {
+        Ok(parts) => Ok((parts, now)),
+        Err(error) if error.as_database_error().and_then(|e| e.code()).as_deref() == Some("57014") => {
+            Err(Problem::new(
+                Kind::CountTimeout,
+                "Counting took too long. Narrow the replay by endpoint or time.",
+            ))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Older events may be dropped at any moment.
+fn oldest(app: &App, now: DateTime<Utc>) -> DateTime<Utc> {
+    now - chrono::TimeDelta::from_std(app.defaults.retention).unwrap_or_default()
+}
+
+pub(crate) async fn find(app: &App, tenant: Option<TenantId>, id: &str) -> Result<Replay, Problem> {
+    let found = match is_public_id("rpl", id) {
+        true => replays::find(&app.pool, tenant, id).await?,
+        false => None,
+    };
+    found.ok_or_else(|| Problem::not_found("replay"))
+}
+
+pub(crate) async fn stop(
+    app: &App,
+    actor: &Actor,
+    tenant: Option<TenantId>,
+    id: &str,
+) -> Result<Replay, Problem> {
+    let replay = find(app, tenant, id).await?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    let Some(shards) = replays::cancel(&mut transaction, replay.id).await? else {
+        drop(transaction);
+        return find(app, tenant, id).await;
+    };
+    let owner = tables::tenants::find(&mut *transaction, &replay.tenant).await?;
+    let entry = Entry {
+        actor,
+        action: Action::ReplayCancelled,
+        tenant: owner.map(|owner| owner.id),
+        subject: &replay.public_id,
+        detail: None,
+    };
+    audit::write(&mut transaction, entry).await?;
+    let xid = wait_until_applied::current(&mut transaction).await?;
+    transaction.commit().await?;
+    app.wake.now();
+    all_settled(&app.pool, &shards, &xid).await?;
+    taken_back(app, tenant, id).await
+}
+
+/// Waits until nothing of the replay is queued, or briefly: attempts in flight may take their time.
+async fn taken_back(app: &App, tenant: Option<TenantId>, id: &str) -> Result<Replay, Problem> {
+    let began = Instant::now();
+    loop {
+        let replay = find(app, tenant, id).await?;
+        if replay.in_line() == 0 || began.elapsed() >= TAKE_BACK_WAIT {
+            return Ok(replay);
+        }
+        tokio::time::sleep(TAKE_BACK_POLL).await;
+    }
+}

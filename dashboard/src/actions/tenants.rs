@@ -1,0 +1,160 @@
+//! Tenants: create, change and delete them.
+
+use postrider_dispatcher::erasure;
+use postrider_proto::{
+    limits::{DESCRIPTION_BYTES_MAX, ROTATE_DAYS_MAX, ROTATE_DAYS_MIN},
+    routing::is_tenant_slug,
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use crate::{
+    App,
+    auth::Actor,
+    http::{
+        input::is_plain_text,
+        problem::{Faults, Problem, excerpt},
+        shapes,
+        wait_until_applied::{self, settled},
+    },
+    tables::{
+        self, api_keys,
+        audit::{self, Action, Entry},
+        endpoints, random_public_id,
+        tenants::TenantRow,
+    },
+};
+
+const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
+
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = TenantSettings)]
+pub(crate) struct TenantForm {
+    #[schema(schema_with = shapes::name_or_null)]
+    pub(crate) name: Option<String>,
+    /// Null: never. An endpoint can override it.
+    #[schema(schema_with = shapes::tenant_rotation_or_null)]
+    pub(crate) rotate_every_days: Option<i64>,
+    /// Null: the platform's retention, which is also the maximum.
+    pub(crate) retention_days: Option<i64>,
+    /// Its endpoints may subscribe to the operational events of every tenant.
+    pub(crate) all_operational_events: Option<bool>,
+}
+
+/// Creates or updates the tenant; returns whether it is new.
+pub(crate) async fn store(
+    app: &App,
+    actor: &Actor,
+    slug: &str,
+    form: TenantForm,
+) -> Result<(TenantRow, bool), Problem> {
+    if !is_tenant_slug(slug) {
+        return Err(Problem::invalid(
+            "",
+            format!(
+                "`{}` is not a valid tenant id: start with a letter or digit and use at most 64 characters of A-Z a-z 0-9 _ . -",
+                excerpt(slug)
+            ),
+        ));
+    }
+    let fits = |name: &String| is_plain_text(name, DESCRIPTION_BYTES_MAX);
+    if !form.name.as_ref().is_none_or(fits) {
+        return Err(Problem::invalid(
+            "/name",
+            format!("must be at most {DESCRIPTION_BYTES_MAX} bytes of text without control characters"),
+        ));
+    }
+    let mut faults = Faults::default();
+    let rotate_every_days = faults.number(
+        "rotate_every_days",
+        form.rotate_every_days,
+        ROTATE_DAYS_MIN,
+        ROTATE_DAYS_MAX,
+    );
+    let days_kept = (app.defaults.retention.as_secs() / SECONDS_PER_DAY) as i64;
+    let retention_days = faults.number("retention_days", form.retention_days, 1, days_kept.max(1));
+    faults.done()?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    let before = tables::tenants::find_to_change(&mut *transaction, slug).await?;
+    let (row, is_new) = tables::tenants::put(
+        &mut *transaction,
+        slug,
+        form.name.as_deref(),
+        rotate_every_days,
+        retention_days,
+        form.all_operational_events.unwrap_or(false),
+    )
+    .await?;
+    let entry = Entry {
+        actor,
+        action: Action::TenantPut,
+        tenant: Some(row.id),
+        subject: slug,
+        detail: Some(changes(before.as_ref(), &row)),
+    };
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
+    Ok((row, is_new))
+}
+
+/// The changed settings with their new values. A new tenant had none.
+fn changes(before: Option<&TenantRow>, now: &TenantRow) -> Value {
+    let settings = |row: &TenantRow| {
+        [
+            ("name", json!(row.name)),
+            ("rotate_every_days", json!(row.rotate_every_days)),
+            ("retention_days", json!(row.retention_days)),
+            ("all_operational_events", json!(row.all_operational_events)),
+        ]
+    };
+    let before_settings = before.map(settings);
+    let is_changed = |(place, (_, value)): &(usize, (&str, Value))| match &before_settings {
+        Some(before) => before[*place].1 != *value,
+        None => !value.is_null() && *value != json!(false),
+    };
+    let mut changed: Map<String, Value> = settings(now)
+        .into_iter()
+        .enumerate()
+        .filter(is_changed)
+        .map(|(_, (name, value))| (name.to_owned(), value))
+        .collect();
+    if before.is_none() {
+        changed.insert("created".to_owned(), json!(true));
+    }
+    Value::Object(changed)
+}
+
+/// Returns the id of the erasure, which continues in the background.
+pub(crate) async fn remove(app: &App, actor: &Actor, slug: &str) -> Result<String, Problem> {
+    let tenant = tables::tenants::find(&app.pool, slug)
+        .await?
+        .ok_or_else(|| Problem::not_found("tenant"))?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    if !tables::tenants::lock(&mut *transaction, tenant.id).await? {
+        return Err(Problem::not_found("tenant"));
+    }
+    tables::tenants::delete(&mut *transaction, tenant.id).await?;
+    let mut shards = endpoints::delete_all(&mut *transaction, tenant.id).await?;
+    api_keys::revoke_all(&mut *transaction, tenant.id).await?;
+    let erasure_id = random_public_id("era");
+    erasure::begin(&mut transaction, tenant.id, &erasure_id, &actor.0).await?;
+    let entry = Entry {
+        actor,
+        action: Action::TenantDeleted,
+        tenant: Some(tenant.id),
+        subject: slug,
+        detail: None,
+    };
+    audit::write(&mut transaction, entry).await?;
+    let xid = wait_until_applied::current(&mut transaction).await?;
+    transaction.commit().await?;
+    app.wake.now();
+    shards.sort_unstable();
+    shards.dedup();
+    for shard in shards {
+        settled(&app.pool, shard, &xid).await?;
+    }
+    Ok(erasure_id)
+}

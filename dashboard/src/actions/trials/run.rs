@@ -1,0 +1,184 @@
+//! Runs one test event or one probe and returns its result.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use utoipa::ToSchema;
+
+use super::{
+    PROBES, TESTS, Target, admit,
+    checks::{Check, Finding, Verdict, has_passed, score},
+    event::Model,
+    probe::Probe,
+};
+use crate::{
+    Shared,
+    actions::attempt_view::Attempt,
+    auth::{Actor, Tenant},
+    http::problem::Problem,
+    tables::{
+        audit::{self, Action, Entry},
+        endpoints::{self, EndpointRow},
+    },
+};
+
+/// The endpoint to test and the caller.
+pub(crate) struct Asked {
+    pub(crate) actor: Actor,
+    pub(crate) tenant: Tenant,
+    pub(crate) endpoint: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TestAttempt {
+    #[serde(flatten)]
+    pub(crate) attempt: Attempt,
+    event: String,
+    r#type: String,
+    version: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ProbeReport {
+    endpoint: String,
+    url: String,
+    r#type: String,
+    /// Score out of 100.
+    pub(crate) score: u32,
+    /// No check failed and none was skipped.
+    pub(crate) passed: bool,
+    pub(crate) requests: usize,
+    pub(crate) duration_ms: u64,
+    pub(crate) checks: Vec<ProbeFinding>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ProbeFinding {
+    #[schema(inline)]
+    check: Check,
+    #[schema(inline)]
+    pub(crate) verdict: Verdict,
+    pub(crate) title: &'static str,
+    /// What was observed.
+    pub(crate) found: String,
+    pub(crate) meaning: &'static str,
+    pub(crate) fix: &'static str,
+}
+
+impl From<Finding> for ProbeFinding {
+    fn from(finding: Finding) -> Self {
+        let texts = finding.check.texts();
+        Self {
+            check: finding.check,
+            verdict: finding.verdict,
+            title: texts.title,
+            found: finding.found,
+            meaning: texts.meaning,
+            fix: texts.fix,
+        }
+    }
+}
+
+/// A result that the audit log records.
+pub(crate) trait Recorded {
+    fn audited(&self) -> (Action, Value);
+}
+
+impl Recorded for TestAttempt {
+    fn audited(&self) -> (Action, Value) {
+        let detail = json!({"outcome": self.attempt.outcome, "type": self.r#type});
+        (Action::EndpointTested, detail)
+    }
+}
+
+impl Recorded for ProbeReport {
+    fn audited(&self) -> (Action, Value) {
+        (Action::EndpointProbed, json!({"score": self.score}))
+    }
+}
+
+/// Called after the requests, so that no transaction is open while they are sent.
+pub(crate) async fn record(
+    connection: &mut PgConnection,
+    asked: &Asked,
+    result: &impl Recorded,
+) -> Result<(), Problem> {
+    let (action, detail) = result.audited();
+    let entry = Entry {
+        actor: &asked.actor,
+        action,
+        tenant: Some(asked.tenant.id),
+        subject: &asked.endpoint,
+        detail: Some(detail),
+    };
+    Ok(audit::write(connection, entry).await?)
+}
+
+/// Paused and disabled endpoints too: owners fix the receiver first and enable the endpoint afterwards.
+async fn prepare(
+    app: &Shared,
+    asked: &Asked,
+    event_type: Option<&str>,
+) -> Result<(EndpointRow, Target, Model), Problem> {
+    let mut connection = app.pool.acquire().await?;
+    let row = endpoints::find(&mut *connection, asked.tenant.id, &asked.endpoint)
+        .await?
+        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    let model = Model::choose(&mut connection, &row, event_type).await?;
+    let target = Target::open(app, &mut connection, &row).await?;
+    Ok((row, target, model))
+}
+
+/// Sends one test event and returns the attempt, successful or not.
+pub(crate) async fn test(
+    app: &Shared,
+    asked: &Asked,
+    event_type: Option<&str>,
+) -> Result<TestAttempt, Problem> {
+    let (row, target, model) = prepare(app, asked, event_type).await?;
+    let _place = admit(app, &row, TESTS).await?;
+    let event = model.event(target.now(), None);
+    let t = target.now().timestamp();
+    let signature = target.sign(&event.id, t, &event.body, &target.secrets);
+    let sent = target
+        .send(
+            &app.trials.sender,
+            &event.id,
+            t,
+            Some(signature),
+            event.body,
+            target.timeout,
+        )
+        .await;
+    Ok(TestAttempt {
+        attempt: target.attempt(&sent),
+        event: event.id,
+        r#type: model.type_name,
+        version: model.version,
+    })
+}
+
+pub(crate) async fn probe(
+    app: &Shared,
+    asked: &Asked,
+    event_type: Option<&str>,
+) -> Result<ProbeReport, Problem> {
+    let began = Instant::now();
+    let (row, target, model) = prepare(app, asked, event_type).await?;
+    let _place = admit(app, &row, PROBES).await?;
+    let type_name = model.type_name.clone();
+    let probe = Probe::new(target, model, app.trials.sender.clone());
+    let findings = probe.run().await;
+    Ok(ProbeReport {
+        endpoint: row.public_id,
+        url: row.settings.url,
+        r#type: type_name,
+        score: score(&findings),
+        passed: has_passed(&findings),
+        requests: probe.requests(),
+        duration_ms: began.elapsed().as_millis() as u64,
+        checks: findings.into_iter().map(ProbeFinding::from).collect(),
+    })
+}
