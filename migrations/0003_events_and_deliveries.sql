@@ -100,7 +100,10 @@ create table postrider.queue (
     was_at      timestamptz,              -- time of death, or the time it was due
     was_step    smallint,
     was_replay  text,
-    primary key (endpoint_id, event_id)
+    primary key (endpoint_id, event_id),
+    constraint queue_attempt check (attempt >= 0),
+    constraint queue_ordered check ((key_id is null) = (sequence is null)),
+    constraint queue_replayed check (was_source is null or replay_id is not null)
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 -- Readers find new rows by xid; the shard is a filter. Its predicate is true of every row. After a vacuum of an empty table
 -- the planner believes that all indexes cost the same; it can use this one only for statements that repeat the predicate,
@@ -123,7 +126,9 @@ create table postrider.retries (
     attempt     smallint not null,
     step        smallint not null,        -- position of the next attempt in the retry schedule
     due_at      timestamptz not null,
-    primary key (endpoint_id, event_id)
+    primary key (endpoint_id, event_id),
+    constraint retries_attempt check (attempt >= 1 and step >= 0),
+    constraint retries_ordered check ((key_id is null) = (sequence is null))
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 -- The predicate is true of every row, as that of `queue_xid`.
 create index retries_next on postrider.retries (endpoint_id, due_at) where attempt >= 0;
@@ -173,7 +178,8 @@ create table postrider.dead_letters (
     attempt     smallint not null,
     died_at     timestamptz not null default clock_timestamp(),
     replay_id   text,
-    primary key (endpoint_id, event_id)
+    primary key (endpoint_id, event_id),
+    constraint dead_letters_attempt check (attempt >= 1)
 );
 create index dead_letters_tenant on postrider.dead_letters (tenant_id, event_id, endpoint_id);
 create index dead_letters_replays on postrider.dead_letters (endpoint_id, replay_id) where replay_id is not null;

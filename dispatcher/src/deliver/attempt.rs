@@ -7,6 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
 use http::{HeaderName, HeaderValue};
 use postrider_proto::{DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature};
 use postrider_sender::{read_data, read_data_of_body};
@@ -36,7 +37,7 @@ use crate::{
     store::transitions::AttemptRecord,
     telemetry::{
         metrics::METRICS,
-        traces::{AttemptDetails, Tracer},
+        traces::{self, AttemptDetails, Tracer},
     },
 };
 
@@ -66,6 +67,15 @@ pub(crate) struct Picked {
     pub(crate) guard: InFlightGuard,
     /// Permit for its unrecorded result.
     pub(crate) result_permit: OwnedSemaphorePermit,
+}
+
+impl Picked {
+    fn delivery_id(&self) -> DeliveryId {
+        DeliveryId {
+            event: self.delivery.event,
+            endpoint: self.endpoint.id,
+        }
+    }
 }
 
 /// Held while an attempt is in flight. Dropping it notifies the engine however the attempt ends: response, panic or
@@ -115,6 +125,23 @@ pub(crate) struct Attempts {
 pub(crate) struct AttemptTask {
     picked: Picked,
     content: Fetch,
+}
+
+/// What became of the request, and the signature it was sent with.
+struct Sent {
+    outcome: Outcome,
+    signature: Option<String>,
+}
+
+impl Sent {
+    fn nothing(error: &str) -> Self {
+        Self {
+            outcome: Outcome::NotSent {
+                error: error.to_owned(),
+            },
+            signature: None,
+        }
+    }
 }
 
 /// Where an attempt gets its event from.
@@ -235,163 +262,153 @@ impl Attempts {
         }
     }
 
+    /// Read, filter, send, decide, report. When nothing may be sent now, the guard hands the delivery back.
     async fn make(&self, AttemptTask { picked, content }: AttemptTask) {
         let Some((content, share)) = self.content(&picked, content).await else {
             return;
         };
-        let Picked {
-            endpoint,
-            epoch,
-            term,
-            delivery,
-            guard,
-            result_permit,
-        } = picked;
         let started_at = self.clock.now();
         let began = Instant::now();
-        let mut sent_signature = None;
         let archived = content.as_ref().is_some_and(|content| content.held);
-        let public_id = content.as_ref().map(|content| content.public_id.clone());
         if let Some(content) = &content
-            && !is_wanted(&endpoint, &delivery, content)
+            && !is_wanted(&picked.endpoint, &picked.delivery, content)
         {
-            guard.finish(AttemptResult {
-                success: true,
-                slow: false,
-                about_endpoint: true,
-            });
-            let _ = self.finished.send(Finished {
-                result: AttemptRecord {
-                    endpoint: endpoint.id,
-                    event: delivery.event,
-                    shard: endpoint.shard,
-                    epoch,
-                    number: delivery.number(),
-                    started_at,
-                    duration: Duration::ZERO,
-                    signature: None,
-                    outcome: Outcome::NotSent {
-                        error: "excluded by the endpoint's filter".to_owned(),
-                    },
-                    next: Next::Filtered,
-                    archived,
-                },
-                result_permit,
-            });
-            return;
+            let sent = Sent::nothing("excluded by the endpoint's filter");
+            return self.finish(picked, started_at, Duration::ZERO, sent, Next::Filtered, archived);
         }
-        let delivery_id = DeliveryId {
-            event: delivery.event,
-            endpoint: endpoint.id,
-        };
-        let traced = self.tracer.attempt_begins(
-            delivery_id,
-            content
-                .as_ref()
-                .and_then(|content| content.trace.as_ref())
-                .map(|trace| trace.0),
-            delivery.replay.is_some(),
-        );
-        let outcome = match content {
-            None => Outcome::NotSent {
-                error: "the event has exceeded its retention and its body was deleted".to_owned(),
-            },
+        let public_id = content.as_ref().map(|content| content.public_id.clone());
+        let trace = content.as_ref().and_then(|content| content.trace.as_ref());
+        let replayed = picked.delivery.replay.is_some();
+        let traced = self
+            .tracer
+            .attempt_begins(picked.delivery_id(), trace.map(|trace| trace.0), replayed);
+        let sent = match content {
+            None => Some(Sent::nothing(
+                "the event has exceeded its retention and its body was deleted",
+            )),
             Some(content) => {
-                let t = started_at.timestamp();
-                let secrets = endpoint.secrets_in_force(started_at);
-                let value = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
-                let permission = self.lease.under(term);
-                let mut request = self.request(&endpoint, &delivery, &content, t, &value, permission.clone());
-                if let Some(traced) = &traced
-                    && let Ok(value) = HeaderValue::from_str(&traced.context.to_string())
-                {
-                    request.headers.insert(TRACEPARENT, value);
-                    if let Some((_, Some(state))) = &content.trace
-                        && let Ok(value) = HeaderValue::from_str(state.as_str())
-                    {
-                        request.headers.insert(TRACESTATE, value);
-                    }
-                }
-                sent_signature = Some(value);
-                request.body = bodies::with_share(content, share);
-                // Checked last: nothing may be sent if the lease expired or the settings were replaced while the body
-                // was read.
-                if !permission.is_valid() || !endpoint.may_start() {
-                    return;
-                }
-                match permission.only_while_valid(self.sender.send(request)).await {
-                    Some(Ok(outcome)) => outcome,
-                    // A local fault says nothing about the endpoint and nothing was sent, so the attempt is not
-                    // counted.
-                    Some(Err(fault)) => {
-                        METRICS.own_faults.increment(1);
-                        tracing::error!(error = %fault, "request not sent because of a local fault");
-                        return tokio::time::sleep(AFTER_OWN_FAULT).await;
-                    }
-                    // Another dispatcher may own the shard by now, so the attempt is not counted.
-                    None => return,
-                }
+                self.send(&picked, content, share, started_at, traced.as_ref())
+                    .await
             }
         };
-        if matches!(outcome, Outcome::Forbidden { .. }) {
-            sent_signature = None;
-        }
+        let Some(sent) = sent else { return };
         let next = retry::decide(
-            &outcome,
-            delivery.step,
-            delivery.number(),
-            &endpoint.schedule,
+            &sent.outcome,
+            picked.delivery.step,
+            picked.delivery.number(),
+            &picked.endpoint.schedule,
             self.jitter,
             &mut rand::rng(),
         );
         let duration = began.elapsed();
-        METRICS.attempted(outcome.kind(), duration);
-        if delivery.attempt == 0 && delivery.replay.is_none() {
-            METRICS.first_attempt(delivery.event.unix_ms(), started_at);
+        METRICS.attempted(sent.outcome.kind(), duration);
+        if picked.delivery.attempt == 0 && !replayed {
+            METRICS.first_attempt(picked.delivery.event.unix_ms(), started_at);
         }
         if let Some(traced) = &traced {
-            let made = AttemptDetails {
+            let details = AttemptDetails {
                 public_id: public_id.as_deref().unwrap_or_default(),
-                host: endpoint.url.host_str(),
-                number: delivery.number(),
+                host: picked.endpoint.url.host_str(),
+                number: picked.delivery.number(),
                 began: started_at,
                 took: duration,
-                outcome: &outcome,
+                outcome: &sent.outcome,
             };
-            self.tracer.attempt_ended(traced, &made);
+            self.tracer.attempt_ended(traced, &details);
         }
-        if !outcome.is_success() {
-            log_failure(
-                public_id.as_deref(),
-                delivery_id,
-                delivery.number(),
-                &outcome,
-                next,
-            );
+        if !sent.outcome.is_success() {
+            log_failure(public_id.as_deref(), &picked, &sent.outcome, next);
         }
+        self.finish(picked, started_at, duration, sent, next, archived);
+    }
+
+    /// Signs and sends. Nothing when the lease or the settings ended meanwhile, or when a local fault kept the request from
+    /// being sent: such an attempt is not counted.
+    async fn send(
+        &self,
+        picked: &Picked,
+        content: Arc<Content>,
+        share: Option<FairShare>,
+        started_at: DateTime<Utc>,
+        traced: Option<&traces::Attempt>,
+    ) -> Option<Sent> {
+        let endpoint = &picked.endpoint;
+        let t = started_at.timestamp();
+        let secrets = endpoint.secrets_in_force(started_at);
+        let signature = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
+        let permission = self.lease.under(picked.term.clone());
+        let mut request = self.request(
+            endpoint,
+            &picked.delivery,
+            &content,
+            t,
+            &signature,
+            permission.clone(),
+        );
+        if let Some(traced) = traced
+            && let Ok(value) = HeaderValue::from_str(&traced.context.to_string())
+        {
+            request.headers.insert(TRACEPARENT, value);
+            if let Some((_, Some(state))) = &content.trace
+                && let Ok(value) = HeaderValue::from_str(state.as_str())
+            {
+                request.headers.insert(TRACESTATE, value);
+            }
+        }
+        request.body = bodies::with_share(content, share);
+        // Checked last: nothing may be sent if the lease expired or the settings were replaced while the body was read.
+        if !permission.is_valid() || !endpoint.may_start() {
+            return None;
+        }
+        // Without an outcome another dispatcher may own the shard by now.
+        let outcome = match permission.only_while_valid(self.sender.send(request)).await? {
+            Ok(outcome) => outcome,
+            Err(fault) => {
+                METRICS.own_faults.increment(1);
+                tracing::error!(error = %fault, "request not sent because of a local fault");
+                tokio::time::sleep(AFTER_OWN_FAULT).await;
+                return None;
+            }
+        };
+        let was_sent = !matches!(outcome, Outcome::Forbidden { .. });
+        Some(Sent {
+            outcome,
+            signature: was_sent.then_some(signature),
+        })
+    }
+
+    fn finish(
+        &self,
+        picked: Picked,
+        started_at: DateTime<Utc>,
+        duration: Duration,
+        sent: Sent,
+        next: Next,
+        archived: bool,
+    ) {
         let result = AttemptResult {
-            success: outcome.is_success(),
+            success: sent.outcome.is_success() || next == Next::Filtered,
             slow: duration > SLOW,
-            about_endpoint: outcome.kind() != OutcomeKind::ProxyFailed,
+            about_endpoint: sent.outcome.kind() != OutcomeKind::ProxyFailed,
         };
         let finished = Finished {
             result: AttemptRecord {
-                endpoint: endpoint.id,
-                event: delivery.event,
-                shard: endpoint.shard,
-                epoch,
-                number: delivery.number(),
+                endpoint: picked.endpoint.id,
+                event: picked.delivery.event,
+                shard: picked.endpoint.shard,
+                epoch: picked.epoch,
+                number: picked.delivery.number(),
                 started_at,
                 duration,
-                signature: sent_signature,
-                outcome,
+                signature: sent.signature,
+                outcome: sent.outcome,
                 next,
                 archived,
             },
-            result_permit,
+            result_permit: picked.result_permit,
         };
         // The guard first: the engine must process the response before the record.
-        guard.finish(result);
+        picked.guard.finish(result);
         let _ = self.finished.send(finished);
     }
 
@@ -428,15 +445,16 @@ impl Attempts {
 
 /// Logs a failed attempt. Failures that will be retried are logged at debug level: an endpoint that is down would
 /// fill the log.
-fn log_failure(event: Option<&str>, delivery_id: DeliveryId, attempt: u16, outcome: &Outcome, next: Next) {
+fn log_failure(event: Option<&str>, picked: &Picked, outcome: &Outcome, next: Next) {
+    let (delivery, attempt) = (picked.delivery_id(), picked.delivery.number());
     let (kind, status, error) = (outcome.kind().as_str(), outcome.status(), outcome.error());
     match next {
         Next::Dead(reason) => tracing::info!(
-            event, %delivery_id, attempt, outcome = kind, status, error, reason = reason.as_str(),
+            event, %delivery, attempt, outcome = kind, status, error, reason = reason.as_str(),
             "attempt failed; delivery moved to dead letters"
         ),
         Next::Retry { wait, .. } => tracing::debug!(
-            event, %delivery_id, attempt, outcome = kind, status, error, next_in_ms = wait.as_millis() as u64,
+            event, %delivery, attempt, outcome = kind, status, error, next_in_ms = wait.as_millis() as u64,
             "attempt failed"
         ),
         Next::Delivered | Next::Filtered => {}
