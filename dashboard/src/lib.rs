@@ -154,7 +154,7 @@ mod tests {
     fn rooms_import_only_downwards() {
         for (place, (room, below)) in ROOMS.iter().enumerate() {
             let is_below = |name: &&str| ROOMS[place + 1..].iter().any(|(room, _)| room == name);
-            assert!(below.iter().all(|name| is_below(name)), "{room}");
+            assert!(below.iter().all(is_below), "{room}");
             for (file, text) in sources(room) {
                 for found in rooms_named(&text) {
                     assert!(

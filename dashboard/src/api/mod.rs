@@ -1,4 +1,4 @@
-//! The HTTP API, one file per noun. Handlers parse, validate, call `tables` in one transaction, and respond.
+//! The HTTP API, one file per noun. Handlers parse, call `actions` or read `tables`, and respond.
 
 pub(crate) mod alerts;
 pub(crate) mod api_keys;
