@@ -6,7 +6,7 @@ use std::{net::IpAddr, time::Duration};
 use http::HeaderValue;
 use postrider_dispatcher::{
     guard::{Guard, is_public},
-    send,
+    http::client,
 };
 use postrider_proto::{
     filter::Filter,
@@ -122,7 +122,7 @@ pub(crate) fn retry_after(input: &[u8]) {
         .into_iter()
         .flatten()
     {
-        if let Some(wait) = send::retry_after(&value) {
+        if let Some(wait) = client::retry_after(&value) {
             assert!(wait <= Duration::from_secs(RETRY_AFTER_SECONDS_MAX), "{value:?}");
         }
     }

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
 use postrider_dashboard::{Emits, Pool, Reserves, STATEMENT_TIMEOUT};
-use postrider_dispatcher::{answer, meters, schema};
+use postrider_dispatcher::{db_timeout, schema, telemetry::metrics};
 use sqlx::{
     Connection, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -66,13 +66,13 @@ async fn connect(
     most: u32,
     settings: PgPoolOptions,
 ) -> anyhow::Result<PgPool> {
-    let pool = answer::lively(settings)
+    let pool = db_timeout::lively(settings)
         .max_connections(most)
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .connect_with(options.clone())
         .await
         .context("cannot connect to the database")?;
-    meters::watch_pool(label, &pool);
+    metrics::watch_pool(label, &pool);
     Ok(pool)
 }
 
@@ -176,11 +176,11 @@ pub(crate) async fn replica(database: &Database) -> Option<Pool> {
         Ok(Ok(route)) => route,
         _ => Route::PooledWithoutStatements,
     };
-    let connections = answer::lively(PgPoolOptions::new())
+    let connections = db_timeout::lively(PgPoolOptions::new())
         .max_connections(POOL_CONNECTIONS_MAX)
         .acquire_timeout(REPLICA_TIMEOUT)
         .connect_lazy_with(named(&route.prepare(options), ROLE));
-    meters::watch_pool(ROLE, &connections);
+    metrics::watch_pool(ROLE, &connections);
     Some(route.over(connections))
 }
 

@@ -3,7 +3,7 @@
 use std::{sync::OnceLock, time::Duration};
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use postrider_dispatcher::meters;
+use postrider_dispatcher::telemetry::metrics;
 
 /// Seconds, from a fast read to an attempt that times out.
 const SECONDS: [f64; 14] = [
@@ -35,7 +35,7 @@ pub(crate) fn start() -> anyhow::Result<()> {
     let handle = builder.install_recorder()?;
     let _ = HANDLE.set(handle);
     let version = [("version", env!("CARGO_PKG_VERSION"))];
-    meters::labelled_gauge(
+    metrics::labelled_gauge(
         "postrider_build_info",
         "Always 1; the label is the running version",
         &version,
@@ -45,7 +45,7 @@ pub(crate) fn start() -> anyhow::Result<()> {
 }
 
 pub(crate) fn render() -> String {
-    meters::sample_pools();
+    metrics::sample_pools();
     HANDLE.get().map(PrometheusHandle::render).unwrap_or_default()
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use postrider_dashboard::Pool;
-use postrider_dispatcher::meters;
+use postrider_dispatcher::telemetry::metrics;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -53,7 +53,7 @@ impl Parts {
     /// Metrics of the whole installation.
     pub(crate) fn add_database_metrics(&mut self, pool: Pool) {
         self.add("database metrics", |stop| async move {
-            meters::watch_database(pool, stop).await;
+            metrics::watch_database(pool, stop).await;
             Ok::<(), anyhow::Error>(())
         });
     }

@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use bytes::Bytes;
 use postrider_dispatcher::{
     guard::Guard,
-    send::{HttpSender, Request, webhook_headers},
+    http::client::{HttpSender, Request, webhook_headers},
 };
 use postrider_proto::signature::{Secret, SignatureFormat, sign};
 

@@ -23,14 +23,13 @@ mod wiring;
 use sqlx::{PgPool, postgres::PgConnectOptions};
 use tokio_util::sync::CancellationToken;
 
-pub use db_timeout as answer;
 pub use deliver::retry;
-pub use http::{client as send, guard, proxy, tls};
+pub use http::{guard, proxy, tls};
 pub use maintenance::{erasure, notices, partitions, planned_rotation, relay, replays, retention, rollup};
 pub use ownership::{decision::LEASE, lease};
 pub use settings::Settings;
 pub use store::schema;
-pub use telemetry::{metrics as meters, statistics, traces};
+pub use telemetry::{statistics, traces};
 pub use vault::{key_holders, sealed};
 pub use wake::Wake;
 use wiring::Started;

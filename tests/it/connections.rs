@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postrider_dispatcher::answer::lively;
+use postrider_dispatcher::db_timeout::lively;
 use sqlx::postgres::PgPoolOptions;
 
 use crate::support::Database;

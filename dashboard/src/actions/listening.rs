@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
 use data_encoding::BASE64;
-use postrider_dispatcher::send::webhook_headers;
+use postrider_dispatcher::http::client::webhook_headers;
 use postrider_proto::{
     EventId, TenantId,
     signature::{Secret, sign},

@@ -12,7 +12,7 @@ use axum::{
     response::Response,
 };
 use metrics::{Counter, Histogram};
-use postrider_dispatcher::meters::{histogram, labelled_counter, labelled_histogram};
+use postrider_dispatcher::telemetry::metrics::{histogram, labelled_counter, labelled_histogram};
 use postrider_sender::Emitted;
 
 pub(crate) static METRICS: LazyLock<Meters> = LazyLock::new(Meters::new);

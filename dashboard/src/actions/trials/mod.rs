@@ -24,7 +24,7 @@ use axum::{
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::{
     guard::Guard,
-    send::{HttpSender, Request, webhook_headers},
+    http::client::{HttpSender, Request, webhook_headers},
     tls::TlsSettings,
     vault::{Purpose, Vault},
 };

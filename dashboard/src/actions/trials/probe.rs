@@ -11,7 +11,7 @@ use std::{
 
 use axum::body::Bytes;
 use chrono::TimeDelta;
-use postrider_dispatcher::send::HttpSender;
+use postrider_dispatcher::http::client::HttpSender;
 use postrider_proto::{Outcome, OutcomeKind, signature::Secret};
 use tokio::task::JoinSet;
 
