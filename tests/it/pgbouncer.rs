@@ -176,7 +176,10 @@ async fn a_dashboard_works_through_transaction_mode() {
     let bouncer = PgBouncer::start(&database, Prepared::Forgotten).await;
     let dashboard = serve_through(&bouncer, &database).await;
     let told = dashboard.log_lines().join("\n");
-    assert!(told.contains("each statement runs in its own transaction"), "{told}");
+    assert!(
+        told.contains("each statement runs in its own transaction"),
+        "{told}"
+    );
     let _dispatcher = Postrider::on_database("dispatcher", &database).start().await;
     let receiver = Receiver::start().await;
     crowd(&dashboard, &receiver).await;
@@ -191,7 +194,10 @@ async fn a_dashboard_works_through_session_mode() {
     let bouncer = PgBouncer::start_with(&database, Prepared::Forgotten, more).await;
     let dashboard = serve_through(&bouncer, &database).await;
     let told = dashboard.log_lines().join("\n");
-    assert!(!told.contains("each statement runs in its own transaction"), "{told}");
+    assert!(
+        !told.contains("each statement runs in its own transaction"),
+        "{told}"
+    );
     let _dispatcher = Postrider::on_database("dispatcher", &database).start().await;
     let receiver = Receiver::start().await;
     crowd(&dashboard, &receiver).await;
@@ -206,7 +212,10 @@ async fn a_newer_one_remembers_prepared_statements() {
     let bouncer = PgBouncer::start(&database, Prepared::Kept).await;
     let dashboard = serve_through(&bouncer, &database).await;
     let told = dashboard.log_lines().join("\n");
-    assert!(!told.contains("each statement runs in its own transaction"), "{told}");
+    assert!(
+        !told.contains("each statement runs in its own transaction"),
+        "{told}"
+    );
     let _dispatcher = Postrider::on_database("dispatcher", &database).start().await;
     let receiver = Receiver::start().await;
     crowd(&dashboard, &receiver).await;

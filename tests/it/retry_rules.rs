@@ -441,7 +441,8 @@ async fn a_result_is_recorded_although_its_delivery_is_moved_to_another_table_me
     assert_eq!(moved.rows_affected(), 1, "the delivery is between two attempts");
     receiver.release();
     until("the recorder waits for the transaction", || async {
-        let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%from_queue%'";
+        let waiting = "select count(*) from pg_stat_activity
+                       where wait_event_type = 'Lock' and datname = current_database()";
         (fleet.database().count(waiting).await > 0).then_some(())
     })
     .await;

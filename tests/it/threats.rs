@@ -129,7 +129,10 @@ fn connections_to_strangers_are_opened_in_one_place() {
             found.push(format!("{path}: {way}"));
         }
     }
-    assert_eq!(found, ["dispatcher/src/send/connect.rs: TcpStream::connect"]);
+    assert_eq!(
+        found,
+        ["dispatcher/src/http/client/connect.rs: TcpStream::connect"]
+    );
 }
 
 /// F9, and the tokens of sessions and of the API: how long a wrong one takes must not tell how much of it is right.
