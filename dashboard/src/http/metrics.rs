@@ -137,7 +137,7 @@ impl Meters {
                 ["ok", "error"].map(|result| {
                     labelled_counter(
                         "postrider_grpc_calls_total",
-                        "gRPC calls",
+                        "gRPC calls by method and result",
                         &[("method", method), ("result", result)],
                     )
                 })
