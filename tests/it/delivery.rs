@@ -223,7 +223,7 @@ async fn what_waits_for_a_deleted_endpoint_is_dropped_also_when_that_fails_at_fi
     let (status, _) = api.call(Method::DELETE, &path, None).await;
     assert_eq!(status, StatusCode::NO_CONTENT);
     until("it was tried", || async {
-        let told = "rows of a deleted endpoint could not be removed";
+        let told = "removing rows of a deleted endpoint failed";
         program
             .log_lines()
             .iter()
