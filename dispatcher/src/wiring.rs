@@ -30,6 +30,7 @@ use crate::{
         attempt::{Attempts, Picked},
         bodies::LargeBodies,
         capacity::Capacity,
+        change_watcher::{self, Commits},
         engine::{Engine, EngineMessage, State},
         lane::{Activity, Pace, Withdrawal},
         reader::{Reader, ReaderMessage},
@@ -170,8 +171,10 @@ pub(crate) async fn start(
     let (withdrawals, withdrawals_out) = mpsc::unbounded_channel();
     let (applied, applied_out) = watch::channel(None);
     let (activity, activity_out) = watch::channel(Vec::new());
+    let commits = Commits::default();
     let reader = Reader {
         wake: dispatcher.wake.clone(),
+        commits: commits.clone(),
         interrupt: parts.interrupt.clone(),
         options: parts.direct.clone(),
         clock: parts.clock.clone(),
@@ -182,6 +185,8 @@ pub(crate) async fn start(
     start_ownership(&dispatcher, &parts, drained_out, stop).await?;
     let recorder = tokio::spawn(recorder.run(abandon.clone()));
     parts.background.spawn(reader.run(parts.leave.clone()));
+    let watcher = change_watcher::run(parts.direct.clone(), commits.clone(), parts.leave.clone());
+    parts.background.spawn(watcher);
     tokio::spawn(surveyor.run(parts.leave.clone()));
     let output = EngineOutput {
         deleted: deleted_out,
@@ -200,6 +205,7 @@ pub(crate) async fn start(
         finished,
         started: Instant::now(),
         cycles,
+        commits,
         interrupt: parts.interrupt.clone(),
         drained,
         deleted,

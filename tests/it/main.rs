@@ -78,4 +78,5 @@ mod trials;
 mod types_command;
 mod urls;
 mod versions;
+mod wake;
 mod witness;

@@ -25,7 +25,12 @@ fn emit(id: &str) -> String {
 }
 
 /// One producer's transactions, of every kind in turn. Answers the ids of what was committed.
-async fn produce(database: &Database, producer: usize, transactions: usize) -> BTreeSet<String> {
+async fn produce(
+    database: &Database,
+    producer: usize,
+    transactions: usize,
+    can_prepare: bool,
+) -> BTreeSet<String> {
     let mut connection = database.connect().await;
     let mut late: Option<(PgConnection, usize)> = None;
     let mut committed = BTreeSet::new();
@@ -42,6 +47,7 @@ async fn produce(database: &Database, producer: usize, transactions: usize) -> B
                 emit(&lost)
             ),
             3 => format!("select produce('{kept}', '{lost}');"),
+            4 | 5 if !can_prepare => format!("{}", emit(&kept)),
             4 => format!(
                 "begin; savepoint a; {} release savepoint a; prepare transaction '{name}'; commit prepared '{name}';",
                 emit(&kept)
@@ -70,7 +76,7 @@ async fn produce(database: &Database, producer: usize, transactions: usize) -> B
         for statement in statements.split_inclusive(';') {
             run(&mut connection, statement).await;
         }
-        if !matches!(number % 8, 1 | 5) {
+        if number % 8 != 1 && (number % 8 != 5 || !can_prepare) {
             committed.insert(kept);
         }
     }
@@ -94,8 +100,19 @@ const PRODUCE: &str = "
 
 #[tokio::test]
 async fn every_committed_delivery_arrives_once_whatever_its_transaction_did() {
-    const ELSEWHERE: usize = 300;
-    let mut fleet = Fleet::start(2).await;
+    every_commit_arrives_once(Database::fresh().await, 300, false).await;
+}
+
+/// Where transactions can be prepared, dispatchers are not notified of commits: a prepared transaction can't notify.
+#[tokio::test]
+async fn every_committed_delivery_arrives_once_where_transactions_can_be_prepared() {
+    let settings = "max_connections = 200\nmax_prepared_transactions = 50\n";
+    let database = Database::on_private_server_in(std::env::temp_dir(), settings).await;
+    every_commit_arrives_once(database, 0, true).await;
+}
+
+async fn every_commit_arrives_once(database: Database, open_elsewhere: usize, can_prepare: bool) {
+    let mut fleet = Fleet::start_on(database, 2, &[]).await;
     let receiver = Receiver::start().await;
     let paths = ["/a", "/b", "/c"];
     for path in paths {
@@ -105,7 +122,7 @@ async fn every_committed_delivery_arrives_once_whatever_its_transaction_did() {
     // Open in another database of the server: they stand in every snapshot.
     let elsewhere = Database::empty().await;
     let mut open = Vec::new();
-    for _ in 0..ELSEWHERE {
+    for _ in 0..open_elsewhere {
         let mut connection = elsewhere.connect().await;
         run(&mut connection, "begin; select pg_current_xact_id();").await;
         open.push(connection);
@@ -114,12 +131,12 @@ async fn every_committed_delivery_arrives_once_whatever_its_transaction_did() {
     let started = Instant::now();
     let database = fleet.database();
     let produced = tokio::join!(
-        produce(database, 0, 64),
-        produce(database, 1, 64),
-        produce(database, 2, 64),
-        produce(database, 3, 64),
-        produce(database, 4, 64),
-        produce(database, 5, 64),
+        produce(database, 0, 64, can_prepare),
+        produce(database, 1, 64, can_prepare),
+        produce(database, 2, 64, can_prepare),
+        produce(database, 3, 64, can_prepare),
+        produce(database, 4, 64, can_prepare),
+        produce(database, 5, 64, can_prepare),
     );
     let committed: BTreeSet<String> = [
         produced.0, produced.1, produced.2, produced.3, produced.4, produced.5,

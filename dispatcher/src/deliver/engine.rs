@@ -28,6 +28,7 @@ use crate::{
         attempt::{InFlightGuard, Picked},
         breaker::Monotonic,
         capacity::Capacity,
+        change_watcher::Commits,
         division::Holder,
         draining::Draining,
         endpoint::EndpointRow,
@@ -44,7 +45,7 @@ use crate::{
 pub(crate) use state::State;
 use state::keep_in_order;
 
-/// Delay between two reads while there is work.
+/// Delay between two reads while there is work and commits are not notified.
 const BUSY_WAIT: Duration = Duration::from_millis(3);
 /// The longest sleep before timers are checked again.
 const SLEEP_MAX: Duration = Duration::from_millis(500);
@@ -95,6 +96,7 @@ pub(crate) struct Engine {
     pub(crate) finished: mpsc::UnboundedSender<Finished>,
     pub(crate) started: Instant,
     pub(crate) cycles: mpsc::Sender<Cycle>,
+    pub(crate) commits: Commits,
     /// Ends a read that waits for changes.
     pub(crate) interrupt: Wake,
     pub(crate) drained: mpsc::UnboundedSender<Shard>,
@@ -159,13 +161,16 @@ impl Engine {
                 }
                 Some(message) = messages.recv() => {
                     if let Some(rows) = self.apply(message) {
-                        let busy = rows > 0 || self.capacity.in_use();
+                        let busy = (rows > 0 || self.capacity.in_use()) && !self.commits.are_notified();
                         read_at = Instant::now() + if busy { BUSY_WAIT } else { Duration::ZERO };
                         self.state.may_wait = !busy;
                         if self.wants_to_read() { read_at = Instant::now() + Duration::from_millis(1) }
                     }
                 }
-                () = wake.wait(), if !self.state.reading => read_at = Instant::now(),
+                () = wake.wait(), if !self.state.reading && !self.commits.are_notified() => {
+                    read_at = Instant::now();
+                    self.state.may_wait = false;
+                }
                 () = tokio::time::sleep_until(sleep_until.into()) => {
                     if self.wants_to_read() {
                         read_at = Instant::now();

@@ -25,6 +25,7 @@ use crate::{
     deliver::{
         attempt::Picked,
         capacity::Capacity,
+        change_watcher::Commits,
         endpoint::EndpointRow,
         engine::{Engine, EngineMessage, State},
         lane::{AttemptResult, DueRows, Pace},
@@ -134,6 +135,7 @@ impl Node {
             finished,
             started: Instant::now(),
             cycles,
+            commits: Commits::default(),
             interrupt: Wake::default(),
             drained,
             deleted,

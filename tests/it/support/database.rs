@@ -19,7 +19,7 @@ use super::until;
 
 const TEMPLATE: &str = "migrated";
 /// Every test has a few processes with a pool each, and some hold hundreds of transactions open.
-const SETTINGS: &str = "max_connections = 1000\nmax_prepared_transactions = 50\n";
+const SETTINGS: &str = "max_connections = 1000\n";
 
 struct Shared {
     cluster: Cluster,
