@@ -48,6 +48,8 @@ impl Client {
         base.set_fragment(None);
         let mut bearer = HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| Error::BadKey)?;
         bearer.set_sensitive(true);
+        // Fails only when the program has chosen a provider already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let http = reqwest::Client::builder()
             .user_agent(USER_AGENT)
             .connect_timeout(CONNECT_TIME_MAX)

@@ -139,7 +139,7 @@ enum Extent {
 /// It keeps no idle connections: those would belong to the runtime of the test that opened them.
 pub(crate) fn http_client() -> &'static reqwest::Client {
     static CLIENT: LazyLock<reqwest::Client> = LazyLock::new(|| {
-        let client = reqwest::Client::builder().no_proxy().timeout(RESPONSE_TIME_MAX);
+        let client = crate::support::http_client().timeout(RESPONSE_TIME_MAX);
         client.pool_max_idle_per_host(0).build().expect("a client")
     });
     &CLIENT

@@ -326,7 +326,7 @@ impl Place {
         let pool = sqlx::postgres::PgPoolOptions::new()
             .max_connections(8)
             .connect_lazy_with(self.database.options());
-        let client = reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX);
+        let client = crate::support::http_client().timeout(ANSWER_MAX);
         let client = client.build().expect("a client");
         let mut asked: Vec<(Arrival, Instant)> = Vec::new();
         let mut asking = JoinSet::new();

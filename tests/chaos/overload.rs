@@ -127,7 +127,7 @@ async fn a_backlog_grows_on_disk_and_not_in_memory_and_drains_in_order_while_emi
 
 /// The status, whether it says when to try again, and how long it took.
 async fn emit_over_http(base: String, id: String) -> (StatusCode, bool, Duration) {
-    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let client = crate::support::http_client().build().expect("a client");
     let began = Instant::now();
     let body: Value = json!({ "type": "user.new", "id": id, "data": { "mark": id } });
     let answer = client

@@ -159,7 +159,7 @@ impl Draft {
 
 impl Producer {
     fn new(shared: &Producers, seed: u64, kind: char, number: u64) -> Self {
-        let client = Client::builder().no_proxy().timeout(ANSWER_MAX);
+        let client = crate::support::http_client().timeout(ANSWER_MAX);
         Self {
             shared: shared.clone(),
             rng: StdRng::seed_from_u64(seed ^ (kind as u64) << 32 ^ number),

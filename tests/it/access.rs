@@ -245,8 +245,7 @@ impl Callers {
             sessions.push((caller, customer.cookie()));
         }
         Self {
-            client: Client::builder()
-                .no_proxy()
+            client: crate::support::http_client()
                 .redirect(Policy::none())
                 .timeout(Duration::from_secs(30))
                 .build()
@@ -521,7 +520,7 @@ async fn a_key_that_asks_too_often_is_told_when_to_come_back_and_others_are_serv
         let (_, key) = api.call(Method::POST, "/api-keys", Some(body)).await;
         keys.push(key["key"].as_str().expect("a key").to_owned());
     }
-    let client = Client::builder().no_proxy().build().expect("a client");
+    let client = crate::support::http_client().build().expect("a client");
     let ask = |tenant: &str, key: &str| {
         client
             .get(program.url(&format!("/v1/tenants/{tenant}")))
@@ -558,8 +557,7 @@ async fn no_form_is_taken_without_its_token() {
     let callers = Callers::of(&program, &own, &foreign).await;
     let (admin, cookie) = &callers.sessions[0];
     assert_eq!(admin, &Caller::Session(Role::Admin));
-    let client = Client::builder()
-        .no_proxy()
+    let client = crate::support::http_client()
         .redirect(Policy::none())
         .build()
         .expect("a client");

@@ -34,8 +34,7 @@ fn dump(database: &Database) -> String {
 
 /// Signs in and answers the session's token.
 async fn sign_in(program: &Postrider) -> String {
-    let client = reqwest::Client::builder()
-        .no_proxy()
+    let client = crate::support::http_client()
         .redirect(reqwest::redirect::Policy::none())
         .build()
         .expect("a client");

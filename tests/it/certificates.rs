@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use reqwest::{Method, StatusCode};
 use rustls::{
-    RootCertStore, ServerConfig, crypto::aws_lc_rs, pki_types::PrivateKeyDer, server::WebPkiClientVerifier,
+    RootCertStore, ServerConfig, crypto::ring, pki_types::PrivateKeyDer, server::WebPkiClientVerifier,
 };
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,7 +42,7 @@ async fn start() -> Receiver {
     let (client, client_key) = sign("postrider", ExtendedKeyUsagePurpose::ClientAuth);
     let mut roots = RootCertStore::empty();
     roots.add(ca.der().clone()).expect("a root");
-    let provider = Arc::new(aws_lc_rs::default_provider());
+    let provider = Arc::new(ring::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

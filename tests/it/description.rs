@@ -1,12 +1,15 @@
 //! The API's description as the running program serves it, and the figures.
 
-use reqwest::{Client, Response, StatusCode};
+use reqwest::{Response, StatusCode};
 use serde_json::Value;
 
 use crate::support::{ADMIN_API_KEY, Database, Postrider};
 
 async fn get(program: &Postrider, path: &str, key: Option<&str>) -> Response {
-    let mut request = Client::new().get(program.url(path));
+    let mut request = crate::support::http_client()
+        .build()
+        .expect("a client")
+        .get(program.url(path));
     if let Some(key) = key {
         request = request.bearer_auth(key);
     }

@@ -123,7 +123,9 @@ async fn d5_an_export_is_a_file_and_never_a_page() {
             ("ndjson", "application/x-ndjson"),
         ] {
             let path = format!("/v1/tenants/acme/{list}?format={format}");
-            let request = reqwest::Client::new()
+            let request = crate::support::http_client()
+                .build()
+                .expect("a client")
                 .get(program.url(&path))
                 .bearer_auth(ADMIN_API_KEY);
             let answer = request.send().await.expect("an answer");

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use postrider_dashboard::grpc::v1::{EmitRequest, Event, emitter_client::EmitterClient};
-use reqwest::{Client, Method};
+use reqwest::Method;
 use serde_json::{Value, json};
 use tonic::{Request, transport::Channel};
 
@@ -13,7 +13,9 @@ use crate::support::{ADMIN_API_KEY, Answer, Database, Postrider, Receiver, until
 type Family = (String, BTreeSet<String>, String);
 
 async fn scrape(program: &Postrider) -> String {
-    let request = Client::new()
+    let request = crate::support::http_client()
+        .build()
+        .expect("a client")
         .get(program.url("/metrics"))
         .bearer_auth(ADMIN_API_KEY);
     let response = request.send().await.expect("an answer");

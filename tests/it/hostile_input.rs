@@ -27,7 +27,7 @@ impl World {
             _database: database,
             program,
             receiver,
-            client: Client::builder().no_proxy().build().expect("a client"),
+            client: crate::support::http_client().build().expect("a client"),
             endpoint: format!("{ENDPOINTS}/{}", made.id),
         }
     }
@@ -506,7 +506,7 @@ async fn what_the_description_does_not_have_is_refused() {
         let detail = problem["detail"].as_str().expect("a sentence");
         assert!(detail.contains("This operation has none"), "{problem}");
     }
-    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let client = crate::support::http_client().build().expect("a client");
     let emit = || {
         client
             .post(program.url("/v1/tenants/acme/events"))

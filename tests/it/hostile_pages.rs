@@ -1,6 +1,6 @@
 //! Pages with whatever customers and receivers put into them: it is text there, and nothing else.
 
-use reqwest::{Client, StatusCode, redirect::Policy};
+use reqwest::{StatusCode, redirect::Policy};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -71,8 +71,7 @@ async fn world() -> (Database, Postrider, Things) {
 async fn d1_to_d4_and_d9_every_page_shows_hostile_text_as_text_and_may_not_be_framed() {
     let (_database, program, things) = world().await;
     let cookie = Person::signed_in(&program).await.cookie();
-    let client = Client::builder()
-        .no_proxy()
+    let client = crate::support::http_client()
         .redirect(Policy::none())
         .build()
         .expect("a client");

@@ -328,8 +328,7 @@ async fn a_client_can_tell_the_three_conflicts_apart() {
         async move { api.post_with_key(&path, "two", json!({})).await }
     });
     receiver.wait_for(before + 1).await;
-    let answer = reqwest::Client::builder()
-        .no_proxy()
+    let answer = crate::support::http_client()
         .build()
         .expect("a client")
         .post(program.url(&format!("/v1{path}")))

@@ -53,8 +53,7 @@ impl Example {
             url: url.expect("a thread").expect("the example tells its address"),
             told,
             // A connection for each request: one whose body was too large is closed by some while the next would use it.
-            client: Client::builder()
-                .no_proxy()
+            client: crate::support::http_client()
                 .pool_max_idle_per_host(0)
                 .build()
                 .expect("a client"),

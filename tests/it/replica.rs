@@ -1,7 +1,7 @@
 //! Reads from a streaming replica: what may be old comes from there, what must not be does not, and nobody notices when it
 //! falls behind or dies.
 
-use reqwest::{Client, Method, StatusCode};
+use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::support::{ADMIN_API_KEY, Database, Person, Postrider, Receiver, Replica, until};
@@ -14,7 +14,9 @@ struct Read {
 }
 
 async fn read(program: &Postrider, path: &str, key: &str, cache_control: &str) -> Read {
-    let request = Client::new()
+    let request = crate::support::http_client()
+        .build()
+        .expect("a client")
         .get(program.url(&format!("/v1{path}")))
         .bearer_auth(key)
         .header("cache-control", cache_control);

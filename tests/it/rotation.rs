@@ -406,7 +406,7 @@ async fn a_rotation_that_is_asked_for_twice_with_one_key_happens_once() {
         "/v1/tenants/acme/endpoints/{}/secret/rotate",
         endpoint.id
     ));
-    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let client = crate::support::http_client().build().expect("a client");
     let mut answers = Vec::new();
     for _ in 0..2 {
         let request = client.post(&url).bearer_auth(ADMIN_API_KEY);

@@ -77,8 +77,7 @@ impl Healthy {
 }
 
 fn client() -> Client {
-    Client::builder()
-        .no_proxy()
+    crate::support::http_client()
         .timeout(Duration::from_secs(30))
         .build()
         .expect("a client")

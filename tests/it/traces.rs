@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use postrider_dashboard::grpc::v1::{EmitRequest, Event, emitter_client::EmitterClient};
-use reqwest::{Client, Method};
+use reqwest::Method;
 use serde_json::{Value, json};
 use tonic::{Request, transport::Channel};
 
@@ -89,7 +89,9 @@ fn lasts(span: &Value) -> bool {
 }
 
 async fn emit(program: &Postrider, traceparent: Option<&str>, body: &Value) -> Value {
-    let mut request = Client::new()
+    let mut request = crate::support::http_client()
+        .build()
+        .expect("a client")
         .request(Method::POST, program.url("/v1/tenants/acme/events"))
         .bearer_auth(ADMIN_API_KEY)
         .header("content-type", "application/json")
@@ -254,7 +256,9 @@ async fn sql_batches_and_grpc_have_their_traces_too() {
     let events: Vec<Value> = (0..3)
         .map(|_| json!({ "type": "invoice.paid", "data": {} }))
         .collect();
-    let answer = Client::new()
+    let answer = crate::support::http_client()
+        .build()
+        .expect("a client")
         .post(program.url("/v1/tenants/acme/events/batch"))
         .bearer_auth(ADMIN_API_KEY)
         .header("content-type", "application/json")
@@ -334,7 +338,9 @@ async fn a_collector_that_refuses_costs_spans_and_nothing_else() {
     emit(&program, None, &json!({ "type": "invoice.paid", "data": {} })).await;
     program.api().wait_for_state("acme", "delivered", 1).await;
     until("the spans are given up and counted", || async {
-        let answer = Client::new()
+        let answer = crate::support::http_client()
+            .build()
+            .expect("a client")
             .get(program.url("/metrics"))
             .bearer_auth(ADMIN_API_KEY);
         let text = answer.send().await.ok()?.text().await.ok()?;

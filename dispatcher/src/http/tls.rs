@@ -10,7 +10,7 @@ use rustls::{
         WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
-    crypto::{CryptoProvider, aws_lc_rs},
+    crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 /// Installs one cryptography provider for the whole process. Called once at startup.
 pub fn install_provider() {
     // Fails only when one is installed already.
-    let _ = aws_lc_rs::default_provider().install_default();
+    let _ = ring::default_provider().install_default();
 }
 
 /// An endpoint's own certificates, each as PEM text.
@@ -145,7 +145,7 @@ impl Trust {
             Arc::new(roots)
         };
         Self {
-            provider: Arc::new(aws_lc_rs::default_provider()),
+            provider: Arc::new(ring::default_provider()),
             roots: ROOTS.get_or_init(load).clone(),
         }
     }

@@ -25,8 +25,7 @@ pub(crate) struct Endpoint {
 
 impl Api {
     pub(crate) fn new(base: String, key: &str) -> Self {
-        let client = Client::builder()
-            .no_proxy()
+        let client = crate::support::http_client()
             .timeout(Duration::from_secs(30))
             .build()
             .expect("a client");

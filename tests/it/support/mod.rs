@@ -35,6 +35,12 @@ pub(crate) use world::World;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
+/// A client that ignores proxies of the environment.
+pub(crate) fn http_client() -> reqwest::ClientBuilder {
+    postrider_dispatcher::tls::install_provider();
+    reqwest::Client::builder().no_proxy()
+}
+
 /// Asks until the answer is there. For states that send no signal; where there is one, wait for that.
 pub(crate) async fn until<T, F>(what: &str, mut ask: impl FnMut() -> F) -> T
 where

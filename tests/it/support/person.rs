@@ -72,8 +72,7 @@ pub(crate) struct Person<'p> {
 
 impl<'p> Person<'p> {
     pub(crate) fn new(program: &'p Postrider) -> Self {
-        let client = Client::builder()
-            .no_proxy()
+        let client = crate::support::http_client()
             .redirect(reqwest::redirect::Policy::none())
             .build();
         Self {
@@ -90,8 +89,7 @@ impl<'p> Person<'p> {
             reqwest::header::HeaderName::from_static("x-forwarded-for"),
             address,
         )]);
-        let client = Client::builder()
-            .no_proxy()
+        let client = crate::support::http_client()
             .default_headers(headers)
             .redirect(reqwest::redirect::Policy::none())
             .build();

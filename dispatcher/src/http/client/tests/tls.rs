@@ -5,7 +5,7 @@ use rcgen::{
 };
 use rustls::{
     RootCertStore, ServerConfig,
-    crypto::aws_lc_rs,
+    crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer},
     server::WebPkiClientVerifier,
 };
@@ -54,7 +54,7 @@ impl Authority {
 
 /// Responds 204 to accepted clients, and requires a certificate of `clients` if given.
 async fn serve(certificate: &Signed, clients: Option<&Authority>) -> SocketAddr {
-    let provider = Arc::new(aws_lc_rs::default_provider());
+    let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .expect("versions");
