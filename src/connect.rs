@@ -4,7 +4,11 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
 use postrider_dashboard::{Emits, Pool, Reserves, STATEMENT_TIMEOUT};
-use postrider_dispatcher::{db_timeout, schema, telemetry::metrics};
+use postrider_dispatcher::{
+    db_timeout::{self, within},
+    schema,
+    telemetry::metrics,
+};
 use sqlx::{
     Connection, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -31,13 +35,8 @@ const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
     wait_for_database(options).await?;
-    connect(
-        &named(options, role),
-        role,
-        POOL_CONNECTIONS_MAX,
-        PgPoolOptions::new(),
-    )
-    .await
+    let (options, settings) = (named(options, role), PgPoolOptions::new());
+    connect(&options, role, POOL_CONNECTIONS_MAX, settings).await
 }
 
 /// For a dispatcher and its background work. Never through a pooler: its sessions have their own settings.
@@ -159,11 +158,9 @@ async fn allows_settings(options: &PgConnectOptions) -> anyhow::Result<bool> {
         connection.close().await?;
         Ok(setting == STATEMENT_TIMEOUT)
     };
-    match time::timeout(ACQUIRE_TIMEOUT, asked).await {
-        Ok(Err(sqlx::Error::Database(_))) => Ok(false),
-        asked => asked
-            .context("cannot connect to the database")?
-            .context("cannot connect to the database"),
+    match within(ACQUIRE_TIMEOUT, asked).await {
+        Err(sqlx::Error::Database(_)) => Ok(false),
+        asked => asked.context("cannot connect to the database"),
     }
 }
 
@@ -200,25 +197,19 @@ async fn keeps_statements(options: &PgConnectOptions) -> anyhow::Result<bool> {
         first.close().await?;
         second.close().await
     };
-    let asked = time::timeout(ACQUIRE_TIMEOUT, asked).await;
-    let code = match &asked {
-        Ok(Err(sqlx::Error::Database(error))) => error.code(),
-        _ => None,
+    let Err(error) = within(ACQUIRE_TIMEOUT, asked).await else {
+        return Ok(true);
     };
-    if code.is_some_and(|code| [STATEMENT_EXISTS, NO_STATEMENT].contains(&&*code)) {
-        return Ok(false);
+    let code = error.as_database_error().and_then(|error| error.code());
+    match code.as_deref() {
+        Some(STATEMENT_EXISTS | NO_STATEMENT) => Ok(false),
+        _ => Err(error).context("cannot connect to the database"),
     }
-    asked
-        .context("cannot connect to the database")?
-        .context("cannot connect to the database")?;
-    Ok(true)
 }
 
 async fn try_once(options: &PgConnectOptions) -> Result<(), sqlx::Error> {
-    match time::timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(options)).await {
-        Ok(connected) => connected?.close().await,
-        Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
-    }
+    let connected = within(ACQUIRE_TIMEOUT, PgConnection::connect_with(options)).await?;
+    connected.close().await
 }
 
 /// The name shown in `pg_stat_activity`.

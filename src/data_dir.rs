@@ -65,21 +65,14 @@ impl DataDir {
 
     /// Reads a secret, or generates it at the first start.
     pub(crate) fn keep(&self, name: &str, make: impl FnOnce() -> String) -> anyhow::Result<Kept> {
-        let path = self.folder.join(name);
-        if let Some(value) = self.read(name)? {
-            return Ok(Kept {
-                value,
-                path,
-                fresh: false,
-            });
+        let kept = self.read(name)?;
+        let fresh = kept.is_none();
+        let value = kept.unwrap_or_else(make);
+        if fresh {
+            self.write(name, &value)?;
         }
-        let value = make();
-        self.write(name, &value)?;
-        Ok(Kept {
-            value,
-            path,
-            fresh: true,
-        })
+        let path = self.folder.join(name);
+        Ok(Kept { value, path, fresh })
     }
 
     pub(crate) fn read(&self, name: &str) -> anyhow::Result<Option<String>> {

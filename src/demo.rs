@@ -159,12 +159,9 @@ struct Api {
 impl Api {
     /// A start that was killed may have done some of the steps: all of them are idempotent.
     async fn make(&self, receiver: &Receiver) -> anyhow::Result<()> {
-        self.call(
-            Method::PUT,
-            &format!("/tenants/{TENANT}"),
-            Some(json!({ "name": "Demo" })),
-        )
-        .await?;
+        let tenant = format!("/tenants/{TENANT}");
+        let name = json!({ "name": "Demo" });
+        self.call(Method::PUT, &tenant, Some(name)).await?;
         let schema = json!({
             "type": "object",
             "required": ["object", "id", "amount"],
@@ -179,16 +176,13 @@ impl Api {
             (OVERDUE, "An invoice is overdue."),
         ] {
             let body = json!({ "description": description, "schemas": { (VERSION): schema } });
-            self.call(Method::PUT, &format!("/event-types/{name}"), Some(body))
-                .await?;
+            let path = format!("/event-types/{name}");
+            self.call(Method::PUT, &path, Some(body)).await?;
         }
         self.point_to(receiver).await?;
         let present = self.endpoints().await?;
         for (description, event_type, path) in [(GOOD, PAID, "/ok"), (BROKEN, OVERDUE, "/broken")] {
-            if present
-                .iter()
-                .any(|endpoint| endpoint["description"] == description)
-            {
+            if present.iter().any(|one| one["description"] == description) {
                 continue;
             }
             let body = json!({
@@ -199,14 +193,14 @@ impl Api {
                 "retry_schedule": ["0s", "1s"],
                 "secret": receiver.secret.reveal(),
             });
-            self.call(Method::POST, &format!("/tenants/{TENANT}/endpoints"), Some(body))
-                .await?;
+            let path = format!("{tenant}/endpoints");
+            self.call(Method::POST, &path, Some(body)).await?;
         }
         for (id, event_type) in [("demo_paid_1", PAID), ("demo_overdue_1", OVERDUE)] {
             let data = json!({ "object": "invoice", "id": "inv_1", "amount": 4200 });
             let body = json!({ "id": id, "type": event_type, "data": data });
-            self.call(Method::POST, &format!("/tenants/{TENANT}/events"), Some(body))
-                .await?;
+            let path = format!("{tenant}/events");
+            self.call(Method::POST, &path, Some(body)).await?;
         }
         Ok(())
     }
@@ -221,38 +215,29 @@ impl Api {
             };
             let id = endpoint["id"].as_str().context("an endpoint without an id")?;
             let body = json!({ "url": receiver.url(path)? });
-            self.call(
-                Method::PATCH,
-                &format!("/tenants/{TENANT}/endpoints/{id}"),
-                Some(body),
-            )
-            .await?;
+            let path = format!("/tenants/{TENANT}/endpoints/{id}");
+            self.call(Method::PATCH, &path, Some(body)).await?;
         }
         Ok(())
     }
 
     async fn endpoints(&self) -> anyhow::Result<Vec<Value>> {
-        let list = self
-            .call(Method::GET, &format!("/tenants/{TENANT}/endpoints"), None)
-            .await?;
+        let path = format!("/tenants/{TENANT}/endpoints");
+        let list = self.call(Method::GET, &path, None).await?;
         Ok(list["data"].as_array().cloned().unwrap_or_default())
     }
 
     #[expect(clippy::disallowed_methods, reason = "a response of our own")]
     async fn call(&self, method: Method, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
-        let mut request = self
-            .client
-            .request(method.clone(), format!("{}{path}", self.url))
-            .bearer_auth(&self.key);
+        let url = format!("{}{path}", self.url);
+        let mut request = self.client.request(method.clone(), url).bearer_auth(&self.key);
         if let Some(body) = &body {
             request = request.json(body);
         }
-        let response = request.send().await.with_context(|| format!("{method} {path}"))?;
+        let what = || format!("{method} {path}");
+        let response = request.send().await.with_context(what)?;
         let status = response.status();
-        let text = response
-            .text()
-            .await
-            .with_context(|| format!("{method} {path}"))?;
+        let text = response.text().await.with_context(what)?;
         if !status.is_success() {
             bail!("{method} {path} returned {status}: {text}");
         }

@@ -34,13 +34,11 @@ pub(crate) fn start() -> anyhow::Result<()> {
         .set_buckets_for_metric(Matcher::Suffix("_events".to_owned()), &EVENTS)?;
     let handle = builder.install_recorder()?;
     let _ = HANDLE.set(handle);
-    let version = [("version", env!("CARGO_PKG_VERSION"))];
-    metrics::labelled_gauge(
-        "postrider_build_info",
+    let (help, version) = (
         "Always 1; the label is the running version",
-        &version,
-    )
-    .set(1.0);
+        env!("CARGO_PKG_VERSION"),
+    );
+    metrics::labelled_gauge("postrider_build_info", help, &[("version", version)]).set(1.0);
     Ok(())
 }
 

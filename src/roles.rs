@@ -8,7 +8,7 @@ use postrider_dashboard::{App, Emits, Pool, RequestRates, Reserves, Trials, Trus
 use postrider_dispatcher::{
     Dispatcher, Wake,
     guard::Guard,
-    key_holders::{HELD_SECONDS, Holding},
+    key_holders::{self, HELD_SECONDS, Holding},
     partitions, relay, schema, sealed,
     traces::Tracer,
     vault::Vault,
@@ -147,15 +147,7 @@ pub(crate) fn dispatcher_part(parts: &mut Parts, shared: Shared, pool: PgPool, d
 }
 
 pub(crate) fn dashboard_part(parts: &mut Parts, shared: Shared, serving: Serving<'_>) -> anyhow::Result<()> {
-    let Serving {
-        listener,
-        grpc,
-        reserves,
-        replica,
-        public_url,
-        admin_api_key,
-    } = serving;
-    let values = shared.settings.values;
+    let (reserves, values) = (serving.reserves, shared.settings.values);
     let trials = Trials::new(shared.guard.clone())
         .map_err(|error| anyhow!("cannot create the HTTP client of test events: {error}"))?;
     let app = |stop| App {
@@ -170,16 +162,17 @@ pub(crate) fn dashboard_part(parts: &mut Parts, shared: Shared, serving: Serving
         request_rates: RequestRates::new(values.request_rate, values.tenant_request_rate).into(),
         trusted_proxies: TrustedProxies::new(values.trusted_proxies.unwrap_or_default()),
         defaults: shared.settings.dispatcher,
-        public_url,
-        admin_api_key,
+        public_url: serving.public_url,
+        admin_api_key: serving.admin_api_key,
         metrics: metrics::render,
         tracer: shared.tracer,
         stop,
         streams: postrider_dashboard::streams(),
     };
-    announce(&listener, "api")?;
+    announce(&serving.listener, "api")?;
     parts.add("dashboard", |stop| {
-        postrider_dashboard::serve(listener, grpc, app(stop.clone()), replica, stop)
+        let app = app(stop.clone());
+        postrider_dashboard::serve(serving.listener, serving.grpc, app, serving.replica, stop)
     });
     Ok(())
 }
@@ -192,12 +185,8 @@ async fn check(pool: &Pool, vault: &Vault) -> anyhow::Result<()> {
 }
 
 pub(crate) async fn listen_for_health(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
-    listen(
-        settings.values.metrics_listen,
-        "POSTRIDER_METRICS_LISTEN",
-        "health",
-    )
-    .await
+    let address = settings.values.metrics_listen;
+    listen(address, "POSTRIDER_METRICS_LISTEN", "health").await
 }
 
 pub(crate) async fn listen_for_grpc(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
@@ -228,11 +217,8 @@ fn announce(listener: &TcpListener, service: &str) -> anyhow::Result<()> {
 pub(crate) fn addresses<'l>(
     listeners: impl IntoIterator<Item = Option<&'l TcpListener>>,
 ) -> std::io::Result<Vec<SocketAddr>> {
-    listeners
-        .into_iter()
-        .flatten()
-        .map(TcpListener::local_addr)
-        .collect()
+    let listeners = listeners.into_iter().flatten();
+    listeners.map(TcpListener::local_addr).collect()
 }
 
 /// Records which keys this role has for as long as it runs, so that `rotate-master-key` locks nobody out. Refuses to run
@@ -249,11 +235,7 @@ pub(crate) async fn register_keys(
         Err(others) => bail!(
             "POSTRIDER_MASTER_KEY has no key in common with other roles running on this database: {}. They could not read each \
              other's secrets. Set the same key. A role that was killed is forgotten after {HELD_SECONDS} seconds",
-            others
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(", ")
+            key_holders::named(&others)
         ),
     };
     transaction.commit().await?;

@@ -111,10 +111,7 @@ impl Exporter {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         while spans.recv_many(&mut batch, BATCH_MAX).await > 0 {
             if batch.len() < BATCH_MAX {
-                tokio::select! {
-                    () = sleep(BATCH_DELAY) => {}
-                    () = stop.cancelled() => {}
-                }
+                stop.run_until_cancelled(sleep(BATCH_DELAY)).await;
                 while batch.len() < BATCH_MAX
                     && let Ok(span) = spans.try_recv()
                 {

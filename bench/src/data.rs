@@ -1,7 +1,10 @@
 //! The rows of a scenario: tenants, endpoints, events and backlogs, written without the API.
 
 use anyhow::Context;
-use postrider_dispatcher::vault::{Owner, Purpose};
+use postrider_dispatcher::{
+    bind::BindAll,
+    vault::{Owner, Purpose},
+};
 use postrider_proto::{EndpointId, TenantId};
 use sqlx::AssertSqlSafe;
 
@@ -40,10 +43,7 @@ impl World {
              from generate_series($1, $2 - 1) g join postrider.tenants t on t.slug = 't' || g
              returning id, tenant_id",
         )
-        .bind(from)
-        .bind(to)
-        .bind(url)
-        .bind(concurrency)
+        .bind_all((from, to, url, concurrency))
         .fetch_all(&self.pool)
         .await?;
         let (ids, sealed): (Vec<EndpointId>, Vec<Vec<u8>>) = made
@@ -58,8 +58,7 @@ impl World {
             })
             .collect();
         sqlx::query("insert into postrider.secrets (endpoint_id, ciphertext) select * from unnest($1::int[], $2::bytea[])")
-            .bind(ids)
-            .bind(sealed)
+            .bind_all((ids, sealed))
             .execute(&self.pool)
             .await?;
         Ok(())
@@ -68,8 +67,7 @@ impl World {
     /// One event in a transaction of its own.
     pub(super) async fn emit(&self, tenant: i32) -> anyhow::Result<()> {
         sqlx::query("select postrider.emit('t' || $1, 'bench.ran', $2)")
-            .bind(tenant)
-            .bind(BODY_DATA)
+            .bind_all((tenant, BODY_DATA))
             .execute(&self.pool)
             .await?;
         Ok(())
@@ -82,10 +80,7 @@ impl World {
              cross join lateral postrider.emit_batch('t' || g, array_fill('bench.ran'::text, array[$1]),
                                                      array_fill($4::text, array[$1])) b",
         )
-        .bind(each)
-        .bind(from)
-        .bind(to)
-        .bind(BODY_DATA)
+        .bind_all((each, from, to, BODY_DATA))
         .execute(&self.pool)
         .await?;
         Ok(())
@@ -93,34 +88,10 @@ impl World {
 
     /// Dead letters of one tenant's endpoint, as after a long outage.
     pub(super) async fn pile_up_dead(&self, count: i64, tenant: i32) -> anyhow::Result<()> {
-        sqlx::query(
-            "with made as (
-                 insert into postrider.events (id, tenant_id, type_id, schema_id, body)
-                 select postrider.uuid_at(clock_timestamp()), t.id, y.id, s.id, convert_to('{\"data\":' || $3 || '}', 'UTF8')
-                 from generate_series(1, $1) g
-                 join postrider.tenants t on t.slug = 't' || $2,
-                 postrider.event_types y join postrider.schemas s on s.type_id = y.id
-                 where y.name = 'bench.ran'
-                 returning id, tenant_id, type_id
-             ), tried as (
-                 insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
-                                                 outcome, status, final)
-                 select m.id, e.id, 7, m.tenant_id, m.type_id, clock_timestamp(), 10, 2, 503, 'dead'
-                 from made m join postrider.endpoints e on e.tenant_id = m.tenant_id
-             ), counted as (
-                 insert into postrider.dead_letter_counts (endpoint_id, type_id, reason, tenant_id, count)
-                 select e.id, m.type_id, 'exhausted', m.tenant_id, count(*)
-                 from made m join postrider.endpoints e on e.tenant_id = m.tenant_id group by 1, 2, 4
-             )
-             insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt)
-             select e.id, m.id, m.tenant_id, m.type_id, 'exhausted', 7
-             from made m join postrider.endpoints e on e.tenant_id = m.tenant_id",
-        )
-        .bind(count)
-        .bind(tenant)
-        .bind(BODY_DATA)
-        .execute(&self.pool)
-        .await?;
+        sqlx::query(include_str!("../sql/dead_letters.sql"))
+            .bind_all((count, tenant, BODY_DATA))
+            .execute(&self.pool)
+            .await?;
         sqlx::raw_sql("analyze postrider.dead_letters; analyze postrider.attempts; analyze postrider.events")
             .execute(&self.pool)
             .await?;
@@ -133,8 +104,7 @@ impl World {
             "update postrider.endpoints e set state = $2::postrider.endpoint_state
              from postrider.tenants t where t.id = e.tenant_id and t.slug = $1",
         )
-        .bind(tenant)
-        .bind(state)
+        .bind_all((tenant, state))
         .execute(&self.pool)
         .await?;
         Ok(())
@@ -159,8 +129,7 @@ impl World {
                     $1, 10, 1, 200, 'delivered'
              from postrider.endpoints e, postrider.event_types y, generate_series(1, $2) n where y.name = 'bench.ran'",
         )
-        .bind(day.and_time(chrono::NaiveTime::MIN).and_utc())
-        .bind(attempts)
+        .bind_all((day.and_time(chrono::NaiveTime::MIN).and_utc(), attempts))
         .execute(&self.pool)
         .await?;
         Ok(())
@@ -196,26 +165,10 @@ impl World {
 
     /// The rows that `emit` writes, for backlogs that would take long to emit.
     pub(super) async fn pile_up(&self, events: i64, from: i32, to: i32) -> anyhow::Result<()> {
-        sqlx::query(
-            "with made as (
-                 insert into postrider.events (id, tenant_id, type_id, schema_id, body)
-                 select postrider.uuid_at(clock_timestamp()), t.id, y.id, s.id, convert_to('{\"data\":' || $4 || '}', 'UTF8')
-                 from generate_series(1, $1) g
-                 join postrider.tenants t on t.slug = 't' || ($2 + g % ($3 - $2)),
-                 postrider.event_types y join postrider.schemas s on s.type_id = y.id
-                 where y.name = 'bench.ran'
-                 returning id, tenant_id, type_id
-             )
-             insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id)
-             select e.id, m.id, e.shard, m.tenant_id, m.type_id
-             from made m join postrider.endpoints e on e.tenant_id = m.tenant_id",
-        )
-        .bind(events)
-        .bind(from)
-        .bind(to)
-        .bind(BODY_DATA)
-        .execute(&self.pool)
-        .await?;
+        sqlx::query(include_str!("../sql/backlog.sql"))
+            .bind_all((events, from, to, BODY_DATA))
+            .execute(&self.pool)
+            .await?;
         sqlx::raw_sql("analyze postrider.queue")
             .execute(&self.pool)
             .await?;

@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use postrider_dispatcher::bind::BindAll;
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
 
 use crate::{
-    report::{Bound, Report},
+    report::Report,
     world::{Ground, World},
 };
 
@@ -36,16 +37,15 @@ pub(super) async fn run(ground: &mut Ground, report: &mut Report, seconds: u64) 
     }
     inserts += insert(&world, &data, time).await?;
     let (inserts, emits) = (inserts / (ROUNDS + 1) as f64, emits / ROUNDS as f64);
-    report.figure(
+    report.note(
         "(l) plain inserts of an event and a queue row, 32 connections, per s",
         inserts,
-        None,
     );
-    report.figure("(l) emits over HTTP, 1 KB, 32 clients, per s", emits, None);
-    report.figure(
+    report.note("(l) emits over HTTP, 1 KB, 32 clients, per s", emits);
+    report.at_least(
         "(l) emits over HTTP as a share of plain inserts",
         emits / inserts,
-        Some(Bound::AtLeast(0.5)),
+        0.5,
     );
     world.end().await
 }
@@ -103,22 +103,14 @@ async fn insert(world: &World, data: &str, time: Duration) -> anyhow::Result<f64
                 sqlx::query(
                     "insert into postrider.events (id, tenant_id, type_id, schema_id, body) values ($1, $2, $3, $4, $5)",
                 )
-                .bind(id)
-                .bind(tenant)
-                .bind(type_id)
-                .bind(schema)
-                .bind(&body)
+                .bind_all((id, tenant, type_id, schema, &body))
                 .execute(&mut *transaction)
                 .await?;
                 sqlx::query(
                     "insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id)
                      values ($1, $2, $3, $4, $5)",
                 )
-                .bind(endpoint)
-                .bind(id)
-                .bind(shard)
-                .bind(tenant)
-                .bind(type_id)
+                .bind_all((endpoint, id, shard, tenant, type_id))
                 .execute(&mut *transaction)
                 .await?;
                 transaction.commit().await?;

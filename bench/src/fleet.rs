@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use crate::{
     report::{Report, Row},
-    scenarios::{emit_all, unix_us},
-    usage,
+    scenarios::{Start, emit_all},
     world::Ground,
 };
 
@@ -64,7 +63,7 @@ pub(super) async fn run(
             });
             let alone = *alone.get_or_insert(per_second);
             if processes > 1 {
-                report.figure(&format!("{name}, over one process"), per_second / alone, None);
+                report.note(&format!("{name}, over one process"), per_second / alone);
             }
         }
     }
@@ -103,32 +102,11 @@ async fn measure(
     world.forget_received().await?;
 
     ground.begin_profile().await?;
-    let (cpu, postgres, sink) = (world.cpu(), ground.postgres_cpu(), ground.sink_cpu());
-    let expected = (batches * batch) as u64;
-    let began = unix_us();
+    let start = Start::now(ground, &world);
     emit_all(&world, batches, ENDPOINTS).await?;
-    world.wait_received("fleet", expected, DRAIN_WAIT).await?;
-    let received = world.received("fleet").await?;
-    let seconds = (received.last_us - began) as f64 / 1e6;
-    let per_thousand =
-        |now: Duration, before: Duration| (now - before).as_secs_f64() * 1000.0 / expected as f64;
-    let memory = world
-        .processes
-        .iter()
-        .map(|one| usage::peak_memory_mb(one.pid()))
-        .fold(0.0, f64::max);
-    let row = Row {
-        deliveries: received.count,
-        per_second: expected as f64 / seconds,
-        p50_ms: Some(received.p50_ms),
-        p95_ms: Some(received.p95_ms),
-        p99_ms: Some(received.p99_ms),
-        sender_cpu: per_thousand(world.cpu(), cpu),
-        postgres_cpu: Some(per_thousand(ground.postgres_cpu(), postgres)),
-        sink_cpu: per_thousand(ground.sink_cpu(), sink),
-        peak_memory_mb: memory,
-        ..Row::default()
-    };
+    let row = start
+        .measure(ground, &world, "fleet", (batches * batch) as u64)
+        .await?;
     ground.print_profile().await?;
     world.end().await?;
     Ok(row)

@@ -3,10 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{
-    report::{Bound, Report},
-    world::Ground,
-};
+use crate::{report::Report, world::Ground};
 
 const RETENTION: &str = "10s";
 const EMITS_PER_SECOND: u64 = 100;
@@ -48,17 +45,13 @@ pub(super) async fn run(ground: &mut Ground, report: &mut Report, length: Durati
     world.set_state("t1", "active").await?;
     world.wait_received("paused", waiting, DRAIN_WAIT).await?;
     world.wait_received("life", emitted, DRAIN_WAIT).await?;
-    report.figure("(t) partitions dropped", gone as f64, Some(Bound::AtLeast(2.0)));
-    report.figure(
+    report.at_least("(t) partitions dropped", gone as f64, 2.0);
+    report.at_least(
         "(t) what waited for a paused endpoint and arrived, share",
         world.received("paused").await?.count as f64 / waiting as f64,
-        Some(Bound::AtLeast(1.0)),
+        1.0,
     );
-    report.figure(
-        "(t) stored at the end over two thirds of the way",
-        grown,
-        Some(Bound::AtMost(1.2)),
-    );
+    report.at_most("(t) stored at the end over two thirds of the way", grown, 1.2);
     world.end().await
 }
 
@@ -88,20 +81,16 @@ pub(super) async fn drop_a_day(
     };
     let (done, longest) = tokio::join!(async { (dropping.await, began.elapsed()) }, emitting);
     let (done, took) = done;
-    report.figure(
+    report.at_least(
         "(t) partitions of that day dropped",
         done?.partitions_dropped as f64,
-        Some(Bound::AtLeast(2.0)),
+        2.0,
     );
-    report.figure(
-        "(t) seconds to drop the day",
-        took.as_secs_f64(),
-        Some(Bound::AtMost(1.0)),
-    );
-    report.figure(
+    report.at_most("(t) seconds to drop the day", took.as_secs_f64(), 1.0);
+    report.at_most(
         "(t) longest emit meanwhile, ms",
         longest?.as_secs_f64() * 1000.0,
-        Some(Bound::AtMost(250.0)),
+        250.0,
     );
     world.end().await
 }

@@ -8,7 +8,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::{
-    report::{Bound, Report},
+    report::Report,
     scenarios::{HEALTHY, HEALTHY_RATE},
     sink::REPLAYED,
     world::{Ground, World},
@@ -51,17 +51,17 @@ pub(super) async fn run(
     let beside = steady(&world, length).await?;
     let now = progress(&world, &path).await?;
     eprintln!("  {now}");
-    report.figure(
+    report.at_most(
         "(r) others' p99 beside a replay, over without",
         beside.others / alone.others,
-        Some(Bound::AtMost(1.3)),
+        1.3,
     );
-    report.figure(
+    report.at_most(
         "(r) new events' p99 of the same endpoint, over without",
         beside.same / alone.same,
-        Some(Bound::AtMost(1.5)),
+        1.5,
     );
-    report.figure("(r) others' p99 without, ms", alone.others, None);
+    report.note("(r) others' p99 without, ms", alone.others);
 
     let mut killed = 0.0;
     for _ in 0..2 {
@@ -85,17 +85,15 @@ pub(super) async fn run(
         .await?;
     let end = progress(&world, &path).await?;
     let share = |field: &str| end[field].as_f64().unwrap_or(0.0) / dead_letters as f64;
-    let exactly = Some(Bound::AtLeast(1.0));
-    report.figure("(r) kills in the middle of it", killed, Some(Bound::AtLeast(2.0)));
-    report.figure("(r) done of all", share("done"), exactly);
+    report.at_least("(r) kills in the middle of it", killed, 2.0);
+    report.at_least("(r) done of all", share("done"), 1.0);
     let arrived = world.delivered_replays().await? as f64;
-    report.figure("(r) arrived of all", arrived / dead_letters as f64, exactly);
+    report.at_least("(r) arrived of all", arrived / dead_letters as f64, 1.0);
     let left = (share("dead") + share("retrying") + share("skipped")) * dead_letters as f64;
-    report.figure("(r) dead, waiting or passed over", left, Some(Bound::AtMost(0.0)));
-    report.figure(
+    report.at_most("(r) dead, waiting or passed over", left, 0.0);
+    report.note(
         "(r) seconds from the first to the last",
         begun.elapsed().as_secs_f64(),
-        None,
     );
     world.end().await
 }

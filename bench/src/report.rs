@@ -43,7 +43,19 @@ pub(super) enum Bound {
 }
 
 impl Report {
-    pub(super) fn figure(&mut self, name: &str, value: f64, bound: Option<Bound>) {
+    pub(super) fn note(&mut self, name: &str, value: f64) {
+        self.figure(name, value, None);
+    }
+
+    pub(super) fn at_least(&mut self, name: &str, value: f64, least: f64) {
+        self.figure(name, value, Some(Bound::AtLeast(least)));
+    }
+
+    pub(super) fn at_most(&mut self, name: &str, value: f64, most: f64) {
+        self.figure(name, value, Some(Bound::AtMost(most)));
+    }
+
+    fn figure(&mut self, name: &str, value: f64, bound: Option<Bound>) {
         eprintln!("  {name}: {value:.2}");
         self.figures.push(Figure {
             name: name.to_owned(),
@@ -55,15 +67,12 @@ impl Report {
 
 impl Figure {
     fn verdict(&self) -> String {
-        match self.bound {
-            None => String::new(),
-            Some(Bound::AtLeast(least)) => {
-                format!("≥ {least:<6} {}", if self.value >= least { "yes" } else { "NO" })
-            }
-            Some(Bound::AtMost(most)) => {
-                format!("≤ {most:<6} {}", if self.value <= most { "yes" } else { "NO" })
-            }
-        }
+        let (sign, bound, is_met) = match self.bound {
+            None => return String::new(),
+            Some(Bound::AtLeast(least)) => ("≥", least, self.value >= least),
+            Some(Bound::AtMost(most)) => ("≤", most, self.value <= most),
+        };
+        format!("{sign} {bound:<6} {}", if is_met { "yes" } else { "NO" })
     }
 }
 

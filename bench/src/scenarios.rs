@@ -7,7 +7,7 @@ use sqlx::{Connection, PgConnection};
 
 use crate::{
     emits, fleet, life, replays,
-    report::{Bound, Report, Row},
+    report::{Report, Row},
     usage,
     world::{Ground, World, start_self},
 };
@@ -85,36 +85,28 @@ pub(super) async fn run(ground: Ground, size: Size, only: Option<&str>) -> anyho
     // Everything else is compared with the ceiling.
     bench.ceiling().await?;
     if wanted('b') {
-        let plain = bench
-            .bulk("(b) 1 endpoint, concurrency 256", 1, 1, CONCURRENCY, false)
-            .await?;
-        bench.share("(b) share of the ceiling, emits going on meanwhile", plain, 0.5);
+        let name = "(b) 1 endpoint, concurrency 256";
+        let plain = bench.bulk(name, 1, 1, CONCURRENCY, false).await?;
+        let share = plain / bench.ceiling_per_second;
+        let name = "(b) share of the ceiling, emits going on meanwhile";
+        bench.report.at_least(name, share, 0.5);
         if wanted('h') {
-            let held = bench
-                .bulk(
-                    "(h) as (b), an idle transaction held open",
-                    1,
-                    1,
-                    CONCURRENCY,
-                    true,
-                )
-                .await?;
-            bench.report.figure(
-                "(h) rate with an idle transaction over (b)",
-                held / plain,
-                Some(Bound::AtLeast(0.9)),
-            );
+            let name = "(h) as (b), an idle transaction held open";
+            let held = bench.bulk(name, 1, 1, CONCURRENCY, true).await?;
+            let name = "(h) rate with an idle transaction over (b)";
+            bench.report.at_least(name, held / plain, 0.9);
         }
     }
     if wanted('c') {
-        let rate = bench
-            .bulk("(c) 1 event to 10 endpoints", 1, 10, CONCURRENCY / 4, false)
-            .await?;
-        bench.share("(c) share of the ceiling", rate, 0.6);
+        let name = "(c) 1 event to 10 endpoints";
+        let rate = bench.bulk(name, 1, 10, CONCURRENCY / 4, false).await?;
+        let share = rate / bench.ceiling_per_second;
+        bench.report.at_least("(c) share of the ceiling", share, 0.6);
     }
     if wanted('d') {
         let rate = bench.bulk("(d) 1,000 endpoints", 1_000, 1, 16, false).await?;
-        bench.share_of("(d) share of the ceiling", rate, None);
+        let share = rate / bench.ceiling_per_second;
+        bench.report.note("(d) share of the ceiling", share);
     }
     if wanted('e') {
         bench.beside_hanging().await?;
@@ -155,15 +147,6 @@ pub(super) async fn run(ground: Ground, size: Size, only: Option<&str>) -> anyho
 }
 
 impl Bench {
-    fn share(&mut self, name: &str, per_second: f64, least: f64) {
-        self.share_of(name, per_second, Some(Bound::AtLeast(least)));
-    }
-
-    fn share_of(&mut self, name: &str, per_second: f64, bound: Option<Bound>) {
-        self.report
-            .figure(name, per_second / self.ceiling_per_second, bound);
-    }
-
     async fn ceiling(&mut self) -> anyhow::Result<()> {
         eprintln!("(a) the ceiling: the bare client, no database …");
         let url = format!("http://127.0.0.1:{}/fast/a", self.ground.sink_port);
@@ -235,38 +218,19 @@ impl Bench {
         world.forget_received().await?;
 
         self.ground.begin_profile().await?;
-        let (cpu, postgres, sink) = (world.cpu(), self.ground.postgres_cpu(), self.ground.sink_cpu());
         let events = (self.size.deliveries / endpoints_each).max(BATCH);
         let expected = (events / BATCH * BATCH * endpoints_each) as u64;
-        let began = unix_us();
+        let (began, start) = (Instant::now(), Start::now(&self.ground, &world));
         emit_all(&world, events / BATCH, tenants).await?;
-        let emitted = Duration::from_micros(unix_us() - began);
-        world.wait_received("bulk", expected, DRAIN_WAIT).await?;
-        let received = world.received("bulk").await?;
-        let seconds = (received.last_us - began) as f64 / 1e6;
-        let per_second = expected as f64 / seconds;
-        let per_thousand =
-            |now: Duration, before: Duration| (now - before).as_secs_f64() * 1000.0 / expected as f64;
+        let emitted = began.elapsed().as_secs_f64();
+        let row = start.measure(&self.ground, &world, "bulk", expected).await?;
+        let per_second = row.per_second;
+        eprintln!("  {per_second:.0}/s; emitted in {emitted:.1} s");
         self.report.rows.push(Row {
             scenario: name.to_owned(),
-            deliveries: received.count,
-            per_second,
             of_ceiling: Some(per_second / self.ceiling_per_second),
-            p50_ms: Some(received.p50_ms),
-            p95_ms: Some(received.p95_ms),
-            p99_ms: Some(received.p99_ms),
-            sender_cpu: per_thousand(world.cpu(), cpu),
-            postgres_cpu: Some(per_thousand(self.ground.postgres_cpu(), postgres)),
-            sink_cpu: per_thousand(self.ground.sink_cpu(), sink),
-            peak_memory_mb: world
-                .processes
-                .first()
-                .map_or(0.0, |p| usage::peak_memory_mb(p.pid())),
+            ..row
         });
-        eprintln!(
-            "  {per_second:.0}/s; emitted in {:.1} of {seconds:.1} s",
-            emitted.as_secs_f64()
-        );
         self.ground.print_profile().await?;
         if let Some(connection) = holder {
             connection.close().await?;
@@ -285,22 +249,16 @@ impl Bench {
             size.hanging_backlog
         );
         let beside_one = self.healthy(1, size.hanging_backlog).await?;
-        let most = Some(Bound::AtMost(1.2));
-        self.report.figure(
-            "(e) healthy p99 beside one that hangs, over alone",
-            beside_one / alone,
-            most,
-        );
+        let over = beside_one / alone;
+        let name = "(e) healthy p99 beside one that hangs, over alone";
+        self.report.at_most(name, over, 1.2);
         eprintln!("(e) … beside {} that hang …", size.hanging_endpoints);
         let waiting = i64::from(size.hanging_endpoints) * 20;
         let beside_many = self.healthy(size.hanging_endpoints, waiting).await?;
-        let most = Some(Bound::AtMost(1.3));
-        self.report.figure(
-            "(e) healthy p99 beside 2,000 that hang, over alone",
-            beside_many / alone,
-            most,
-        );
-        self.report.figure("(e) healthy p99 alone, ms", alone, None);
+        let over = beside_many / alone;
+        let name = "(e) healthy p99 beside 2,000 that hang, over alone";
+        self.report.at_most(name, over, 1.3);
+        self.report.note("(e) healthy p99 alone, ms", alone);
         Ok(())
     }
 
@@ -367,26 +325,14 @@ impl Bench {
             .wait_received("http", self.size.idle_emits.into(), DRAIN_WAIT)
             .await?;
         let (sql, http) = (world.received("sql").await?, world.received("http").await?);
-        self.report.figure(
-            "(f) idle, HTTP emit to arrival, p50 ms",
-            http.p50_ms,
-            Some(Bound::AtMost(5.0)),
-        );
-        self.report.figure(
-            "(f) idle, HTTP emit to arrival, p99 ms",
-            http.p99_ms,
-            Some(Bound::AtMost(50.0)),
-        );
-        self.report.figure(
-            "(f) idle, SQL emit to arrival, p50 ms",
-            sql.p50_ms,
-            Some(Bound::AtMost(15.0)),
-        );
-        self.report.figure(
-            "(f) idle, SQL emit to arrival, p99 ms",
-            sql.p99_ms,
-            Some(Bound::AtMost(50.0)),
-        );
+        self.report
+            .at_most("(f) idle, HTTP emit to arrival, p50 ms", http.p50_ms, 5.0);
+        self.report
+            .at_most("(f) idle, HTTP emit to arrival, p99 ms", http.p99_ms, 50.0);
+        self.report
+            .at_most("(f) idle, SQL emit to arrival, p50 ms", sql.p50_ms, 15.0);
+        self.report
+            .at_most("(f) idle, SQL emit to arrival, p99 ms", sql.p99_ms, 50.0);
         // Let cleanup after the emits finish first. The kernel counts CPU time in hundredths of a second for each of thirty
         // processes: a short measurement would be mostly rounding.
         let (settle, length) = self.size.idle_seconds;
@@ -396,8 +342,7 @@ impl Bench {
         tokio::time::sleep(length).await;
         let used = world.cpu() - cpu + (self.ground.postgres_cpu() - postgres);
         let share = 100.0 * used.as_secs_f64() / length.as_secs_f64();
-        self.report
-            .figure("(f) idle system, % of one core", share, Some(Bound::AtMost(2.0)));
+        self.report.at_most("(f) idle system, % of one core", share, 2.0);
         world.end().await
     }
 
@@ -418,28 +363,18 @@ impl Bench {
             tokio::time::sleep(Duration::from_secs(self.size.healthy_seconds.min(8))).await;
             let after = world.histogram("postrider_refill_seconds").await?;
             costs.push(1000.0 * (after.0 - before.0) / (after.1 - before.1).max(1.0));
-            self.report.figure(
+            self.report.note(
                 &format!("(g) fetch with {waiting} waiting, ms"),
                 costs[costs.len() - 1],
-                None,
             );
-            memory = world
-                .processes
-                .first()
-                .map_or(0.0, |p| usage::peak_memory_mb(p.pid()));
+            memory = usage::peak_memory_mb(world.processes[0].pid());
             world.end().await?;
         }
         let ratio = costs[costs.len() - 1] / costs[0].max(0.001);
-        self.report.figure(
-            "(g) fetch at the largest backlog over the smallest",
-            ratio,
-            Some(Bound::AtMost(1.5)),
-        );
-        self.report.figure(
-            "(g) peak memory at the largest backlog, MB",
-            memory,
-            Some(Bound::AtMost(100.0)),
-        );
+        self.report
+            .at_most("(g) fetch at the largest backlog over the smallest", ratio, 1.5);
+        self.report
+            .at_most("(g) peak memory at the largest backlog, MB", memory, 100.0);
         Ok(())
     }
 
@@ -457,11 +392,8 @@ impl Bench {
         world.emit_batch(1, 0, 64).await?;
         world.wait_received("takeover", 64, DRAIN_WAIT).await?;
         let seconds = killed.elapsed().as_secs_f64();
-        self.report.figure(
-            "(k) kill -9 to its deliveries going on, s",
-            seconds,
-            Some(Bound::AtMost(10.0)),
-        );
+        self.report
+            .at_most("(k) kill -9 to its deliveries going on, s", seconds, 10.0);
         world.end().await
     }
 }
@@ -485,8 +417,48 @@ pub(super) async fn emit_all(world: &World, batches: i32, tenants: i32) -> anyho
     a.and(b)
 }
 
-pub(super) fn unix_us() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |now| now.as_micros() as u64)
+/// CPU time at the start of a bulk measurement.
+pub(super) struct Start {
+    unix_us: u64,
+    cpu: Duration,
+    postgres: Duration,
+    sink: Duration,
+}
+
+impl Start {
+    pub(super) fn now(ground: &Ground, world: &World) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            unix_us: now.map_or(0, |now| now.as_micros() as u64),
+            cpu: world.cpu(),
+            postgres: ground.postgres_cpu(),
+            sink: ground.sink_cpu(),
+        }
+    }
+
+    /// Waits until everything has arrived.
+    pub(super) async fn measure(
+        self,
+        ground: &Ground,
+        world: &World,
+        group: &str,
+        expected: u64,
+    ) -> anyhow::Result<Row> {
+        world.wait_received(group, expected, DRAIN_WAIT).await?;
+        let received = world.received(group).await?;
+        let per_thousand = |used: Duration| used.as_secs_f64() * 1000.0 / expected as f64;
+        let memory = world.processes.iter().map(|one| usage::peak_memory_mb(one.pid()));
+        Ok(Row {
+            deliveries: received.count,
+            per_second: expected as f64 * 1e6 / (received.last_us - self.unix_us) as f64,
+            p50_ms: Some(received.p50_ms),
+            p95_ms: Some(received.p95_ms),
+            p99_ms: Some(received.p99_ms),
+            sender_cpu: per_thousand(world.cpu() - self.cpu),
+            postgres_cpu: Some(per_thousand(ground.postgres_cpu() - self.postgres)),
+            sink_cpu: per_thousand(ground.sink_cpu() - self.sink),
+            peak_memory_mb: memory.fold(0.0, f64::max),
+            ..Row::default()
+        })
+    }
 }

@@ -60,8 +60,15 @@ async fn serve(mut stream: TcpStream, groups: Groups) {
             return;
         };
         let written = match request.path.as_str() {
-            "/stats" => respond_with_stats(&mut stream, &groups).await,
-            "/counts" => respond_with_counts(&mut stream, &groups).await,
+            "/stats" => {
+                let received = each(&groups, Group::received);
+                respond_with_json(&mut stream, &received).await
+            }
+            // For frequent polls: does not sort the latencies.
+            "/counts" => {
+                let counts = each(&groups, |group| group.count);
+                respond_with_json(&mut stream, &counts).await
+            }
             "/reset" => {
                 locked(&groups).clear();
                 stream.write_all(RESPONSE).await
@@ -147,6 +154,7 @@ fn note(groups: &Groups, path: &str, emitted_us: Option<u64>, replayed: bool) {
     let name = path.rsplit('/').next().unwrap_or_default();
     let name = if replayed { REPLAYED } else { name };
     let mut groups = locked(groups);
+    // An entry would allocate a name for each request.
     if !groups.contains_key(name) {
         groups.insert(name.to_owned(), Group::default());
     }
@@ -162,21 +170,12 @@ fn note(groups: &Groups, path: &str, emitted_us: Option<u64>, replayed: bool) {
     }
 }
 
-async fn respond_with_stats(stream: &mut TcpStream, groups: &Groups) -> std::io::Result<()> {
-    let received: BTreeMap<String, Received> = locked(groups)
+fn each<T>(groups: &Groups, of: impl Fn(&mut Group) -> T) -> BTreeMap<String, T> {
+    let mut groups = locked(groups);
+    groups
         .iter_mut()
-        .map(|(name, group)| (name.clone(), group.received()))
-        .collect();
-    respond_with_json(stream, &received).await
-}
-
-/// For frequent polls: does not sort the latencies.
-async fn respond_with_counts(stream: &mut TcpStream, groups: &Groups) -> std::io::Result<()> {
-    let counts: BTreeMap<String, u64> = locked(groups)
-        .iter()
-        .map(|(name, group)| (name.clone(), group.count))
-        .collect();
-    respond_with_json(stream, &counts).await
+        .map(|(name, group)| (name.clone(), of(group)))
+        .collect()
 }
 
 async fn respond_with_json(stream: &mut TcpStream, body: &impl Serialize) -> std::io::Result<()> {

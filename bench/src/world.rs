@@ -48,15 +48,7 @@ impl Ground {
             .context("the sink did not start")?
             .trim()
             .parse()?;
-        let superuser = PgPoolOptions::new()
-            .connect_with(cluster.superuser_options())
-            .await?;
-        sqlx::raw_sql(AssertSqlSafe(format!(
-            "create database {TEMPLATE} owner postrider"
-        )))
-        .execute(&superuser)
-        .await?;
-        superuser.close().await;
+        create_database(&cluster, &format!("{TEMPLATE} owner postrider")).await?;
         let template = PgPoolOptions::new()
             .connect_with(cluster.options().database(TEMPLATE))
             .await?;
@@ -87,25 +79,17 @@ impl Ground {
     async fn world_from(&mut self, template: &str) -> anyhow::Result<World> {
         self.databases += 1;
         let name = format!("bench_{}", self.databases);
-        let superuser = PgPoolOptions::new()
-            .connect_with(self.cluster.superuser_options())
-            .await?;
-        sqlx::raw_sql(AssertSqlSafe(format!(
-            "create database {name} template {template} owner postrider"
-        )))
-        .execute(&superuser)
+        create_database(
+            &self.cluster,
+            &format!("{name} template {template} owner postrider"),
+        )
         .await?;
-        superuser.close().await;
         let options = self.cluster.options().database(&name);
         let pool = PgPoolOptions::new()
             .max_connections(20)
             .connect_with(options.clone())
             .await?;
-        self.http
-            .get(format!("http://127.0.0.1:{}/reset", self.sink_port))
-            .send()
-            .await?;
-        Ok(World {
+        let world = World {
             pool,
             program: self.program.clone(),
             url: self.cluster.url().replace("/postrider?", &format!("/{name}?")),
@@ -116,7 +100,9 @@ impl Ground {
             sink_port: self.sink_port,
             processes: Vec::new(),
             settings: Vec::new(),
-        })
+        };
+        world.forget_received().await?;
+        Ok(world)
     }
 
     /// Resets the database's own statistics.
@@ -328,17 +314,18 @@ impl World {
             .body(format!(r#"{{"type":"bench.ran","data":{data}}}"#)))
     }
 
+    async fn ask_sink(&self, path: &str) -> reqwest::Result<reqwest::Response> {
+        let url = format!("http://127.0.0.1:{}{path}", self.sink_port);
+        self.http.get(url).send().await
+    }
+
     pub(super) async fn received(&self, group: &str) -> anyhow::Result<Received> {
-        let url = format!("http://127.0.0.1:{}/stats", self.sink_port);
-        let mut all: BTreeMap<String, Received> = self.http.get(url).send().await?.json().await?;
+        let mut all: BTreeMap<String, Received> = self.ask_sink("/stats").await?.json().await?;
         Ok(all.remove(group).unwrap_or_default())
     }
 
     pub(super) async fn forget_received(&self) -> anyhow::Result<()> {
-        self.http
-            .get(format!("http://127.0.0.1:{}/reset", self.sink_port))
-            .send()
-            .await?;
+        self.ask_sink("/reset").await?;
         Ok(())
     }
 
@@ -350,8 +337,7 @@ impl World {
     }
 
     pub(super) async fn count(&self, group: &str) -> anyhow::Result<u64> {
-        let url = format!("http://127.0.0.1:{}/counts", self.sink_port);
-        let all: BTreeMap<String, u64> = self.http.get(url).send().await?.json().await?;
+        let all: BTreeMap<String, u64> = self.ask_sink("/counts").await?.json().await?;
         Ok(all.get(group).copied().unwrap_or_default())
     }
 
@@ -388,6 +374,14 @@ impl World {
         self.pool.close().await;
         Ok(())
     }
+}
+
+async fn create_database(cluster: &Cluster, definition: &str) -> anyhow::Result<()> {
+    let mut superuser = PgConnection::connect_with(&cluster.superuser_options()).await?;
+    sqlx::raw_sql(AssertSqlSafe(format!("create database {definition}")))
+        .execute(&mut superuser)
+        .await?;
+    Ok(superuser.close().await?)
 }
 
 /// This program in another role, as a process of its own.

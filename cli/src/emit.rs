@@ -2,13 +2,13 @@
 
 use std::{io::Read, process::ExitCode};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use postrider_client::{Client, NewEvent};
 use postrider_proto::limits::EVENT_DATA_BYTES_MAX;
 
 use crate::{
-    output::{GOOD, SOFT, json_line},
+    output::{GOOD, SOFT, show},
     reach::{Failure, InTenant},
     settings::Environment,
 };
@@ -58,17 +58,10 @@ async fn emit(arguments: &EmitArguments, environment: &Environment) -> anyhow::R
         event = event.ordering_key(key);
     }
     let emitted = client.emit(&tenant, &event).await?;
-    if arguments.at.reach.json {
-        json_line(&emitted);
-    } else {
-        anstream::println!(
-            "{GOOD}{}{GOOD:#} {} {}",
-            emitted.id,
-            emitted.type_name,
-            emitted.version
-        );
-        anstream::println!("{SOFT}{data}{SOFT:#}");
-    }
+    show(arguments.at.reach.json, &emitted, || {
+        let (id, type_name, version) = (&emitted.id, &emitted.type_name, &emitted.version);
+        anstream::println!("{GOOD}{id}{GOOD:#} {type_name} {version}\n{SOFT}{data}{SOFT:#}");
+    });
     Ok(ExitCode::SUCCESS)
 }
 
@@ -98,34 +91,20 @@ fn read(given: &str) -> anyhow::Result<String> {
 
 async fn sample(client: &Client, type_name: &str, version: Option<&str>) -> anyhow::Result<String> {
     let found = client.event_type(type_name).await?;
-    let version = match version {
-        Some(version) => version,
-        None => found
-            .versions
-            .last()
-            .map(String::as_str)
-            .context("the type has no versions")?,
-    };
-    let schema = found
-        .schemas
-        .as_ref()
-        .and_then(|schemas| schemas.get(version))
-        .with_context(|| {
-            format!(
-                "{type_name} has no version {version}. Available: {}",
-                found.versions.join(", ")
-            )
-        })?;
+    let newest = found.versions.last().map(String::as_str);
+    let version = version.or(newest).context("the type has no versions")?;
+    let schema = found.schemas.as_ref().and_then(|schemas| schemas.get(version));
+    let schema = schema.with_context(|| {
+        let versions = found.versions.join(", ");
+        format!("{type_name} has no version {version}. Available: {versions}")
+    })?;
     let schema = serde_json::from_str(schema.get()).context("cannot parse the schema")?;
     postrider_sender::sample(&schema).map_err(|violations| {
-        let reasons: Vec<String> = violations
-            .iter()
-            .take(3)
+        let first = violations.iter().take(3);
+        let reasons: Vec<String> = first
             .map(|one| format!("{} {}", one.pointer, one.message))
             .collect();
-        anyhow::anyhow!(
-            "no sample could be generated for the schema, pass --data instead: {}",
-            reasons.join("; ")
-        )
+        let reasons = reasons.join("; ");
+        anyhow!("no sample could be generated for the schema, pass --data instead: {reasons}")
     })
 }

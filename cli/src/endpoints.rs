@@ -8,7 +8,7 @@ use postrider_client::{Client, Endpoint, EndpointSettings, PageOf};
 use postrider_proto::{EndpointState, state::SignatureFormat};
 
 use crate::{
-    output::{BAD, GOOD, SOFT, STRONG, WARNING, json_line, status_style},
+    output::{BAD, GOOD, SOFT, STRONG, WARNING, json_line, show, status_style},
     reach::{Failure, InTenant},
     settings::Environment,
 };
@@ -78,11 +78,9 @@ pub struct TestArguments {
 }
 
 pub(crate) fn parse_signature(text: &str) -> Result<SignatureFormat, String> {
-    SignatureFormat::ALL
-        .iter()
-        .copied()
-        .find(|format| format.as_str() == text)
-        .ok_or_else(|| "must be t-v1, standard or standard-ed25519".to_owned())
+    let mut formats = SignatureFormat::ALL.iter().copied();
+    let found = formats.find(|format| format.as_str() == text);
+    found.ok_or_else(|| "must be t-v1, standard or standard-ed25519".to_owned())
 }
 
 pub(crate) async fn run(command: EndpointsCommand, environment: &Environment) -> Result<ExitCode, Failure> {
@@ -105,11 +103,8 @@ pub(crate) async fn run(command: EndpointsCommand, environment: &Environment) ->
             EndpointsCommand::Delete(one) => {
                 let endpoint = find(&client, &tenant, &one.endpoint).await?;
                 client.delete_endpoint(&tenant, &endpoint.id).await?;
-                if json {
-                    json_line(&serde_json::json!({"id": endpoint.id, "deleted": true}));
-                } else {
-                    println!("{} deleted", endpoint.id);
-                }
+                let deleted = serde_json::json!({"id": endpoint.id, "deleted": true});
+                show(json, &deleted, || println!("{} deleted", endpoint.id));
                 Ok(ExitCode::SUCCESS)
             }
             EndpointsCommand::Test(arguments) => test(&client, &tenant, arguments).await,
@@ -190,16 +185,14 @@ async fn create(client: &Client, tenant: &str, arguments: &CreateArguments) -> a
         ..EndpointSettings::default()
     };
     let created = client.create_endpoint(tenant, &settings).await?;
-    if arguments.at.reach.json {
-        json_line(&created);
-        return Ok(ExitCode::SUCCESS);
-    }
-    anstream::println!("{STRONG}{}{STRONG:#} {}", created.id, created.url);
-    match (&created.secret, &created.public_key) {
-        (Some(secret), _) => println!("Signing secret: {secret}"),
-        (None, Some(key)) => println!("Public key: {key}"),
-        (None, None) => {}
-    }
+    show(arguments.at.reach.json, &created, || {
+        anstream::println!("{STRONG}{}{STRONG:#} {}", created.id, created.url);
+        match (&created.secret, &created.public_key) {
+            (Some(secret), _) => println!("Signing secret: {secret}"),
+            (None, Some(key)) => println!("Public key: {key}"),
+            (None, None) => {}
+        }
+    });
     Ok(ExitCode::SUCCESS)
 }
 
@@ -210,11 +203,8 @@ async fn enable(client: &Client, tenant: &str, one: &OneEndpoint, enabled: bool)
         ..EndpointSettings::default()
     };
     let changed = client.update_endpoint(tenant, &endpoint.id, &settings).await?;
-    if one.at.reach.json {
-        json_line(&changed);
-    } else {
-        println!("{} is {}", changed.id, changed.state);
-    }
+    let state = || println!("{} is {}", changed.id, changed.state);
+    show(one.at.reach.json, &changed, state);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -225,22 +215,16 @@ async fn test(client: &Client, tenant: &str, arguments: &TestArguments) -> anyho
         .test_endpoint(tenant, &endpoint.id, arguments.type_name.as_deref())
         .await?;
     let attempt = &sent.attempt;
-    if arguments.at.reach.json {
-        json_line(&sent);
-    } else {
+    show(arguments.at.reach.json, &sent, || {
         let style = status_style(attempt.status.map(i64::from));
         let result = match (attempt.status, &attempt.error) {
-            (Some(status), _) => status.to_string(),
-            (None, Some(error)) => error.clone(),
-            (None, None) => attempt.outcome.clone(),
+            (Some(status), _) => &status.to_string(),
+            (None, Some(error)) => error,
+            (None, None) => &attempt.outcome,
         };
-        anstream::println!(
-            "{} {} {style}{result}{style:#} {SOFT}{} ms{SOFT:#}",
-            sent.type_name,
-            sent.event,
-            attempt.duration_ms
-        );
-    }
+        let (type_name, event, ms) = (&sent.type_name, &sent.event, attempt.duration_ms);
+        anstream::println!("{type_name} {event} {style}{result}{style:#} {SOFT}{ms} ms{SOFT:#}");
+    });
     Ok(match attempt.outcome.as_str() {
         "accepted" => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,

@@ -27,6 +27,14 @@ pub(crate) fn json_line(value: &impl Serialize) {
     }
 }
 
+/// As JSON, or for people.
+pub(crate) fn show(json: bool, value: &impl Serialize, for_people: impl FnOnce()) {
+    match json {
+        true => json_line(value),
+        false => for_people(),
+    }
+}
+
 pub(crate) fn status_style(status: Option<i64>) -> Style {
     match status {
         Some(200..=299) => GOOD,

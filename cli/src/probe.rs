@@ -7,7 +7,7 @@ use postrider_client::{ProbeFinding, ProbeReport};
 
 use crate::{
     endpoints::find,
-    output::{BAD, GOOD, SOFT, STRONG, WARNING, json_line, spinner},
+    output::{BAD, GOOD, SOFT, STRONG, WARNING, show, spinner},
     reach::{Failure, InTenant},
     settings::Environment,
 };
@@ -39,18 +39,14 @@ async fn probe(arguments: &ProbeArguments, environment: &Environment) -> anyhow:
         .await;
     waiting.finish_and_clear();
     let report = report?;
-    if arguments.at.reach.json {
-        json_line(&report);
-    } else {
-        show(&report);
-    }
+    show(arguments.at.reach.json, &report, || show_report(&report));
     Ok(match report.passed {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
 }
 
-fn show(report: &ProbeReport) {
+fn show_report(report: &ProbeReport) {
     anstream::println!(
         "{STRONG}{}{STRONG:#} {SOFT}{}{SOFT:#}\n",
         report.url,

@@ -94,12 +94,8 @@ impl InTenant {
     /// The client, and the given tenant or the only one there is.
     pub(crate) async fn open(&self, environment: &Environment) -> anyhow::Result<(Client, String)> {
         let client = self.reach.client(environment)?;
-        let given = self
-            .tenant
-            .as_deref()
-            .map(str::trim)
-            .filter(|name| !name.is_empty());
-        if let Some(tenant) = given {
+        let given = self.tenant.as_deref().map(str::trim);
+        if let Some(tenant) = given.filter(|name| !name.is_empty()) {
             return Ok((client, tenant.to_owned()));
         }
         let page = match client.tenants(&PageOf::limit(TENANTS_NAMED_MAX)).await {

@@ -9,7 +9,7 @@ use postrider_client::{Client, NewReplay, Replay};
 
 use crate::{
     endpoints::find,
-    output::{json_line, progress, stop_signal},
+    output::{progress, show, stop_signal},
     reach::{Failure, InTenant},
     settings::Environment,
 };
@@ -59,15 +59,8 @@ async fn replay(arguments: &ReplayArguments, environment: &Environment) -> anyho
     let json = arguments.at.reach.json;
     if let Some(id) = &arguments.delivery {
         let delivery = client.replay_delivery(&tenant, id).await?;
-        if json {
-            json_line(&delivery);
-        } else {
-            println!(
-                "{} is {} again",
-                delivery.delivery.id,
-                delivery.delivery.state.as_str()
-            );
-        }
+        let (id, state) = (&delivery.delivery.id, delivery.delivery.state.as_str());
+        show(json, &delivery, || println!("{id} is {state} again"));
         return Ok(ExitCode::SUCCESS);
     }
     let mut request = NewReplay {
@@ -87,11 +80,7 @@ async fn replay(arguments: &ReplayArguments, environment: &Environment) -> anyho
     };
     if !arguments.yes {
         let counted = client.start_replay(&tenant, &request).await?;
-        if json {
-            json_line(&counted);
-        } else {
-            println!("{}", counted_sentence(counted.total));
-        }
+        show(json, &counted, || println!("{}", counted_sentence(counted.total)));
         return Ok(ExitCode::SUCCESS);
     }
     request.dry_run = None;
@@ -100,17 +89,11 @@ async fn replay(arguments: &ReplayArguments, environment: &Environment) -> anyho
         true => started,
         false => wait(&client, &tenant, started).await?,
     };
-    if json {
-        json_line(&ended);
-    } else {
-        println!(
-            "{} of {} sent; replay {} is {}",
-            ended.done,
-            ended.total,
-            ended.id.as_deref().unwrap_or_default(),
-            ended.state.as_deref().unwrap_or_default()
-        );
-    }
+    let id = ended.id.as_deref().unwrap_or_default();
+    let state = ended.state.as_deref().unwrap_or_default();
+    show(json, &ended, || {
+        println!("{} of {} sent; replay {id} is {state}", ended.done, ended.total);
+    });
     Ok(ExitCode::SUCCESS)
 }
 

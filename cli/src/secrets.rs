@@ -73,11 +73,8 @@ async fn rotate(arguments: &RotateArguments, environment: &Environment) -> anyho
         return Ok(ExitCode::SUCCESS);
     }
     for one in &secrets.data {
-        let shown = one
-            .secret
-            .as_deref()
-            .or(one.public_key.as_deref())
-            .unwrap_or_default();
+        let shown = one.secret.as_deref().or(one.public_key.as_deref());
+        let shown = shown.unwrap_or_default();
         match one.retires_at {
             None => anstream::println!("{GOOD}{}{GOOD:#} {shown}", one.state),
             Some(at) => anstream::println!("{} {shown} {SOFT}until {at}{SOFT:#}", one.state),

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json, value::RawValue};
 
 use crate::{
-    output::{json_line, progress},
+    output::{self, json_line, progress},
     reach::{Failure, Reach},
     settings::Environment,
 };
@@ -122,15 +122,14 @@ async fn export(client: &Client, arguments: &ExportArguments) -> anyhow::Result<
         let text = format!("{}\n", lay_out(&serde_json::to_string(file)?));
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    if arguments.reach.json {
-        json_line(&json!({"written": types.keys().collect::<Vec<_>>()}));
-    } else {
+    let written = json!({"written": types.keys().collect::<Vec<_>>()});
+    output::show(arguments.reach.json, &written, || {
         println!(
             "{} written to {}",
             count(types.len(), "type"),
             directory.display()
         );
-    }
+    });
     Ok(ExitCode::SUCCESS)
 }
 

@@ -12,7 +12,7 @@ pub(crate) const DB_TIMEOUT: Duration = Duration::from_secs(10);
 const PING_MAX: Duration = Duration::from_secs(1);
 
 /// The result, or an error like that of a lost connection. The statement may have been executed all the same.
-pub(crate) async fn within<T>(
+pub async fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {

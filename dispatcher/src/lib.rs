@@ -1,16 +1,15 @@
-//! The dispatcher: owns shards, reads the queue, signs, sends and records.
-//!
-//! The path of a delivery: `deliver/reader.rs` sees its row, `engine.rs` puts it into its endpoint's `lane.rs` and
-//! picks it, `attempt.rs` sends it through `http/client.rs`, `retry.rs` decides, `recorder.rs` writes the result.
+//! The dispatcher: owns shards, reads the queue, signs, sends and records. `deliver/mod.rs` describes the path of a delivery.
 //!
 //! Invariant: no coordination per delivery. A single owner per endpoint, fenced by an epoch, makes the bulkhead exact
 //! across machines.
 
+pub mod bind;
 mod clock;
 pub mod db_timeout;
 mod dedicated_connection;
 mod deliver;
 pub mod http;
+mod lock;
 pub mod maintenance;
 mod ownership;
 pub mod settings;
@@ -32,7 +31,6 @@ pub use store::schema;
 pub use telemetry::{statistics, traces};
 pub use vault::{key_holders, sealed};
 pub use wake::Wake;
-use wiring::Started;
 
 /// Everything a dispatcher needs; built by the composition root.
 pub struct Dispatcher {
@@ -62,15 +60,6 @@ impl Dispatcher {
     pub async fn run(self, stop: CancellationToken) -> Result<(), DispatcherError> {
         telemetry::metrics::start();
         store::restored::renumber(&self.pool).await?;
-        let wake = self.wake.clone();
-        let Started {
-            engine,
-            messages,
-            rows,
-            running,
-        } = wiring::start(self, &stop).await?;
-        engine.run(messages, rows, wake, stop).await;
-        running.shut_down().await;
-        Ok(())
+        wiring::run(self, stop).await
     }
 }

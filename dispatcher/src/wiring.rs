@@ -40,8 +40,10 @@ use crate::{
     },
     http::client::HttpSender,
     maintenance::{
-        deleted_endpoints, disable::Disabler, jobs, notices::Notifier, relay, replays::run::Runner,
-        replays::withdraw::Withdrawer,
+        deleted_endpoints, disable, jobs,
+        notices::Notifier,
+        relay,
+        replays::{run::Runner, withdraw},
     },
     ownership::{applied, lease::Lease, shards::Shards},
     telemetry::{
@@ -75,28 +77,14 @@ const HOT_PLANS: [(&str, &str); 6] = [
     ("jit", "off"),
 ];
 
-/// An engine ready to run, with its channels.
-pub(crate) struct Started {
-    pub(crate) engine: Engine,
-    pub(crate) messages: mpsc::UnboundedReceiver<EngineMessage>,
-    pub(crate) rows: mpsc::Receiver<ReaderMessage>,
-    pub(crate) running: Running,
-}
-
 /// The tasks around the engine.
-pub(crate) struct Running {
-    lease: Lease,
+struct Running {
+    parts: Parts,
     attempts: Arc<Attempts>,
     loaders: TaskTracker,
-    attempt_tasks: TaskTracker,
     recorder: JoinHandle<()>,
-    background: TaskTracker,
-    /// Interrupts the reader's wait for changes.
-    interrupt: Wake,
     /// Results that can't be written are abandoned.
     abandon: CancellationToken,
-    /// Background tasks end.
-    leave: CancellationToken,
 }
 
 /// Shared by every part.
@@ -110,9 +98,11 @@ struct Parts {
     direct: PgConnectOptions,
     engine: mpsc::UnboundedSender<EngineMessage>,
     background: TaskTracker,
+    /// Background tasks end.
     leave: CancellationToken,
     statistics: Statistics,
     to_disable: Wake,
+    /// Interrupts the reader's wait for changes.
     interrupt: Wake,
 }
 
@@ -147,10 +137,23 @@ impl Parts {
     }
 }
 
-pub(crate) async fn start(
-    dispatcher: Dispatcher,
-    stop: &CancellationToken,
-) -> Result<Started, DispatcherError> {
+pub(crate) async fn run(dispatcher: Dispatcher, stop: CancellationToken) -> Result<(), DispatcherError> {
+    let wake = dispatcher.wake.clone();
+    let (engine, messages, rows, running) = start(dispatcher, &stop).await?;
+    engine.run(messages, rows, wake, stop).await;
+    running.shut_down().await;
+    Ok(())
+}
+
+/// An engine ready to run, with its channels.
+type Started = (
+    Engine,
+    mpsc::UnboundedReceiver<EngineMessage>,
+    mpsc::Receiver<ReaderMessage>,
+    Running,
+);
+
+async fn start(dispatcher: Dispatcher, stop: &CancellationToken) -> Result<Started, DispatcherError> {
     let asked_at = Instant::now();
     let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
         .fetch_one(&dispatcher.pool)
@@ -160,8 +163,7 @@ pub(crate) async fn start(
     let (finished, finished_out) = mpsc::unbounded_channel();
     let abandon = CancellationToken::new();
     let recorder = recorder(&parts, finished_out);
-    let attempt_tasks = TaskTracker::new();
-    let attempts = Arc::new(attempts(&dispatcher, &parts, finished.clone(), &attempt_tasks)?);
+    let attempts = Arc::new(attempts(&dispatcher, &parts, finished.clone())?);
     let (loaders, picked) = start_loaders(&attempts);
     let (rows_in, rows) = mpsc::channel(READ_AHEAD);
     let (cycles, cycles_out) = mpsc::channel(1);
@@ -216,22 +218,13 @@ pub(crate) async fn start(
         state: State::default(),
     };
     let running = Running {
-        lease: parts.lease,
+        parts,
         attempts,
         loaders,
-        attempt_tasks,
         recorder,
-        background: parts.background,
-        interrupt: parts.interrupt,
         abandon,
-        leave: parts.leave,
     };
-    Ok(Started {
-        engine,
-        messages,
-        rows,
-        running,
-    })
+    Ok((engine, messages, rows, running))
 }
 
 fn recorder(parts: &Parts, finished: mpsc::UnboundedReceiver<Finished>) -> Recorder {
@@ -250,7 +243,6 @@ fn attempts(
     dispatcher: &Dispatcher,
     parts: &Parts,
     finished: mpsc::UnboundedSender<Finished>,
-    tasks: &TaskTracker,
 ) -> Result<Attempts, DispatcherError> {
     Ok(Attempts {
         database: parts.direct.clone(),
@@ -259,7 +251,7 @@ fn attempts(
         lease: parts.lease.clone(),
         jitter: dispatcher.settings.jitter,
         finished,
-        tasks: tasks.clone(),
+        tasks: TaskTracker::new(),
         workers: WorkerPool::new(),
         large_bodies: LargeBodies::new(&parts.direct, dispatcher.tracer.is_on()),
         tracer: dispatcher.tracer.clone(),
@@ -312,20 +304,18 @@ fn start_maintenance(dispatcher: &Dispatcher, parts: &Parts, output: EngineOutpu
         output.deleted,
         leave.clone(),
     ));
-    let withdrawer = Withdrawer {
-        pool: control.clone(),
-        owner: parts.id,
-        withdrawals: output.withdrawals,
-        out: parts.engine.clone(),
-        stop: leave.clone(),
-    };
-    tokio::spawn(withdrawer.run());
-    let disabler = Disabler {
-        pool: control.clone(),
-        wake: parts.to_disable.clone(),
-        stop: leave.clone(),
-    };
-    tokio::spawn(disabler.run());
+    tokio::spawn(withdraw::run(
+        control.clone(),
+        parts.id,
+        output.withdrawals,
+        parts.engine.clone(),
+        leave.clone(),
+    ));
+    tokio::spawn(disable::run(
+        control.clone(),
+        parts.to_disable.clone(),
+        leave.clone(),
+    ));
     let flusher = Flusher {
         pool: parts.pool.clone(),
         writer: parts.id,
@@ -354,35 +344,34 @@ fn start_maintenance(dispatcher: &Dispatcher, parts: &Parts, output: EngineOutpu
     );
     parts.background.spawn(jobs);
     for (number, source) in dispatcher.sources.iter().enumerate() {
-        parts.background.spawn(relay::run(
-            number + 1,
-            source.clone(),
-            parts.pool.clone(),
-            dispatcher.wake.clone(),
-            stop.clone(),
-        ));
+        let (pool, wake) = (parts.pool.clone(), dispatcher.wake.clone());
+        let relay = relay::run(number + 1, source.clone(), pool, wake);
+        parts
+            .background
+            .spawn(stop.clone().run_until_cancelled_owned(relay));
     }
 }
 
 impl Running {
     /// After the engine has ended: attempts still in flight have had their time and are handed back to the next owner.
-    pub(crate) async fn shut_down(self) {
-        self.lease.end();
+    async fn shut_down(self) {
+        let parts = self.parts;
+        parts.lease.end();
         self.loaders.wait().await;
         self.attempts.workers.close();
-        self.attempt_tasks.close();
-        self.attempt_tasks.wait().await;
+        self.attempts.tasks.close();
+        self.attempts.tasks.wait().await;
         // The recorder ends when the last sender of results is gone, and the attempts hold one.
         drop(self.attempts);
         if tokio::time::timeout(RECORD_MAX, self.recorder).await.is_err() {
             self.abandon.cancel();
             tracing::warn!("recording the last results failed; their deliveries will be sent again");
         }
-        self.leave.cancel();
-        self.interrupt.now();
-        self.background.close();
+        parts.leave.cancel();
+        parts.interrupt.now();
+        parts.background.close();
         // Each task has its own limit except apalis, which waits without one on a connection that hangs.
-        let ended = tokio::time::timeout(BACKGROUND_END_MAX, self.background.wait()).await;
+        let ended = tokio::time::timeout(BACKGROUND_END_MAX, parts.background.wait()).await;
         if ended.is_err() {
             tracing::warn!("background tasks did not end in time; abandoning them");
         }

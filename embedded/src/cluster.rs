@@ -83,14 +83,8 @@ impl Cluster {
         if new.exists() {
             fs::remove_dir_all(&new).map_err(EmbeddedError::at(&new))?;
         }
-        let mut initdb = self
-            .home
-            .account
-            .command(&self.programs.path("initdb"), &self.home.folder);
-        initdb
-            .arg("-D")
-            .arg(&new)
-            .args(["-U", SUPERUSER, "--encoding=UTF8", "--no-locale"]);
+        let mut initdb = self.command_on("initdb", &new);
+        initdb.args(["-U", SUPERUSER, "--encoding=UTF8", "--no-locale"]);
         initdb.args(["--auth-local=trust", "--auth-host=reject"]);
         run(initdb, "initdb")?;
         let main = new.join("postgresql.conf");
@@ -145,18 +139,8 @@ impl Cluster {
         if !self.is_running() {
             return Ok(());
         }
-        self.pg_ctl(
-            &[
-                "stop",
-                "-w",
-                "-s",
-                "-m",
-                "fast",
-                "-t",
-                &START_STOP_SECONDS_MAX.to_string(),
-            ],
-            None,
-        )
+        let wait = START_STOP_SECONDS_MAX.to_string();
+        self.pg_ctl(&["stop", "-w", "-s", "-m", "fast", "-t", &wait], None)
     }
 
     fn pg_ctl(&self, arguments: &[&str], path: Option<&Path>) -> Result<(), EmbeddedError> {
@@ -167,11 +151,13 @@ impl Cluster {
 
     /// A server program on this cluster, as the account that runs it.
     pub fn command(&self, program: &str) -> Command {
-        let mut command = self
-            .home
-            .account
-            .command(&self.programs.path(program), &self.home.folder);
-        command.arg("-D").arg(self.home.data());
+        self.command_on(program, &self.home.data())
+    }
+
+    fn command_on(&self, program: &str, data: &Path) -> Command {
+        let program = self.programs.path(program);
+        let mut command = self.home.account.command(&program, &self.home.folder);
+        command.arg("-D").arg(data);
         command
     }
 
@@ -227,26 +213,21 @@ impl Cluster {
     /// Creates the owner and its database if needed. Only this requires the superuser.
     pub async fn make_database(&self) -> Result<(), EmbeddedError> {
         let mut connection = PgConnection::connect_with(&self.superuser_options()).await?;
-        let role_exists: bool = sqlx::query_scalar("select exists (select from pg_roles where rolname = $1)")
-            .bind(OWNER)
-            .fetch_one(&mut connection)
-            .await?;
-        if !role_exists {
-            let create = format!("create role {OWNER} login");
-            sqlx::raw_sql(AssertSqlSafe(create))
-                .execute(&mut connection)
-                .await?;
-        }
-        let database_exists: bool =
-            sqlx::query_scalar("select exists (select from pg_database where datname = $1)")
-                .bind(OWNER)
-                .fetch_one(&mut connection)
-                .await?;
-        if !database_exists {
-            let create = format!("create database {OWNER} owner {OWNER}");
-            sqlx::raw_sql(AssertSqlSafe(create))
-                .execute(&mut connection)
-                .await?;
+        for (exists, create) in [
+            (
+                "select exists (select from pg_roles where rolname = $1)",
+                format!("create role {OWNER} login"),
+            ),
+            (
+                "select exists (select from pg_database where datname = $1)",
+                format!("create database {OWNER} owner {OWNER}"),
+            ),
+        ] {
+            let exists = sqlx::query_scalar(exists).bind(OWNER);
+            if !exists.fetch_one(&mut connection).await? {
+                let create = sqlx::raw_sql(AssertSqlSafe(create));
+                create.execute(&mut connection).await?;
+            }
         }
         connection.close().await?;
         Ok(())

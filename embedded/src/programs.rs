@@ -70,21 +70,15 @@ impl Programs {
 
     /// The programs for a cluster that may already exist.
     pub(super) fn for_data(data: &Path) -> Result<Self, EmbeddedError> {
-        match std::fs::read_to_string(data.join("PG_VERSION")) {
-            Ok(version) => {
-                let found = version.trim().to_owned();
-                let other = || EmbeddedError::OtherVersion {
-                    directory: data.to_owned(),
-                    found: found.clone(),
-                };
-                found
-                    .parse()
-                    .ok()
-                    .and_then(|major| Self::find(Some(major)))
-                    .ok_or_else(other)
-            }
-            Err(_) => Self::find(None).ok_or(EmbeddedError::NoServer),
-        }
+        let Ok(version) = std::fs::read_to_string(data.join("PG_VERSION")) else {
+            return Self::find(None).ok_or(EmbeddedError::NoServer);
+        };
+        let major = version.trim().parse().ok();
+        let found = major.and_then(|major| Self::find(Some(major)));
+        found.ok_or_else(|| EmbeddedError::OtherVersion {
+            directory: data.to_owned(),
+            found: version.trim().to_owned(),
+        })
     }
 }
 

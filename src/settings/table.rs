@@ -230,6 +230,12 @@ impl FromArgMatches for Flags {
     }
 }
 
+type Parse<T, E> = fn(&str) -> Result<T, E>;
+
+fn parsed<T, E: Display>(setting: &Setting, text: &str, parse: Parse<T, E>) -> Result<T, SettingError> {
+    parse(text).map_err(|requirement| setting.refuse(text, requirement))
+}
+
 /// Where values come from. Its methods are named like the kinds of rows.
 pub(super) struct Source<'s> {
     pub(super) flags: &'s Flags,
@@ -237,33 +243,27 @@ pub(super) struct Source<'s> {
 }
 
 impl Source<'_> {
-    fn value<T, E: Display>(
-        &self,
-        setting: &Setting,
-        parse: impl Fn(&str) -> Result<T, E>,
-    ) -> Result<T, SettingError> {
+    fn value<T, E: Display>(&self, setting: &Setting, parse: Parse<T, E>) -> Result<T, SettingError> {
         let default = match setting.default {
             Fallback::Value(value) => value,
             Fallback::Described(_) => "",
         };
-        let text = self.flag(setting).unwrap_or(default);
-        parse(text).map_err(|requirement| setting.refuse(text, requirement))
+        parsed(setting, self.flag(setting).unwrap_or(default), parse)
     }
 
     fn optional<T, E: Display>(
         &self,
         setting: &Setting,
-        parse: impl Fn(&str) -> Result<T, E>,
+        parse: Parse<T, E>,
     ) -> Result<Option<T>, SettingError> {
-        self.flag(setting)
-            .map(|text| parse(text).map_err(|requirement| setting.refuse(text, requirement)))
-            .transpose()
+        let text = self.flag(setting);
+        text.map(|text| parsed(setting, text, parse)).transpose()
     }
 
     fn private<T, E: Display>(
         &self,
         setting: &Setting,
-        parse: impl Fn(&str) -> Result<T, E>,
+        parse: Parse<T, E>,
     ) -> Result<Option<T>, SettingError> {
         self.optional(setting, parse)
     }
@@ -271,12 +271,10 @@ impl Source<'_> {
     fn secret<T, E: Display>(
         &self,
         setting: &Setting,
-        parse: impl Fn(&str) -> Result<T, E>,
+        parse: Parse<T, E>,
     ) -> Result<Option<T>, SettingError> {
-        self.environment
-            .secret(setting)?
-            .map(|text| parse(&text).map_err(|requirement| setting.refuse(&text, requirement)))
-            .transpose()
+        let text = self.environment.secret(setting)?;
+        text.map(|text| parsed(setting, &text, parse)).transpose()
     }
 
     /// An empty value counts as not set: compose files pass variables on that way.

@@ -36,6 +36,7 @@ mod hostile_input;
 mod hostile_pages;
 mod idempotency;
 mod large_bodies;
+mod layout;
 mod listen;
 mod masked;
 mod migrations;

@@ -39,12 +39,12 @@ const WRITERS: [&str; 6] = [
 /// Whose statements are prepared.
 const CRATES: [&str; 3] = ["dispatcher/src", "dashboard/src", "sender/src"];
 
-fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Files with one of these endings, with their path below the root of the repository.
-fn files(folder: &Path, endings: &[&str], found: &mut Vec<(PathBuf, String)>) {
+pub(crate) fn files(folder: &Path, endings: &[&str], found: &mut Vec<(PathBuf, String)>) {
     let mut entries: Vec<PathBuf> = fs::read_dir(folder)
         .expect("a folder")
         .map(|entry| entry.expect("an entry").path())
@@ -173,15 +173,15 @@ async fn every_statement_fits_the_schema() {
     let database = Database::fresh().await;
     let mut connection = database.connect().await;
     let mut wrong = Vec::new();
-    let mut store = Vec::new();
-    files(&root().join("dispatcher/src/store/sql"), &["sql"], &mut store);
-    assert!(!store.is_empty());
-    for (path, statement) in &store {
+    let mut stored = Vec::new();
+    files(&root().join("dispatcher/src"), &["sql"], &mut stored);
+    assert!(!stored.is_empty());
+    for (path, statement) in &stored {
         if let Err(error) = prepare(&mut connection, statement).await {
             wrong.push(format!("{}: {error}", path.display()));
         }
     }
-    let mut prepared = 0;
+    let mut prepared = stored.len();
     for folder in CRATES {
         let mut sources = Vec::new();
         files(&root().join(folder), &["rs"], &mut sources);

@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use http::{HeaderName, HeaderValue};
 use postrider_proto::{DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature};
@@ -33,7 +32,7 @@ use crate::{
         worker_pool::WorkerPool,
     },
     http::client::{HttpSender, Request, webhook_headers},
-    ownership::lease::{Lease, SendPermission},
+    ownership::lease::Lease,
     store::transitions::AttemptRecord,
     telemetry::{
         metrics::METRICS,
@@ -54,6 +53,7 @@ const AFTER_OWN_FAULT: Duration = Duration::from_secs(1);
 /// Back-off after a failed read of bodies.
 const READ_AGAIN: Duration = Duration::from_millis(100);
 
+const REPLAY: HeaderName = HeaderName::from_static("webhook-replay");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
@@ -121,10 +121,10 @@ pub(crate) struct Attempts {
     pub(crate) tracer: Tracer,
 }
 
-/// Input of one attempt task.
+/// Input of one attempt task. Without an event: it is past its retention.
 pub(crate) struct AttemptTask {
     picked: Picked,
-    content: Fetch,
+    stored: Option<Stored>,
 }
 
 /// What became of the request, and the signature it was sent with.
@@ -135,22 +135,10 @@ struct Sent {
 
 impl Sent {
     fn nothing(error: &str) -> Self {
-        Self {
-            outcome: Outcome::NotSent {
-                error: error.to_owned(),
-            },
-            signature: None,
-        }
+        let (error, signature) = (error.to_owned(), None);
+        let outcome = Outcome::NotSent { error };
+        Self { outcome, signature }
     }
-}
-
-/// Where an attempt gets its event from.
-enum Fetch {
-    /// The event is past its retention.
-    Gone,
-    Read(Arc<Content>),
-    /// Read by the attempt itself once enough memory is available.
-    Large(usize),
 }
 
 impl Attempts {
@@ -189,13 +177,8 @@ impl Attempts {
         ids.sort_unstable();
         ids.dedup();
         let read = async {
-            bodies::read(
-                connection.open().await?,
-                &ids,
-                SMALL_BYTES_MAX,
-                self.tracer.is_on(),
-            )
-            .await
+            let connection = connection.open().await?;
+            bodies::read(connection, &ids, SMALL_BYTES_MAX, self.tracer.is_on()).await
         };
         let stored = match read.await {
             Ok(stored) => stored,
@@ -208,27 +191,24 @@ impl Attempts {
             }
         };
         for picked in batch {
-            let content = match stored.get(&picked.delivery.event) {
-                None => Fetch::Gone,
-                Some(Stored::Small(content)) => Fetch::Read(content.clone()),
-                Some(Stored::Large(bytes)) => Fetch::Large(*bytes),
-            };
-            if let Err(work) = self.workers.offer(AttemptTask { picked, content }) {
+            let stored = stored.get(&picked.delivery.event).cloned();
+            if let Err(work) = self.workers.offer(AttemptTask { picked, stored }) {
                 self.tasks.spawn(self.clone().work(work));
             }
         }
     }
 
-    /// The event's content and its share of memory. `None` when the attempt can't be made now.
+    /// The event's content and its share of memory. A large one is read once enough memory is available. `None` when the
+    /// attempt can't be made now.
     async fn content(
         &self,
         picked: &Picked,
-        fetch: Fetch,
+        stored: Option<Stored>,
     ) -> Option<(Option<Arc<Content>>, Option<FairShare>)> {
-        let bytes = match fetch {
-            Fetch::Gone => return Some((None, None)),
-            Fetch::Read(content) => return Some((Some(content), None)),
-            Fetch::Large(bytes) => bytes,
+        let bytes = match stored {
+            None => return Some((None, None)),
+            Some(Stored::Small(content)) => return Some((Some(content), None)),
+            Some(Stored::Large(bytes)) => bytes,
         };
         let holder = Holder {
             endpoint: picked.endpoint.id,
@@ -263,8 +243,8 @@ impl Attempts {
     }
 
     /// Read, filter, send, decide, report. When nothing may be sent now, the guard hands the delivery back.
-    async fn make(&self, AttemptTask { picked, content }: AttemptTask) {
-        let Some((content, share)) = self.content(&picked, content).await else {
+    async fn make(&self, AttemptTask { picked, stored }: AttemptTask) {
+        let Some((content, share)) = self.content(&picked, stored).await else {
             return;
         };
         let started_at = self.clock.now();
@@ -283,15 +263,13 @@ impl Attempts {
             .tracer
             .attempt_begins(picked.delivery_id(), trace.map(|trace| trace.0), replayed);
         let sent = match content {
-            None => Some(Sent::nothing(
-                "the event has exceeded its retention and its body was deleted",
-            )),
+            None => Sent::nothing("the event has exceeded its retention and its body was deleted"),
             Some(content) => {
-                self.send(&picked, content, share, started_at, traced.as_ref())
-                    .await
+                let sent = self.send(&picked, content, share, started_at, traced.as_ref());
+                let Some(sent) = sent.await else { return };
+                sent
             }
         };
-        let Some(sent) = sent else { return };
         let next = retry::decide(
             &sent.outcome,
             picked.delivery.step,
@@ -337,25 +315,32 @@ impl Attempts {
         let secrets = endpoint.secrets_in_force(started_at);
         let signature = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
         let permission = self.lease.under(picked.term.clone());
-        let mut request = self.request(
-            endpoint,
-            &picked.delivery,
-            &content,
-            t,
-            &signature,
-            permission.clone(),
-        );
-        if let Some(traced) = traced
-            && let Ok(value) = HeaderValue::from_str(&traced.context.to_string())
-        {
-            request.headers.insert(TRACEPARENT, value);
-            if let Some((_, Some(state))) = &content.trace
-                && let Ok(value) = HeaderValue::from_str(state.as_str())
-            {
-                request.headers.insert(TRACESTATE, value);
+        let mut headers = webhook_headers(&content.public_id, t, &signature);
+        for (name, value) in &endpoint.headers {
+            headers.insert(name.clone(), value.clone());
+        }
+        let mut set = |name: HeaderName, value: &str| {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                headers.insert(name, value);
+            }
+        };
+        if let Some(replay) = &picked.delivery.replay {
+            set(REPLAY, replay);
+        }
+        if let Some(traced) = traced {
+            set(TRACEPARENT, &traced.context.to_string());
+            if let Some((_, Some(state))) = &content.trace {
+                set(TRACESTATE, state.as_str());
             }
         }
-        request.body = bodies::with_share(content, share);
+        let request = Request {
+            url: &endpoint.url,
+            headers,
+            body: bodies::with_share(content, share),
+            timeout: endpoint.timeout,
+            tls: endpoint.tls.as_ref(),
+            permission: Some(permission.clone()),
+        };
         // Checked last: nothing may be sent if the lease expired or the settings were replaced while the body was read.
         if !permission.is_valid() || !endpoint.may_start() {
             return None;
@@ -410,36 +395,6 @@ impl Attempts {
         // The guard first: the engine must process the response before the record.
         picked.guard.finish(result);
         let _ = self.finished.send(finished);
-    }
-
-    fn request<'a>(
-        &self,
-        endpoint: &'a Endpoint,
-        delivery: &QueuedDelivery,
-        content: &Content,
-        t: i64,
-        signature: &str,
-        permission: SendPermission,
-    ) -> Request<'a> {
-        let mut headers = webhook_headers(&content.public_id, t, signature);
-        for (name, value) in &endpoint.headers {
-            headers.insert(name.clone(), value.clone());
-        }
-        if let Some(replay) = delivery
-            .replay
-            .as_deref()
-            .and_then(|id| HeaderValue::from_str(id).ok())
-        {
-            headers.insert(HeaderName::from_static("webhook-replay"), replay);
-        }
-        Request {
-            url: &endpoint.url,
-            headers,
-            body: Bytes::new(),
-            timeout: endpoint.timeout,
-            tls: endpoint.tls.as_ref(),
-            permission: Some(permission),
-        }
     }
 }
 

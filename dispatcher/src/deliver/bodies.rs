@@ -10,7 +10,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use bytes::Bytes;
@@ -22,12 +22,14 @@ use sqlx::{PgConnection, postgres::PgConnectOptions};
 use tokio::sync::OnceCell;
 
 use crate::{
+    bind::BindAll,
     db_timeout::WithDbTimeout,
     dedicated_connection::DedicatedConnection,
     deliver::{
         division::Holder,
         fair_queue::{Fair, FairShare},
     },
+    lock::lock,
 };
 
 /// Bodies up to this size are read in batches. In flight they use at most this times `max_in_flight`.
@@ -52,6 +54,7 @@ pub(crate) struct Content {
 }
 
 /// One event of a batch read.
+#[derive(Clone)]
 pub(crate) enum Stored {
     Small(Arc<Content>),
     /// Size of body and data in bytes. Read once memory is available.
@@ -69,36 +72,9 @@ type StoredRow = (
     i32,
 );
 
-// One index lookup per id, not `= any`: under a generic plan that would scan every partition. The bounds prune
-// partitions of other days before any is opened. The size of a TOASTed value is known without fetching it.
-const STORED: &str = "select e.id, e.chosen_id, case when e.size <= $4 then e.body end,
-            case when e.size <= $4 then e.full_data end, null::bytea, e.size
-     from unnest($1::uuid[]) u(id)
-     cross join lateral (
-         select e.id, e.chosen_id, e.body, e.full_data,
-                octet_length(e.body) + coalesce(octet_length(e.full_data), 0) as size
-         from postrider.events e
-         where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
-     ) e";
-const STORED_WITH_TRACE: &str = "select e.id, e.chosen_id, case when e.size <= $4 then e.body end,
-            case when e.size <= $4 then e.full_data end, t.context, e.size
-     from unnest($1::uuid[]) u(id)
-     cross join lateral (
-         select e.id, e.chosen_id, e.body, e.full_data,
-                octet_length(e.body) + coalesce(octet_length(e.full_data), 0) as size
-         from postrider.events e
-         where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
-     ) e
-     left join postrider.traces t on t.event_id = u.id";
-const HELD: &str = "select e.id, e.chosen_id, case when e.size <= $3 then e.body end,
-            case when e.size <= $3 then e.full_data end,
-            case when $2 then (select t.context from postrider.traces t where t.event_id = e.id) end, e.size
-     from unnest($1::uuid[]) u(id)
-     cross join lateral (
-         select e.id, e.chosen_id, e.body, e.full_data,
-                octet_length(e.body) + coalesce(octet_length(e.full_data), 0) as size
-         from postrider.events_held e where e.id = u.id limit 1
-     ) e";
+const STORED: &str = include_str!("sql/events.sql");
+const STORED_WITH_TRACE: &str = include_str!("sql/events_with_trace.sql");
+const HELD: &str = include_str!("sql/events_held.sql");
 
 /// Reads events by id; ids must be sorted and unique. Events larger than `most` are returned as their size only.
 pub(crate) async fn read(
@@ -113,10 +89,7 @@ pub(crate) async fn read(
     let most = i32::try_from(most).unwrap_or(i32::MAX);
     let statement = if with_traces { STORED_WITH_TRACE } else { STORED };
     let rows: Vec<StoredRow> = sqlx::query_as(statement)
-        .bind(ids)
-        .bind(first)
-        .bind(last)
-        .bind(most)
+        .bind_all((ids, first, last, most))
         .fetch_all(&mut *connection)
         .with_db_timeout()
         .await?;
@@ -143,9 +116,7 @@ async fn held(
     let found: HashSet<EventId> = found.iter().map(|row| row.0).collect();
     let missing: Vec<EventId> = ids.iter().copied().filter(|id| !found.contains(id)).collect();
     sqlx::query_as(HELD)
-        .bind(missing)
-        .bind(with_traces)
-        .bind(most)
+        .bind_all((missing, with_traces, most))
         .fetch_all(connection)
         .with_db_timeout()
         .await
@@ -171,7 +142,9 @@ type Slot = OnceCell<Option<Arc<Content>>>;
 pub(crate) struct LargeBodies {
     memory: Fair,
     readers: Fair,
-    connections: Connections,
+    /// Connections that large bodies are read on. `readers` bounds how many are in use.
+    idle: Mutex<Vec<DedicatedConnection>>,
+    options: PgConnectOptions,
     /// Reads in progress, shared by other deliveries of the same event.
     being_read: Mutex<HashMap<EventId, Weak<Slot>>>,
     with_traces: bool,
@@ -182,10 +155,8 @@ impl LargeBodies {
         Self {
             memory: Fair::new(LARGE_BYTES_MAX),
             readers: Fair::new(READERS),
-            connections: Connections {
-                idle: Mutex::default(),
-                options: options.clone(),
-            },
+            idle: Mutex::default(),
+            options: options.clone(),
             being_read: Mutex::default(),
             with_traces,
         }
@@ -221,59 +192,17 @@ impl LargeBodies {
 
     async fn fetch(&self, holder: Holder, event: EventId) -> Result<Option<Arc<Content>>, sqlx::Error> {
         let _turn = self.readers.acquire(holder, 1).await;
-        let mut lent = LentConnection::take(&self.connections);
-        let mut found = read(
-            lent.connection.open().await?,
-            &[event],
-            usize::MAX,
-            self.with_traces,
-        )
-        .await?;
-        lent.intact = true;
+        let idle = lock(&self.idle).pop();
+        let mut connection = idle.unwrap_or_else(|| DedicatedConnection::new(self.options.clone()));
+        let opened = connection.open().await?;
+        let mut found = read(opened, &[event], usize::MAX, self.with_traces).await?;
+        // After an error, or when the attempt is abandoned in the middle, it is closed instead.
+        lock(&self.idle).push(connection);
         Ok(found.remove(&event).and_then(|stored| match stored {
             Stored::Small(content) => Some(content),
             Stored::Large(_) => None,
         }))
     }
-}
-
-/// A connection that large bodies are read on. However its use ends, by a result, an error or an attempt that is abandoned
-/// in the middle, its reader is free again. Unless a statement has completed on it, it is closed.
-struct LentConnection<'a> {
-    connection: DedicatedConnection,
-    intact: bool,
-    connections: &'a Connections,
-}
-
-/// Idle connections, and how to open another. `readers` bounds how many are lent.
-struct Connections {
-    idle: Mutex<Vec<DedicatedConnection>>,
-    options: PgConnectOptions,
-}
-
-impl<'a> LentConnection<'a> {
-    fn take(connections: &'a Connections) -> Self {
-        let idle = lock(&connections.idle).pop();
-        Self {
-            connection: idle.unwrap_or_else(|| DedicatedConnection::new(connections.options.clone())),
-            intact: false,
-            connections,
-        }
-    }
-}
-
-impl Drop for LentConnection<'_> {
-    fn drop(&mut self) {
-        let closed = DedicatedConnection::new(self.connections.options.clone());
-        let connection = std::mem::replace(&mut self.connection, closed);
-        if self.intact {
-            lock(&self.connections.idle).push(connection);
-        }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The bytes of a body with its share of memory, released when the last byte is written.

@@ -193,13 +193,8 @@ impl Capacity {
     /// Whether a lane with this pace and number in flight may start an attempt; otherwise the share it must wait for.
     pub(crate) fn check(&self, holder: Holder, pace: Pace, in_flight: usize) -> Result<(), Share> {
         let needed = Self::needed(pace, in_flight);
-        match Share::ALL
-            .into_iter()
-            .find(|share| needed[*share as usize] && !self.part(*share).admits(holder))
-        {
-            Some(full) => Err(full),
-            None => Ok(()),
-        }
+        let is_full = |share: &Share| needed[*share as usize] && !self.part(*share).admits(holder);
+        Share::ALL.into_iter().find(is_full).map_or(Ok(()), Err)
     }
 
     /// Acquires the capacity that [`check`](Self::check) found.

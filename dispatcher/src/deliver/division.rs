@@ -21,7 +21,7 @@ pub(crate) struct Holder {
     pub(crate) tenant: TenantId,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Division {
     size: usize,
     taken: usize,
@@ -33,9 +33,7 @@ impl Division {
     pub(crate) fn new(size: usize) -> Self {
         Self {
             size,
-            taken: 0,
-            by_endpoint: HashMap::new(),
-            by_tenant: HashMap::new(),
+            ..Self::default()
         }
     }
 

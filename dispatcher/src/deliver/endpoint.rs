@@ -78,9 +78,9 @@ impl Endpoint {
 /// A settings row. It does not include pending deliveries, which could take long to read.
 #[derive(Debug, FromRow)]
 pub(crate) struct EndpointRow {
-    id: EndpointId,
+    pub(crate) id: EndpointId,
     tenant_id: TenantId,
-    shard: Shard,
+    pub(crate) shard: Shard,
     state: EndpointState,
     url: String,
     state_reason: Option<String>,
@@ -109,14 +109,6 @@ pub(crate) enum Unusable {
 }
 
 impl EndpointRow {
-    pub(crate) fn id(&self) -> EndpointId {
-        self.id
-    }
-
-    pub(crate) fn shard(&self) -> Shard {
-        self.shard
-    }
-
     pub(crate) fn open(&self, vault: &Vault, defaults: &Settings) -> Result<Endpoint, Unusable> {
         let stored = |e: &dyn std::fmt::Display| Unusable::Stored(e.to_string());
         let owner = Owner {
@@ -145,13 +137,11 @@ impl EndpointRow {
                 headers.insert(name, value);
             }
         }
-        let tls = match &self.tls {
-            None => None,
-            Some(sealed) => {
-                let clear = vault.open(owner, Purpose::Tls, sealed)?;
-                Some(serde_json::from_slice(&clear).map_err(|e| stored(&e))?)
-            }
-        };
+        let mut tls = None;
+        if let Some(sealed) = &self.tls {
+            let clear = vault.open(owner, Purpose::Tls, sealed)?;
+            tls = Some(serde_json::from_slice(&clear).map_err(|e| stored(&e))?);
+        }
         let schedule = match &self.retry_schedule {
             None => defaults.schedule.clone(),
             Some(waits) => {
@@ -159,6 +149,7 @@ impl EndpointRow {
                 Schedule::new(waits.collect()).map_err(|e| stored(&e))?
             }
         };
+        let filter = self.filter.as_ref().map(|filter| Filter::read(&filter.0));
         Ok(Endpoint {
             id: self.id,
             tenant: self.tenant_id,
@@ -184,10 +175,7 @@ impl EndpointRow {
             format: self.signature,
             headers,
             tls,
-            filter: match &self.filter {
-                None => None,
-                Some(filter) => Some(Filter::read(&filter.0).map_err(|e| stored(&e))?),
-            },
+            filter: filter.transpose().map_err(|e| stored(&e))?,
             cancelled: self.cancelled.clone(),
             secrets,
             stopped: AtomicBool::new(self.state != EndpointState::Active),
@@ -200,85 +188,69 @@ pub(crate) async fn load(
     connection: &mut PgConnection,
     ids: &[EndpointId],
 ) -> Result<Vec<EndpointRow>, sqlx::Error> {
-    sqlx::query_as(
-        "select e.id, e.tenant_id, e.shard, e.state, e.state_reason, e.url, e.concurrency, e.rate_per_second, e.ordered,
-                e.retry_schedule, e.timeout_ms, e.signature, e.headers, e.tls, e.filter,
-                exists (select from postrider.endpoint_health h
-                        where h.endpoint_id = e.id
-                          and h.failing_since < clock_timestamp() - interval '1 minute') as was_failing,
-                coalesce(s.secrets, '{}') as secrets, coalesce(s.retire, '{}') as retire,
-                array(select distinct q.replay_id from postrider.queue q
-                      join postrider.replays r on r.public_id = q.replay_id
-                      where q.endpoint_id = e.id and q.replay_id is not null and q.was_source is not null
-                        and r.state = 'cancelled' and e.state <> 'deleted') as cancelled
-         from postrider.endpoints e
-         left join lateral (
-             select array_agg(s.ciphertext order by s.id desc) as secrets,
-                    array_agg(s.retires_at order by s.id desc) as retire
-             from postrider.secrets s
-             where s.endpoint_id = e.id and (s.retires_at is null or s.retires_at > clock_timestamp())
-         ) s on true
-         where e.id = any($1)",
-    )
-    .bind(ids)
-    .fetch_all(connection)
-    .await
+    sqlx::query_as(include_str!("sql/load_endpoints.sql"))
+        .bind(ids)
+        .fetch_all(connection)
+        .await
 }
 
 #[cfg(test)]
-impl EndpointRow {
-    /// Settings of a version, which is the path of its URL. `None`: unusable settings.
-    pub(crate) fn for_simulation(id: EndpointId, shard: Shard, version: Option<u64>) -> Self {
-        Self {
-            id,
-            tenant_id: TenantId(1),
-            shard,
-            state: EndpointState::Active,
-            url: match version {
-                Some(version) => format!("http://example.com/{version}"),
-                None => "no URL".to_owned(),
-            },
-            state_reason: None,
-            concurrency: None,
-            rate_per_second: None,
-            ordered: false,
-            was_failing: false,
-            retry_schedule: None,
-            timeout_ms: None,
-            signature: SignatureFormat::TV1,
-            headers: None,
-            tls: None,
-            filter: None,
-            secrets: Vec::new(),
-            retire: Vec::new(),
-            cancelled: Vec::new(),
+mod simulated {
+    use super::*;
+
+    impl EndpointRow {
+        /// Settings of a version, which is the path of its URL. `None`: unusable settings.
+        pub(crate) fn for_simulation(id: EndpointId, shard: Shard, version: Option<u64>) -> Self {
+            Self {
+                id,
+                tenant_id: TenantId(1),
+                shard,
+                state: EndpointState::Active,
+                url: match version {
+                    Some(version) => format!("http://example.com/{version}"),
+                    None => "no URL".to_owned(),
+                },
+                state_reason: None,
+                concurrency: None,
+                rate_per_second: None,
+                ordered: false,
+                was_failing: false,
+                retry_schedule: None,
+                timeout_ms: None,
+                signature: SignatureFormat::TV1,
+                headers: None,
+                tls: None,
+                filter: None,
+                secrets: Vec::new(),
+                retire: Vec::new(),
+                cancelled: Vec::new(),
+            }
         }
     }
-}
 
-#[cfg(test)]
-impl Endpoint {
-    pub(crate) fn for_simulation(concurrency: usize, ordered: bool, state: EndpointState) -> Self {
-        Self {
-            id: EndpointId(1),
-            tenant: TenantId(1),
-            shard: Shard(0),
-            state,
-            url: Url::parse("http://example.com/").expect("a URL"),
-            concurrency,
-            rate_per_second: None,
-            ordered,
-            disabled_reason: DeadReason::EndpointDisabled,
-            was_failing: false,
-            schedule: Schedule::default(),
-            timeout: Duration::from_secs(10),
-            format: SignatureFormat::TV1,
-            headers: HeaderMap::new(),
-            tls: None,
-            filter: None,
-            cancelled: Vec::new(),
-            secrets: Vec::new(),
-            stopped: AtomicBool::new(false),
+    impl Endpoint {
+        pub(crate) fn for_simulation(concurrency: usize, ordered: bool, state: EndpointState) -> Self {
+            Self {
+                id: EndpointId(1),
+                tenant: TenantId(1),
+                shard: Shard(0),
+                state,
+                url: Url::parse("http://example.com/").expect("a URL"),
+                concurrency,
+                rate_per_second: None,
+                ordered,
+                disabled_reason: DeadReason::EndpointDisabled,
+                was_failing: false,
+                schedule: Schedule::default(),
+                timeout: Duration::from_secs(10),
+                format: SignatureFormat::TV1,
+                headers: HeaderMap::new(),
+                tls: None,
+                filter: None,
+                cancelled: Vec::new(),
+                secrets: Vec::new(),
+                stopped: AtomicBool::new(false),
+            }
         }
     }
 }

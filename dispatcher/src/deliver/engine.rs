@@ -34,7 +34,7 @@ use crate::{
         endpoint::EndpointRow,
         lane::{Action, Activity, AttemptResult, Lane, Pace, ReadNumber, Withdrawal},
         queued_delivery::QueuedDelivery,
-        reader::{Cycle, ReaderMessage},
+        reader::{Cycle, QueueRow, ReaderMessage},
         recorder::{Fate, Finished, Recorded},
         survey::{self, Found, Reason, Report},
     },
@@ -43,7 +43,7 @@ use crate::{
 };
 
 pub(crate) use state::State;
-use state::keep_in_order;
+use state::{keep_in_order, pop_up_to};
 
 /// Delay between two reads while there is work and commits are not notified.
 const BUSY_WAIT: Duration = Duration::from_millis(3);
@@ -392,9 +392,8 @@ impl Engine {
                 }
             }
             EngineMessage::Withdrawn { endpoint, epoch } => {
-                self.state
-                    .withdrawn
-                    .push_back((self.state.reads + 1, endpoint, epoch));
+                let next_read = self.state.reads + 1;
+                self.state.withdrawn.push_back((next_read, (endpoint, epoch)));
             }
             EngineMessage::Recorded(results) => {
                 for result in results {
@@ -415,20 +414,14 @@ impl Engine {
     }
 
     fn recorded(&mut self, result: Recorded) {
-        let Recorded {
-            endpoint,
-            epoch,
-            event,
-            number,
-            fate,
-        } = result;
+        let (endpoint, event, number) = (result.endpoint, result.event, result.number);
         let now = self.clock.now();
         let lane = self.state.lanes.get_mut(&endpoint);
-        let Some(lane) = lane.filter(|lane| lane.epoch() == epoch) else {
+        let Some(lane) = lane.filter(|lane| lane.epoch() == result.epoch) else {
             return;
         };
         self.state.draining.ended(lane.endpoint().shard);
-        let due = match fate {
+        let due = match result.fate {
             Fate::Ended => None,
             Fate::Due(at) => Some(at),
             // It may have been recorded without our knowing: read the retries again.
@@ -440,25 +433,31 @@ impl Engine {
         };
         lane.recorded(event, number, due);
         // A read in progress began before this record; the one after it is the first that can't show an old copy.
-        self.state
-            .recorded
-            .push_back((self.state.reads + 1, endpoint, event, number));
+        let next_read = self.state.reads + 1;
+        let recorded = (endpoint, event, number);
+        self.state.recorded.push_back((next_read, recorded));
         self.settle(endpoint);
     }
 }
 
 #[cfg(test)]
-impl Engine {
-    /// The settings that each lane sends with.
-    pub(crate) fn lanes(&self) -> impl Iterator<Item = &std::sync::Arc<crate::deliver::endpoint::Endpoint>> {
-        self.state.lanes.values().map(Lane::endpoint)
-    }
+mod simulated {
+    use super::*;
 
-    pub(crate) fn missed_count(&self) -> u64 {
-        self.state.missed_count
-    }
+    impl Engine {
+        /// The settings that each lane sends with.
+        pub(crate) fn lanes(
+            &self,
+        ) -> impl Iterator<Item = &std::sync::Arc<crate::deliver::endpoint::Endpoint>> {
+            self.state.lanes.values().map(Lane::endpoint)
+        }
 
-    pub(crate) fn is_sweeping(&self) -> bool {
-        self.state.sweeping
+        pub(crate) fn missed_count(&self) -> u64 {
+            self.state.missed_count
+        }
+
+        pub(crate) fn is_sweeping(&self) -> bool {
+            self.state.sweeping
+        }
     }
 }

@@ -3,13 +3,16 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use postrider_proto::EndpointId;
 use tokio::sync::oneshot;
 
-use crate::deliver::division::{Division, Holder};
+use crate::{
+    deliver::division::{Division, Holder},
+    lock::lock,
+};
 
 /// A limited amount of something, granted in turn.
 #[derive(Clone)]
@@ -128,10 +131,6 @@ impl Drop for FairShare {
     fn drop(&mut self) {
         self.fair.give_back(self.holder, self.amount);
     }
-}
-
-fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

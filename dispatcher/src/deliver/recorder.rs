@@ -108,15 +108,8 @@ impl Recorder {
                 () = abandon.cancelled() => return,
             }
             // The permits are dropped, and so given back, after the results are recorded.
-            let (mut results, _permits): (Vec<_>, Vec<_>) = batch
-                .drain(..)
-                .map(
-                    |Finished {
-                         result,
-                         result_permit,
-                     }| (result, result_permit),
-                )
-                .unzip();
+            let finished = batch.drain(..).map(|one| (one.result, one.result_permit));
+            let (mut results, _permits): (Vec<_>, Vec<_>) = finished.unzip();
             tokio::select! {
                 () = self.record(&mut results) => {}
                 () = abandon.cancelled() => return,

@@ -13,7 +13,10 @@ use sqlx::{FromRow, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::{db_timeout::within, dedicated_connection::DedicatedConnection, deliver::engine::EngineMessage};
+use crate::{
+    bind::BindAll, db_timeout::within, dedicated_connection::DedicatedConnection,
+    deliver::engine::EngineMessage,
+};
 
 /// Endpoints of one page.
 const PAGE_MAX: i64 = 1024;
@@ -96,25 +99,17 @@ impl Surveyor {
                 self.survey(request).await;
             }
         };
-        tokio::select! {
-            () = work => {}
-            () = stop.cancelled() => {}
-        }
+        stop.run_until_cancelled(work).await;
     }
 
     /// Takeovers come before a sweep.
     async fn next_request(&mut self) -> Option<Request> {
         loop {
-            while let Ok(request) = self.requests.try_recv() {
-                match request.reason {
-                    Reason::Taken => return Some(request),
-                    Reason::Sweep => self.sweep = Some(request),
-                }
-            }
-            if let Some(sweep) = self.sweep.take() {
-                return Some(sweep);
-            }
-            let request = self.requests.recv().await?;
+            let request = match self.requests.try_recv() {
+                Ok(request) => request,
+                Err(_) if self.sweep.is_some() => return self.sweep.take(),
+                Err(_) => self.requests.recv().await?,
+            };
             match request.reason {
                 Reason::Taken => return Some(request),
                 Reason::Sweep => self.sweep = Some(request),
@@ -126,12 +121,12 @@ impl Surveyor {
         let began = Instant::now();
         let shards: Vec<Shard> = request.shards.iter().map(|(shard, _)| *shard).collect();
         if request.reason == Reason::Taken {
-            let deleted = self.deleted(&shards).await;
+            let deleted = self.find(&shards, None).await;
             self.report(&request, deleted);
         }
         let mut after = EndpointId(0);
         loop {
-            let page = self.next_page(&shards, after).await;
+            let page = self.find(&shards, Some(after)).await;
             let last = page.last().map(|found| found.endpoint);
             self.report(&request, page);
             match last {
@@ -169,15 +164,20 @@ impl Surveyor {
         }
     }
 
-    /// Retries until the query succeeds. A slow page makes the next one smaller, so that results arrive sooner.
-    async fn next_page(&mut self, shards: &[Shard], after: EndpointId) -> Vec<Found> {
+    /// The endpoints after this one, or with `None` the deleted ones. Retries until the query succeeds. A slow page makes
+    /// the next one smaller, so that results arrive sooner.
+    async fn find(&mut self, shards: &[Shard], after: Option<EndpointId>) -> Vec<Found> {
         let mut wait = AGAIN;
         loop {
             let (began, page) = (Instant::now(), self.page);
-            let found = match self.connection.open().await {
-                Ok(connection) => within(STATEMENT_MAX, live_page(connection, shards, after, page)).await,
-                Err(error) => Err(error),
+            let found = async {
+                let connection = self.connection.open().await?;
+                match after {
+                    Some(after) => within(STATEMENT_MAX, live_page(connection, shards, after, page)).await,
+                    None => within(STATEMENT_MAX, deleted_lately(connection, shards)).await,
+                }
             };
+            let found = found.await;
             self.page = if began.elapsed() > PAGE_TIME {
                 (page / 2).max(1)
             } else {
@@ -185,30 +185,14 @@ impl Surveyor {
             };
             match found {
                 Ok(found) => return found,
-                Err(error) => self.after_error(error, &mut wait).await,
+                Err(error) => {
+                    tracing::warn!(%error, "searching for pending deliveries failed; retrying");
+                    self.connection.close();
+                    tokio::time::sleep(wait).await;
+                    wait = (wait * 2).min(AGAIN_MAX);
+                }
             }
         }
-    }
-
-    async fn deleted(&mut self, shards: &[Shard]) -> Vec<Found> {
-        let mut wait = AGAIN;
-        loop {
-            let found = match self.connection.open().await {
-                Ok(connection) => within(STATEMENT_MAX, deleted_lately(connection, shards)).await,
-                Err(error) => Err(error),
-            };
-            match found {
-                Ok(found) => return found,
-                Err(error) => self.after_error(error, &mut wait).await,
-            }
-        }
-    }
-
-    async fn after_error(&mut self, error: sqlx::Error, wait: &mut Duration) {
-        tracing::warn!(%error, "searching for pending deliveries failed; retrying");
-        self.connection.close();
-        tokio::time::sleep(*wait).await;
-        *wait = (*wait * 2).min(AGAIN_MAX);
     }
 }
 
@@ -219,37 +203,16 @@ async fn live_page(
     after: EndpointId,
     page: i64,
 ) -> Result<Vec<Found>, sqlx::Error> {
-    sqlx::query_as(
-        "select e.id as endpoint, e.shard, q.event_id as first, r.due_at as next_due
-         from (select e.id, e.shard from postrider.endpoints e
-               where e.id > $2 and e.shard = any($1) and e.state <> 'deleted' order by e.id limit $3) e
-         left join lateral (select q.event_id from postrider.queue q
-                            where q.endpoint_id = e.id order by q.event_id limit 1) q on true
-         left join lateral (select r.due_at from postrider.retries r
-                            where r.endpoint_id = e.id and r.attempt >= 0 order by r.due_at limit 1) r on true
-         order by e.id",
-    )
-    .bind(shards)
-    .bind(after)
-    .bind(page)
-    .fetch_all(connection)
-    .await
+    sqlx::query_as(include_str!("sql/survey_page.sql"))
+        .bind_all((shards, after, page))
+        .fetch_all(connection)
+        .await
 }
 
 /// Recently deleted endpoints that have rows.
 async fn deleted_lately(connection: &mut PgConnection, shards: &[Shard]) -> Result<Vec<Found>, sqlx::Error> {
-    sqlx::query_as(
-        "select e.id as endpoint, e.shard, q.event_id as first, r.due_at as next_due
-         from (select e.id, e.shard from postrider.endpoints e
-               where e.state = 'deleted' order by e.updated_at desc limit $2) e
-         left join lateral (select q.event_id from postrider.queue q
-                            where q.endpoint_id = e.id order by q.event_id limit 1) q on true
-         left join lateral (select r.due_at from postrider.retries r
-                            where r.endpoint_id = e.id and r.attempt >= 0 order by r.due_at limit 1) r on true
-         where e.shard = any($1) and (q.event_id is not null or r.due_at is not null)",
-    )
-    .bind(shards)
-    .bind(DELETED_MAX)
-    .fetch_all(connection)
-    .await
+    sqlx::query_as(include_str!("sql/survey_deleted.sql"))
+        .bind_all((shards, DELETED_MAX))
+        .fetch_all(connection)
+        .await
 }

@@ -1,9 +1,11 @@
 //! Reusable attempt tasks. A task uses several kilobytes: allocating and freeing one per attempt cost more than
 //! signing the body.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use tokio::sync::oneshot;
+
+use crate::lock::lock;
 
 /// Idle tasks beyond this number end.
 const WAITING_MAX: usize = 512;
@@ -16,14 +18,10 @@ impl<W> WorkerPool<W> {
         Self(Mutex::new(Some(Vec::new())))
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Option<Vec<oneshot::Sender<W>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Hands work to the task that became idle last. Returns the work when none is idle.
     pub(crate) fn offer(&self, mut work: W) -> Result<(), W> {
         loop {
-            let Some(task) = self.waiting().as_mut().and_then(Vec::pop) else {
+            let Some(task) = lock(&self.0).as_mut().and_then(Vec::pop) else {
                 return Err(work);
             };
             match task.send(work) {
@@ -36,7 +34,7 @@ impl<W> WorkerPool<W> {
     /// The next work for the calling task, or `None` when it should end.
     pub(crate) async fn next(&self) -> Option<W> {
         let (task, work) = oneshot::channel();
-        match self.waiting().as_mut() {
+        match lock(&self.0).as_mut() {
             Some(waiting) if waiting.len() < WAITING_MAX => waiting.push(task),
             _ => return None,
         }
@@ -45,7 +43,7 @@ impl<W> WorkerPool<W> {
 
     /// Ends idle tasks now, and busy ones when they are done.
     pub(crate) fn close(&self) {
-        *self.waiting() = None;
+        *lock(&self.0) = None;
     }
 }
 

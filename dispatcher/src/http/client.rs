@@ -15,7 +15,7 @@ mod tests;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -40,6 +40,7 @@ use crate::{
         guard::Guard,
         tls::{TlsFault, TlsSettings, Trust},
     },
+    lock::lock,
     ownership::lease::SendPermission,
 };
 
@@ -114,7 +115,7 @@ impl HttpSender {
             Ok(outcome) => outcome,
             Err(OwnFault(error)) => Outcome::NotSent { error },
         };
-        (outcome, certificate.map(|PeerCertificate(bytes)| bytes.to_vec()))
+        (outcome, certificate.map(|bytes| bytes.to_vec()))
     }
 
     async fn exchange(
@@ -125,9 +126,7 @@ impl HttpSender {
         let limit = request.timeout;
         // Settings may have changed since the URL was saved.
         if let Err(refusal) = self.guard.check_target(request.url) {
-            return Ok(Outcome::Forbidden {
-                error: refusal.to_string(),
-            });
+            return Ok(forbidden(refusal));
         }
         let own_tls = request.tls.filter(|own| !own.is_empty());
         let connector = match self.connector(own_tls) {
@@ -141,11 +140,7 @@ impl HttpSender {
         };
         let (outgoing, receiver) = match outgoing(request, own_tls.map(TlsSettings::digest)) {
             Ok(outgoing) => outgoing,
-            Err(error) => {
-                return Ok(Outcome::Forbidden {
-                    error: error.to_string(),
-                });
-            }
+            Err(error) => return Ok(forbidden(error)),
         };
         let mut progress = Progress::default();
         let mut connected = false;
@@ -187,7 +182,7 @@ impl HttpSender {
 
     fn own_tls(&self, own: &TlsSettings) -> Result<Arc<ClientConfig>, TlsFault> {
         let digest = own.digest();
-        let mut known = self.own_tls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.own_tls);
         let used = Instant::now();
         if let Some(known) = known.get_mut(&digest) {
             known.used = used;
@@ -210,6 +205,12 @@ impl HttpSender {
     }
 }
 
+fn forbidden(reason: impl std::fmt::Display) -> Outcome {
+    Outcome::Forbidden {
+        error: reason.to_string(),
+    }
+}
+
 fn outgoing(
     request: Request<'_>,
     tls: Option<[u8; 32]>,
@@ -226,15 +227,10 @@ fn outgoing(
         .body(Body::new(request.body, request.permission))?;
     let headers = outgoing.headers_mut();
     *headers = request.headers;
-    for (name, value) in [
-        (header::CONTENT_TYPE, "application/json"),
-        (header::USER_AGENT, USER_AGENT),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
-    headers
-        .entry(header::ACCEPT)
-        .or_insert(HeaderValue::from_static("*/*"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
+    let any = HeaderValue::from_static("*/*");
+    headers.entry(header::ACCEPT).or_insert(any);
     let named = if port == default_port {
         HeaderValue::from_str(&host)?
     } else {

@@ -111,17 +111,12 @@ fn certificates(field: &'static str, pem: &str) -> Result<Vec<CertificateDer<'st
         .take(TLS_CERTIFICATES_MAX + 1)
         .collect::<Result<_, _>>()
         .map_err(|_| fault(field, "is not PEM: -----BEGIN CERTIFICATE-----"))?;
-    match found.len() {
-        0 => Err(fault(
-            field,
-            "contains no certificate: -----BEGIN CERTIFICATE-----",
-        )),
-        n if n > TLS_CERTIFICATES_MAX => Err(fault(
-            field,
-            format!("must be at most {TLS_CERTIFICATES_MAX} certificates"),
-        )),
-        _ => Ok(found),
-    }
+    let reason = match found.len() {
+        0 => "contains no certificate: -----BEGIN CERTIFICATE-----".to_owned(),
+        1..=TLS_CERTIFICATES_MAX => return Ok(found),
+        _ => format!("must be at most {TLS_CERTIFICATES_MAX} certificates"),
+    };
+    Err(fault(field, reason))
 }
 
 /// Trusted authorities of connections without their own CA certificates.
@@ -157,9 +152,8 @@ impl Trust {
             Some(pem) => {
                 let mut roots = RootCertStore::empty();
                 for certificate in certificates(CA, pem)? {
-                    roots
-                        .add(certificate)
-                        .map_err(|_| fault(CA, "contains an invalid certificate"))?;
+                    let added = roots.add(certificate);
+                    added.map_err(|_| fault(CA, "contains an invalid certificate"))?;
                 }
                 Arc::new(roots)
             }
@@ -184,14 +178,12 @@ impl Trust {
                 }
                 let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
                     .map_err(|_| fault("client_key", "must be an unencrypted private key in PEM"))?;
-                builder
-                    .with_client_auth_cert(chain, key)
-                    .map_err(|error| match error {
-                        Error::InconsistentKeys(_) => {
-                            fault("client_key", "does not match client_certificate")
-                        }
-                        _ => fault("client_key", "must be an RSA, ECDSA or Ed25519 key"),
-                    })?
+                let unusable = |error| match error {
+                    Error::InconsistentKeys(_) => "does not match client_certificate",
+                    _ => "must be an RSA, ECDSA or Ed25519 key",
+                };
+                let config = builder.with_client_auth_cert(chain, key);
+                config.map_err(|error| fault("client_key", unusable(error)))?
             }
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -7,10 +7,11 @@
 use std::time::Duration;
 
 use postrider_proto::{EndpointId, TenantId};
+use serde_json::json;
 use sqlx::{FromRow, PgConnection, PgPool};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Wake, db_timeout::WithDbTimeout, maintenance::notices};
+use crate::{Wake, bind::BindAll, db_timeout::WithDbTimeout, maintenance::notices};
 
 /// The recorder of this process wakes this task; the interval is for endpoints left behind by others.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -19,12 +20,6 @@ const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(1);
 const LISTED_MAX: i64 = 100;
 
 const BEGIN: &str = "begin; set local lock_timeout = '1s'; set local statement_timeout = '5s'";
-
-pub(crate) struct Disabler {
-    pub(crate) pool: PgPool,
-    pub(crate) wake: Wake,
-    pub(crate) stop: CancellationToken,
-}
 
 #[derive(Debug, FromRow)]
 struct ToDisable {
@@ -39,44 +34,43 @@ struct Disabled {
     tenant_id: TenantId,
 }
 
-impl Disabler {
-    /// Runs until stopped. Several processes may run it at once.
-    pub(crate) async fn run(self) {
-        loop {
-            let wait = match self.disable_all().await {
-                Ok(0) => LOOK_EVERY,
-                Ok(_) => LOOK_AGAIN_AFTER_ERROR,
-                Err(error) => {
-                    tracing::warn!(%error, "listing endpoints to disable failed; retrying");
-                    LOOK_AGAIN_AFTER_ERROR
-                }
-            };
-            tokio::select! {
-                () = tokio::time::sleep(wait) => {}
-                () = self.wake.wait() => {}
-                () = self.stop.cancelled() => return,
-            }
+/// Runs until stopped. Several processes may run it at once.
+pub(crate) async fn run(pool: PgPool, wake: Wake, stop: CancellationToken) {
+    loop {
+        let failed = disable_all(&pool, &stop).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "listing endpoints to disable failed; retrying");
+            1
+        });
+        let wait = if failed == 0 {
+            LOOK_EVERY
+        } else {
+            LOOK_AGAIN_AFTER_ERROR
+        };
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = wake.wait() => {}
+            () = stop.cancelled() => return,
         }
     }
+}
 
-    /// Returns how many are left: a failure for one does not affect the others.
-    async fn disable_all(&self) -> Result<usize, sqlx::Error> {
-        let mut failed = 0;
-        let mut after = EndpointId(0);
-        loop {
-            let listed = list(&self.pool, after).with_db_timeout().await?;
-            let Some(last) = listed.last() else {
+/// Returns how many are left: a failure for one does not affect the others.
+async fn disable_all(pool: &PgPool, stop: &CancellationToken) -> Result<usize, sqlx::Error> {
+    let mut failed = 0;
+    let mut after = EndpointId(0);
+    loop {
+        let listed = list(pool, after).with_db_timeout().await?;
+        let Some(last) = listed.last() else {
+            return Ok(failed);
+        };
+        after = last.endpoint_id;
+        for one in &listed {
+            if stop.is_cancelled() {
                 return Ok(failed);
-            };
-            after = last.endpoint_id;
-            for one in &listed {
-                if self.stop.is_cancelled() {
-                    return Ok(failed);
-                }
-                if let Err(error) = disable(&self.pool, one).with_db_timeout().await {
-                    tracing::warn!(endpoint = %one.endpoint_id, %error, "disabling an endpoint failed; retrying");
-                    failed += 1;
-                }
+            }
+            if let Err(error) = disable(pool, one).with_db_timeout().await {
+                tracing::warn!(endpoint = %one.endpoint_id, %error, "disabling an endpoint failed; retrying");
+                failed += 1;
             }
         }
     }
@@ -86,8 +80,7 @@ async fn list(pool: &PgPool, after: EndpointId) -> Result<Vec<ToDisable>, sqlx::
     sqlx::query_as(
         "select endpoint_id, cause from postrider.endpoints_to_disable where endpoint_id > $1 order by endpoint_id limit $2",
     )
-    .bind(after)
-    .bind(LISTED_MAX)
+    .bind_all((after, LISTED_MAX))
     .fetch_all(pool)
     .await
 }
@@ -104,8 +97,7 @@ async fn disable(pool: &PgPool, one: &ToDisable) -> Result<(), sqlx::Error> {
          where e.id = $1 and e.state = 'active' and d.endpoint_id = e.id
          returning e.public_id, e.url, e.tenant_id",
     )
-    .bind(one.endpoint_id)
-    .bind(&one.cause)
+    .bind_all((one.endpoint_id, &one.cause))
     .fetch_optional(&mut *tx)
     .await?;
     if let Some(disabled) = &disabled {
@@ -129,21 +121,10 @@ async fn disable(pool: &PgPool, one: &ToDisable) -> Result<(), sqlx::Error> {
 }
 
 async fn report(connection: &mut PgConnection, disabled: &Disabled, cause: &str) -> Result<(), sqlx::Error> {
-    let Disabled {
-        public_id,
-        url,
-        tenant_id,
-    } = disabled;
-    sqlx::query(
-        "insert into postrider.audit (actor, action, tenant_id, subject, detail)
-         values ('postrider', 'endpoint.disabled', $1, $2, jsonb_build_object('reason', $3::text))",
-    )
-    .bind(tenant_id)
-    .bind(public_id)
-    .bind(cause)
-    .execute(&mut *connection)
-    .await?;
-    let data = serde_json::json!({"endpoint": public_id, "url": url, "reason": cause});
-    notices::announce(connection, *tenant_id, "postrider.endpoint.disabled", &data).await?;
+    let (tenant, endpoint) = (disabled.tenant_id, disabled.public_id.as_str());
+    let detail = json!({ "reason": cause });
+    notices::write_audit(&mut *connection, "endpoint.disabled", tenant, endpoint, detail).await?;
+    let data = json!({"endpoint": endpoint, "url": disabled.url, "reason": cause});
+    notices::announce(connection, tenant, "postrider.endpoint.disabled", &data).await?;
     Ok(())
 }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EventId, TenantId};
-use sqlx::{FromRow, PgConnection, PgExecutor, PgPool};
+use sqlx::{AssertSqlSafe, FromRow, PgConnection, PgExecutor, PgPool};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
+    bind::BindAll,
     maintenance::{
         jobs::{self, RequestedJob},
         retention::delete_batch,
@@ -63,8 +64,7 @@ pub async fn begin(
         "select count(*) from (
             select e.id from postrider.events e where e.tenant_id = $1 order by e.id limit $2) e",
     )
-    .bind(tenant)
-    .bind(COUNTED_AT_ONCE_MAX + 1)
+    .bind_all((tenant, COUNTED_AT_ONCE_MAX + 1))
     .fetch_one(&mut *connection)
     .await?;
     sqlx::raw_sql("set local enable_seqscan to default; set local enable_bitmapscan to default")
@@ -75,11 +75,7 @@ pub async fn begin(
          select $2, t.id, t.slug, $4::bigint, $4 <= $5, $3 from postrider.tenants t where t.id = $1
          returning id",
     )
-    .bind(tenant)
-    .bind(public_id)
-    .bind(asked_by)
-    .bind(counted)
-    .bind(COUNTED_AT_ONCE_MAX)
+    .bind_all((tenant, public_id, asked_by, counted, COUNTED_AT_ONCE_MAX))
     .fetch_one(&mut *connection)
     .await?;
     jobs::push(connection, &RequestedJob::Erase { id }).await
@@ -101,8 +97,7 @@ pub async fn list(db: impl PgExecutor<'_>, before: i64, limit: i64) -> Result<Ve
         "select id, public_id, slug, total, done, asked_by, created_at, ended_at
          from postrider.erasures where id < $1 order by id desc limit $2",
     )
-    .bind(before)
-    .bind(limit)
+    .bind_all((before, limit))
     .fetch_all(db)
     .await
 }
@@ -123,9 +118,14 @@ pub(crate) async fn run(pool: &PgPool, id: i64, stop: &CancellationToken) -> Res
 }
 
 async fn pause(stop: &CancellationToken) -> Result<(), Interrupted> {
-    tokio::select! {
-        () = tokio::time::sleep(WAIT) => Ok(()),
-        () = stop.cancelled() => Err(Interrupted::Stopped),
+    let paused = stop.run_until_cancelled(tokio::time::sleep(WAIT)).await;
+    paused.ok_or(Interrupted::Stopped)
+}
+
+fn go_on(stop: &CancellationToken) -> Result<(), Interrupted> {
+    match stop.is_cancelled() {
+        true => Err(Interrupted::Stopped),
+        false => Ok(()),
     }
 }
 
@@ -190,32 +190,23 @@ async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, 
     if !counted {
         count(&mut db, id, tenant, stop).await?;
     }
-    erase_by_endpoint(&mut db, tenant, stop).await?;
+    // A producer that commits late may add to these.
+    for rows in TenantRows::BY_ENDPOINT {
+        erase(&mut db, rows, tenant, stop).await?;
+    }
     let (mut after, highest) = (EventId::LOWEST, EventId(Uuid::max()));
     while let Some(batch) = delete_batch(&mut db, tenant, after, highest).await? {
         after = batch.last;
         sqlx::query("update postrider.erasures set done = done + $2 where id = $1")
-            .bind(id)
-            .bind(batch.deleted as i64)
+            .bind_all((id, batch.deleted as i64))
             .execute(&mut *db)
             .await?;
-        if stop.is_cancelled() {
-            return Err(Interrupted::Stopped);
-        }
+        go_on(stop)?;
     }
     // Before the archived events, which they are found by.
     erase(&mut db, TenantRows::ArchivedAttempts, tenant, stop).await?;
-    for statement in [
-        "delete from postrider.event_ids where ctid = any (array(
-            select ctid from postrider.event_ids where tenant_id = $1 limit $2))",
-        "delete from postrider.ordering_keys where ctid = any (array(
-            select ctid from postrider.ordering_keys where tenant_id = $1 limit $2))",
-        "delete from postrider.events_held where ctid = any (array(
-            select ctid from postrider.events_held where tenant_id = $1 limit $2))",
-        "delete from postrider.replays where id = any (array(
-            select id from postrider.replays where tenant_id = $1 limit $2))",
-    ] {
-        until_none(&mut db, statement, tenant, stop).await?;
+    for table in ["event_ids", "ordering_keys", "events_held", "replays"] {
+        erase_table(&mut db, table, tenant, stop).await?;
     }
     forget_settings(&mut db, tenant).await?;
     if settled {
@@ -249,40 +240,18 @@ async fn count(
                 select e.id from postrider.events e
                 where e.tenant_id = $1 and e.id > $2 order by e.id limit $3) e",
         )
-        .bind(tenant)
-        .bind(after)
-        .bind(COUNTED_MAX)
+        .bind_all((tenant, after, COUNTED_MAX))
         .fetch_one(&mut *db)
         .await?;
         total += count;
         let Some(last) = last else { break };
         after = last;
-        if stop.is_cancelled() {
-            return Err(Interrupted::Stopped);
-        }
+        go_on(stop)?;
     }
     sqlx::query("update postrider.erasures set total = done + $2, counted = true where id = $1")
-        .bind(id)
-        .bind(total)
+        .bind_all((id, total))
         .execute(&mut *db)
         .await?;
-    Ok(())
-}
-
-/// Pending deliveries and dead letters. A producer that commits late may add to them.
-async fn erase_by_endpoint(
-    db: &mut PgConnection,
-    tenant: TenantId,
-    stop: &CancellationToken,
-) -> Result<(), Interrupted> {
-    for rows in [
-        TenantRows::Queue,
-        TenantRows::Retries,
-        TenantRows::DeadLetters,
-        TenantRows::DeadLetterCounts,
-    ] {
-        erase(db, rows, tenant, stop).await?;
-    }
     Ok(())
 }
 
@@ -293,57 +262,53 @@ async fn erase(
     stop: &CancellationToken,
 ) -> Result<(), Interrupted> {
     while transitions::erase_tenant(&mut *db, rows, tenant).await? > 0 {
-        if stop.is_cancelled() {
-            return Err(Interrupted::Stopped);
-        }
+        go_on(stop)?;
     }
     Ok(())
 }
 
-async fn until_none(
+async fn erase_table(
     db: &mut PgConnection,
-    statement: &'static str,
+    table: &'static str,
     tenant: TenantId,
     stop: &CancellationToken,
 ) -> Result<(), Interrupted> {
+    let delete = format!(
+        "delete from postrider.{table} where ctid = any (array(
+            select ctid from postrider.{table} where tenant_id = $1 limit $2))"
+    );
     loop {
-        let gone = sqlx::query(statement)
-            .bind(tenant)
-            .bind(BATCH)
-            .execute(&mut *db)
-            .await?;
-        if gone.rows_affected() == 0 {
+        let delete = sqlx::query(AssertSqlSafe(delete.as_str())).bind_all((tenant, BATCH));
+        if delete.execute(&mut *db).await?.rows_affected() == 0 {
             return Ok(());
         }
-        if stop.is_cancelled() {
-            return Err(Interrupted::Stopped);
-        }
+        go_on(stop)?;
     }
 }
 
 /// The endpoints' ids remain, so that no late row can be attributed to another endpoint; their settings are erased.
 async fn forget_settings(db: &mut PgConnection, tenant: TenantId) -> Result<(), sqlx::Error> {
+    for table in [
+        "planned_rotations",
+        "secrets",
+        "endpoint_health",
+        "trials",
+        "listeners",
+        "alerts",
+        "notices",
+        "minute_statistics",
+        "hour_statistics",
+        "endpoint_activity",
+    ] {
+        let delete = format!(
+            "delete from postrider.{table} where endpoint_id in (select id from postrider.endpoints where tenant_id = $1)"
+        );
+        sqlx::query(AssertSqlSafe(delete))
+            .bind(tenant)
+            .execute(&mut *db)
+            .await?;
+    }
     for statement in [
-        "delete from postrider.planned_rotations where endpoint_id in (
-            select id from postrider.endpoints where tenant_id = $1)",
-        "delete from postrider.secrets where endpoint_id in (
-            select id from postrider.endpoints where tenant_id = $1)",
-        "delete from postrider.endpoint_health where endpoint_id in (
-            select id from postrider.endpoints where tenant_id = $1)",
-        "delete from postrider.trials where endpoint_id in (
-            select id from postrider.endpoints where tenant_id = $1)",
-        "delete from postrider.listeners where endpoint_id in (
-            select id from postrider.endpoints where tenant_id = $1)",
-        "delete from postrider.alerts where endpoint_id in (
-            select id from postrider.endpoints where tenant_id = $1)",
-        "delete from postrider.notices where endpoint_id in (
-            select id from postrider.endpoints where tenant_id = $1)",
-        "delete from postrider.minute_statistics where endpoint_id in (
-            select id from postrider.endpoints where tenant_id = $1)",
-        "delete from postrider.hour_statistics where endpoint_id in (
-            select id from postrider.endpoints where tenant_id = $1)",
-        "delete from postrider.endpoint_activity where endpoint_id in (
-            select id from postrider.endpoints where tenant_id = $1)",
         "delete from postrider.portal_links where tenant_id = $1",
         "delete from postrider.sessions where tenant_id = $1",
         "delete from postrider.api_keys where tenant_id = $1",

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sqlx::{FromRow, PgConnection, PgPool};
 use tokio_util::sync::CancellationToken;
 
-use crate::Wake;
+use crate::{Wake, bind::BindAll};
 
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(5);
@@ -29,18 +29,26 @@ pub(crate) async fn announce(
     data: &Value,
 ) -> Result<Option<String>, sqlx::Error> {
     sqlx::query_scalar("select postrider.announce($1, $2, $3)")
-        .bind(about)
-        .bind(type_name)
-        .bind(data)
+        .bind_all((about, type_name, data))
         .fetch_one(connection)
         .await
 }
 
-/// Result of a check: whether there may be more.
-#[derive(PartialEq, Eq)]
-enum Backlog {
-    Empty,
-    MayRemain,
+/// An action of Postrider itself.
+pub(crate) async fn write_audit(
+    tx: &mut PgConnection,
+    action: &str,
+    tenant: TenantId,
+    subject: &str,
+    detail: Value,
+) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "insert into postrider.audit (actor, action, tenant_id, subject, detail) values ('postrider', $1, $2, $3, $4)",
+    )
+    .bind_all((action, tenant, subject, detail))
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 /// Emits pending notices. Several processes may run it at once.
@@ -93,27 +101,24 @@ impl Notifier {
                 () = tokio::time::sleep(wait) => {}
                 () = stop.cancelled() => return,
             }
-            wait = match self.check().await {
-                Ok(Backlog::Empty) => CHECK_EVERY,
-                Ok(Backlog::MayRemain) => Duration::ZERO,
-                Err(error) => {
-                    tracing::warn!(%error, "emitting operational events failed; retrying");
-                    LOOK_AGAIN_AFTER_ERROR
-                }
-            };
+            wait = self.check().await.unwrap_or_else(|error| {
+                tracing::warn!(%error, "emitting operational events failed; retrying");
+                LOOK_AGAIN_AFTER_ERROR
+            });
         }
     }
 
-    async fn check(&self) -> Result<Backlog, sqlx::Error> {
+    /// Returns when to check again: at once if there may be more.
+    async fn check(&self) -> Result<Duration, sqlx::Error> {
         let emitted = self.emit_notices().await?;
         let alerted = self.alert().await?;
         if emitted + alerted > 0 {
             self.wake.now();
         }
         Ok(if emitted == BATCH as usize {
-            Backlog::MayRemain
+            Duration::ZERO
         } else {
-            Backlog::Empty
+            CHECK_EVERY
         })
     }
 
@@ -164,10 +169,8 @@ impl Notifier {
         notice: &Notice,
         event: EventId,
     ) -> Result<(), sqlx::Error> {
-        let delivery = DeliveryId {
-            event,
-            endpoint: notice.endpoint_id,
-        };
+        let endpoint = notice.endpoint_id;
+        let delivery = DeliveryId { event, endpoint };
         let last = last_of(tx, delivery, notice.attempt.unwrap_or(0)).await?;
         let data = json!({
             "delivery": delivery.to_string(),
@@ -181,8 +184,9 @@ impl Notifier {
             "last_error": last.error,
             "link": self.link(&format!("/deliveries/{delivery}")),
         });
-        announce(tx, notice.tenant_id, "postrider.delivery.dead", &data).await?;
-        Ok(())
+        announce(tx, notice.tenant_id, "postrider.delivery.dead", &data)
+            .await
+            .map(drop)
     }
 
     async fn announce_recovery(
@@ -198,27 +202,17 @@ impl Notifier {
             "dead_letters": notice.dead_letters,
             "link": self.link(&format!("/dead-letters?endpoint={}", notice.endpoint)),
         });
-        announce(tx, notice.tenant_id, "postrider.endpoint.recovered", &data).await?;
-        Ok(())
+        announce(tx, notice.tenant_id, "postrider.endpoint.recovered", &data)
+            .await
+            .map(drop)
     }
 
     /// One event per threshold exceeded. The alert is rearmed when the count falls below it.
     async fn alert(&self) -> Result<usize, sqlx::Error> {
-        let changed: Vec<Alert> = sqlx::query_as(
-            "select a.endpoint_id, a.dead_letters as threshold, e.tenant_id, e.public_id as endpoint, e.url,
-                c.count as dead_letters
-             from postrider.alerts a
-             join postrider.endpoints e on e.id = a.endpoint_id
-             cross join lateral (
-                select coalesce(sum(c.count), 0)::bigint as count from postrider.dead_letter_counts c
-                join postrider.event_types y on y.id = c.type_id and y.name not like 'postrider.%'
-                where c.endpoint_id = a.endpoint_id
-             ) c
-             where (a.passed_at is null) = (c.count >= a.dead_letters) limit $1",
-        )
-        .bind(ALERTS_MAX)
-        .fetch_all(&self.pool)
-        .await?;
+        let changed: Vec<Alert> = sqlx::query_as(include_str!("sql/alerts_to_change.sql"))
+            .bind(ALERTS_MAX)
+            .fetch_all(&self.pool)
+            .await?;
         let mut emitted = 0;
         for alert in &changed {
             match self.pass_alert(alert).await {
@@ -240,9 +234,7 @@ impl Notifier {
             "update postrider.alerts set passed_at = case when $2 then clock_timestamp() end
              where endpoint_id = $1 and (passed_at is null) = $2 and dead_letters = $3",
         )
-        .bind(alert.endpoint_id)
-        .bind(passed)
-        .bind(alert.threshold)
+        .bind_all((alert.endpoint_id, passed, alert.threshold))
         .execute(&mut *tx)
         .await?;
         if passed && ours.rows_affected() > 0 {
@@ -259,13 +251,11 @@ impl Notifier {
         .bind(alert.endpoint_id)
         .fetch_optional(&mut *tx)
         .await?;
-        let last = match latest {
-            Some((event, attempt)) => {
-                let endpoint = alert.endpoint_id;
-                last_of(tx, DeliveryId { event, endpoint }, attempt).await?
-            }
-            None => Last::default(),
-        };
+        let mut last = Last::default();
+        if let Some((event, attempt)) = latest {
+            let endpoint = alert.endpoint_id;
+            last = last_of(tx, DeliveryId { event, endpoint }, attempt).await?;
+        }
         let data = json!({
             "endpoint": alert.endpoint,
             "url": alert.url,
@@ -277,8 +267,9 @@ impl Notifier {
             "last_error": last.error,
             "link": self.link(&format!("/dead-letters?endpoint={}", alert.endpoint)),
         });
-        announce(tx, alert.tenant_id, "postrider.alert.dead_letters", &data).await?;
-        Ok(())
+        announce(tx, alert.tenant_id, "postrider.alert.dead_letters", &data)
+            .await
+            .map(drop)
     }
 
     fn link(&self, path: &str) -> Option<String> {
@@ -287,27 +278,9 @@ impl Notifier {
 }
 
 async fn last_of(tx: &mut PgConnection, id: DeliveryId, attempt: i16) -> Result<Last, sqlx::Error> {
-    let found: Option<Last> = sqlx::query_as(
-        "select v.chosen_id, y.name as type_name, d.reason, a.status, a.error
-         from (
-            select type_id, chosen_id from postrider.events where id = $1
-            union all
-            select type_id, chosen_id from postrider.events_held where id = $1
-            limit 1
-         ) v
-         join postrider.event_types y on y.id = v.type_id
-         left join postrider.dead_letters d on d.endpoint_id = $2 and d.event_id = $1
-         left join (
-            select status, error from postrider.attempts where event_id = $1 and endpoint_id = $2 and number = $3
-            union all
-            select status, error from postrider.attempts_held where event_id = $1 and endpoint_id = $2 and number = $3
-         ) a on true
-         limit 1",
-    )
-    .bind(id.event)
-    .bind(id.endpoint)
-    .bind(attempt)
-    .fetch_optional(tx)
-    .await?;
+    let found: Option<Last> = sqlx::query_as(include_str!("sql/last_attempt.sql"))
+        .bind_all((id.event, id.endpoint, attempt))
+        .fetch_optional(tx)
+        .await?;
     Ok(found.unwrap_or_default())
 }

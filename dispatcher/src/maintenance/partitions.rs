@@ -8,7 +8,9 @@
 use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
-use sqlx::{AssertSqlSafe, FromRow, PgConnection, PgPool, Postgres, Transaction};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Transaction};
+
+use crate::bind::BindAll;
 
 /// The tables that are partitioned by time.
 pub(crate) const TABLES: [&str; 2] = ["events", "attempts"];
@@ -37,45 +39,32 @@ impl Width {
         }
     }
 
-    const fn seconds(self) -> i64 {
+    /// Length in seconds, partitions created ahead, the next narrower width, and the format of names. A name does not
+    /// contain the length of a net, which must therefore never change.
+    const fn properties(self) -> (i64, usize, Self, &'static str) {
         match self {
-            Self::TenSeconds => 10,
-            Self::Minute => 60,
-            Self::Hour => 3_600,
-            Self::Day => 86_400,
-            // A partition's name does not contain its length: this must never change.
-            Self::Net => 30 * 86_400,
+            Self::TenSeconds => (10, 30, Self::TenSeconds, "%Y%m%d_%H%M%S"),
+            Self::Minute => (60, 30, Self::TenSeconds, "%Y%m%d_%H%M"),
+            Self::Hour => (3_600, 48, Self::Minute, "%Y%m%d_%H"),
+            Self::Day => (86_400, 14, Self::Hour, "%Y%m%d"),
+            Self::Net => (30 * 86_400, 1, Self::Day, "net_%Y%m%d_%H%M%S"),
         }
     }
 
-    /// Partitions created ahead.
-    const fn ahead(self) -> i64 {
-        match self {
-            Self::TenSeconds => 30,
-            Self::Minute => 30,
-            Self::Hour => 48,
-            Self::Day => 14,
-            Self::Net => 1,
-        }
+    const fn seconds(self) -> i64 {
+        self.properties().0
+    }
+
+    const fn ahead(self) -> usize {
+        self.properties().1
     }
 
     const fn narrower(self) -> Self {
-        match self {
-            Self::TenSeconds | Self::Minute => Self::TenSeconds,
-            Self::Hour => Self::Minute,
-            Self::Day => Self::Hour,
-            Self::Net => Self::Day,
-        }
+        self.properties().2
     }
 
     const fn format(self) -> &'static str {
-        match self {
-            Self::TenSeconds => "%Y%m%d_%H%M%S",
-            Self::Minute => "%Y%m%d_%H%M",
-            Self::Hour => "%Y%m%d_%H",
-            Self::Day => "%Y%m%d",
-            Self::Net => "net_%Y%m%d_%H%M%S",
-        }
+        self.properties().3
     }
 }
 
@@ -179,6 +168,15 @@ pub(crate) struct Partition {
 }
 
 impl Partition {
+    fn parse(table: &'static str, name: &str, pending: bool) -> Option<Self> {
+        let slice = Slice::parse(name.strip_prefix(table)?.strip_prefix('_')?)?;
+        Some(Self {
+            table,
+            slice,
+            pending,
+        })
+    }
+
     /// Built only from a table's name and a time, so it is safe in SQL.
     pub(crate) fn name(&self) -> String {
         format!("postrider.{}_{}", self.table, self.slice.name())
@@ -189,30 +187,16 @@ pub(crate) async fn attached(
     connection: &mut PgConnection,
     table: &'static str,
 ) -> Result<Vec<Partition>, sqlx::Error> {
-    #[derive(FromRow)]
-    struct Row {
-        name: String,
-        pending: bool,
-    }
-    let rows: Vec<Row> = sqlx::query_as(
-        "select c.relname::text as name, i.inhdetachpending as pending
+    let rows: Vec<(String, bool)> = sqlx::query_as(
+        "select c.relname::text, i.inhdetachpending
          from pg_inherits i join pg_class c on c.oid = i.inhrelid
          where i.inhparent = ('postrider.' || $1)::regclass",
     )
     .bind(table)
     .fetch_all(connection)
     .await?;
-    let mut found: Vec<Partition> = rows
-        .into_iter()
-        .filter_map(|row| {
-            let slice = Slice::parse(row.name.strip_prefix(table)?.strip_prefix('_')?)?;
-            Some(Partition {
-                table,
-                slice,
-                pending: row.pending,
-            })
-        })
-        .collect();
+    let partition = |(name, pending): &(String, bool)| Partition::parse(table, name, *pending);
+    let mut found: Vec<Partition> = rows.iter().filter_map(partition).collect();
     found.sort_unstable_by_key(|partition| partition.slice);
     Ok(found)
 }
@@ -230,16 +214,8 @@ pub(crate) async fn cut_off(
     .bind(table)
     .fetch_all(connection)
     .await?;
-    let slice = |name: &String| Slice::parse(name.strip_prefix(table)?.strip_prefix('_')?);
-    Ok(names
-        .iter()
-        .filter_map(slice)
-        .map(|slice| Partition {
-            table,
-            slice,
-            pending: false,
-        })
-        .collect())
+    let partition = |name: &String| Partition::parse(table, name, false);
+    Ok(names.iter().filter_map(partition).collect())
 }
 
 /// Creates missing partitions up to the horizon. The one before now is for an emit that crosses its end.
@@ -267,10 +243,23 @@ pub async fn make_ahead_at(
         for slice in plan.beside {
             make(pool, table, slice).await?;
         }
-        if let Some(net) = plan.net {
-            make_room(pool, table, net, &plan.instead, plan.next_net).await?;
-        } else {
+        let Some(net) = plan.net else {
             make(pool, table, plan.next_net).await?;
+            continue;
+        };
+        if plan.instead.is_empty() {
+            continue;
+        }
+        let new: Vec<Slice> = plan.instead.into_iter().chain([plan.next_net]).collect();
+        match replace(pool, table, net, &new).await {
+            // The net covers until then.
+            Err(error) if is_busy(&error) => {
+                tracing::info!(
+                    table,
+                    "creating partitions was blocked by an open transaction; retrying later"
+                );
+            }
+            done => done?,
         }
     }
     Ok(())
@@ -301,7 +290,7 @@ impl Plan {
         let mut missing = Vec::new();
         let first = Slice::at(now - TimeDelta::seconds(width.seconds()), width);
         let wanted = std::iter::successors(Some(first), |slice| Some(slice.next()));
-        for slice in wanted.take(width.ahead() as usize + 2) {
+        for slice in wanted.take(width.ahead() + 2) {
             let pieces = slice.uncovered(&covered);
             covered.extend(&pieces);
             missing.extend(pieces);
@@ -331,44 +320,14 @@ async fn make(pool: &PgPool, table: &'static str, slice: Slice) -> Result<(), sq
 }
 
 /// Replaces a part of the net by narrow partitions, in one transaction that blocks emits while it locks the table:
-/// some milliseconds. If a producer's transaction is open, it waits a moment, emits wait with it, and then it is
-/// postponed: the net covers until then.
-async fn make_room(
-    pool: &PgPool,
-    table: &'static str,
-    net: Slice,
-    instead: &[Slice],
-    next_net: Slice,
-) -> Result<(), sqlx::Error> {
-    if instead.is_empty() {
-        return Ok(());
-    }
-    match replace(pool, table, net, instead, next_net).await {
-        Err(error) if is_busy(&error) => {
-            tracing::info!(
-                table,
-                "creating partitions was blocked by an open transaction; retrying later"
-            );
-            Ok(())
-        }
-        done => done,
-    }
-}
-
-async fn replace(
-    pool: &PgPool,
-    table: &'static str,
-    net: Slice,
-    instead: &[Slice],
-    next_net: Slice,
-) -> Result<(), sqlx::Error> {
+/// some milliseconds. If a producer's transaction is open, it waits a moment, emits wait with it, and it fails.
+async fn replace(pool: &PgPool, table: &'static str, net: Slice, new: &[Slice]) -> Result<(), sqlx::Error> {
     let mut tx = begin(pool, "100ms").await?;
     // Another process may have done it just now.
     if !is_attached(&mut tx, table, net).await? {
         return Ok(());
     }
-    let new: Vec<Slice> = instead.iter().copied().chain([next_net]).collect();
-    for slice in &new {
+    for slice in new {
         if exists(&mut tx, table, *slice).await? {
             return Ok(());
         }
@@ -376,18 +335,14 @@ async fn replace(
     }
     let name = name_of(table, net);
     let detach = format!("alter table postrider.{table} detach partition postrider.{name}");
-    sqlx::raw_sql(AssertSqlSafe(detach)).execute(&mut *tx).await?;
-    let used = format!("select exists (select from postrider.{name})");
-    if sqlx::query_scalar(AssertSqlSafe(used))
-        .fetch_one(&mut *tx)
-        .await?
-    {
+    execute(&mut tx, detach).await?;
+    let used = AssertSqlSafe(format!("select exists (select from postrider.{name})"));
+    if sqlx::query_scalar(used).fetch_one(&mut *tx).await? {
         // A clock was ahead. The net stays as it is.
         return Ok(());
     }
-    let drop = format!("drop table postrider.{name}");
-    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut *tx).await?;
-    for slice in &new {
+    execute(&mut tx, format!("drop table postrider.{name}")).await?;
+    for slice in new {
         attach(&mut tx, table, *slice).await?;
     }
     tx.commit().await
@@ -405,9 +360,8 @@ async fn begin(
     pool: &PgPool,
     lock_timeout: &'static str,
 ) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-    let mut tx = pool.begin().await?;
-    sqlx::query("select set_config('statement_timeout', '10s', true)")
-        .execute(&mut *tx)
+    let mut tx = pool
+        .begin_with("begin; set local statement_timeout = '10s'")
         .await?;
     sqlx::query("select pg_advisory_xact_lock(hashtext('postrider.partitions'))")
         .execute(&mut *tx)
@@ -443,23 +397,28 @@ async fn is_attached(tx: &mut PgConnection, table: &str, slice: Slice) -> Result
 
 async fn create(tx: &mut PgConnection, table: &str, slice: Slice) -> Result<(), sqlx::Error> {
     let name = name_of(table, slice);
-    let create = format!("create table postrider.{name} (like postrider.{table} including all)");
-    sqlx::raw_sql(AssertSqlSafe(create)).execute(tx).await?;
-    Ok(())
+    execute(
+        tx,
+        format!("create table postrider.{name} (like postrider.{table} including all)"),
+    )
+    .await
 }
 
 async fn attach(tx: &mut PgConnection, table: &str, slice: Slice) -> Result<(), sqlx::Error> {
     let (from, to): (String, String) =
         sqlx::query_as("select postrider.uuid_floor($1)::text, postrider.uuid_floor($2)::text")
-            .bind(slice.begin())
-            .bind(slice.end())
+            .bind_all((slice.begin(), slice.end()))
             .fetch_one(&mut *tx)
             .await?;
     let name = name_of(table, slice);
     let attach = format!(
         "alter table postrider.{table} attach partition postrider.{name} for values from ('{from}') to ('{to}')"
     );
-    sqlx::raw_sql(AssertSqlSafe(attach)).execute(tx).await?;
+    execute(tx, attach).await
+}
+
+pub(crate) async fn execute(db: &mut PgConnection, statement: String) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(AssertSqlSafe(statement)).execute(db).await?;
     Ok(())
 }
 

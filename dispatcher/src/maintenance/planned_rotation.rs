@@ -12,6 +12,7 @@ use serde_json::json;
 use sqlx::{FromRow, PgConnection, PgPool};
 
 use crate::{
+    bind::BindAll,
     maintenance::notices,
     vault::{Owner, Purpose, Vault},
 };
@@ -116,25 +117,10 @@ fn or_later(done: Result<bool, sqlx::Error>, endpoint: EndpointId) -> Result<boo
 
 /// A policy set on an old secret still gives advance notice.
 async fn to_announce(pool: &PgPool, after: i32) -> Result<Vec<Wanted>, sqlx::Error> {
-    sqlx::query_as(
-        "select s.id as secret_id, e.id as endpoint_id, e.public_id, e.url, t.id as tenant_id,
-                greatest(s.created_at + make_interval(days => coalesce(e.rotate_every_days, t.rotate_every_days)),
-                         clock_timestamp() + make_interval(days => $1)) as rotates_at
-         from postrider.endpoints e
-         join postrider.tenants t on t.id = e.tenant_id and t.deleted_at is null
-         join postrider.secrets s on s.endpoint_id = e.id and s.retires_at is null
-         where e.state <> 'deleted' and coalesce(e.rotate_every_days, t.rotate_every_days) > 0
-           and s.created_at + make_interval(days => coalesce(e.rotate_every_days, t.rotate_every_days) - $1)
-               <= clock_timestamp()
-           and s.id > $2
-           and not exists (select from postrider.planned_rotations p where p.secret_id = s.id)
-         order by s.id limit $3",
-    )
-    .bind(ANNOUNCED_DAYS)
-    .bind(after)
-    .bind(BATCH)
-    .fetch_all(pool)
-    .await
+    sqlx::query_as(include_str!("sql/rotations_to_announce.sql"))
+        .bind_all((ANNOUNCED_DAYS, after, BATCH))
+        .fetch_all(pool)
+        .await
 }
 
 /// The plan, the event and the audit entry, atomically.
@@ -144,9 +130,7 @@ async fn announce(pool: &PgPool, wanted: &Wanted) -> Result<bool, sqlx::Error> {
         "insert into postrider.planned_rotations (secret_id, endpoint_id, rotates_at) values ($1, $2, $3)
          on conflict do nothing",
     )
-    .bind(wanted.secret_id)
-    .bind(wanted.endpoint_id)
-    .bind(wanted.rotates_at)
+    .bind_all((wanted.secret_id, wanted.endpoint_id, wanted.rotates_at))
     .execute(&mut *tx)
     .await?;
     if planned.rows_affected() == 0 {
@@ -159,25 +143,15 @@ async fn announce(pool: &PgPool, wanted: &Wanted) -> Result<bool, sqlx::Error> {
         rotates_at: wanted.rotates_at,
         overlap_seconds: OVERLAP_SECONDS,
     };
-    let refusal = about.tell(&mut tx).await?;
-    if let Some(refusal) = refusal {
+    if let Some(refusal) = about.tell(&mut tx).await? {
         // The tenant was just deleted, or the event type was removed. Nothing was planned; it is retried.
-        tracing::warn!(
-            endpoint = wanted.public_id,
-            refusal,
-            "announcing a rotation failed; retrying"
-        );
+        let endpoint = &wanted.public_id;
+        tracing::warn!(endpoint, refusal, "announcing a rotation failed; retrying");
         return Ok(false);
     }
     let detail = json!({ "rotates_at": about.at() });
-    write_audit(
-        &mut tx,
-        "secret.rotation_announced",
-        wanted.tenant_id,
-        &wanted.public_id,
-        detail,
-    )
-    .await?;
+    let (tenant, endpoint) = (wanted.tenant_id, &wanted.public_id);
+    notices::write_audit(&mut tx, "secret.rotation_announced", tenant, endpoint, detail).await?;
     tx.commit().await?;
     Ok(true)
 }
@@ -187,8 +161,7 @@ async fn due(pool: &PgPool, after: i32) -> Result<Vec<(i32, EndpointId)>, sqlx::
         "select secret_id, endpoint_id from postrider.planned_rotations
          where rotates_at <= clock_timestamp() and secret_id > $1 order by secret_id limit $2",
     )
-    .bind(after)
-    .bind(BATCH)
+    .bind_all((after, BATCH))
     .fetch_all(pool)
     .await
 }
@@ -215,8 +188,7 @@ async fn rotate(
                    and (s.retires_at is null or s.retires_at > clock_timestamp())) as in_force
          from postrider.endpoints e join postrider.tenants t on t.id = e.tenant_id where e.id = $1",
     )
-    .bind(endpoint)
-    .bind(secret)
+    .bind_all((endpoint, secret))
     .fetch_one(&mut *tx)
     .await?;
     if subject.still_wanted && subject.in_force >= SECRETS_IN_FORCE_MAX {
@@ -252,8 +224,7 @@ async fn replace(
         "update postrider.secrets set retires_at = clock_timestamp() + make_interval(secs => $2)
          where endpoint_id = $1 and retires_at is null",
     )
-    .bind(endpoint)
-    .bind(f64::from(OVERLAP_SECONDS))
+    .bind_all((endpoint, f64::from(OVERLAP_SECONDS)))
     .execute(&mut *tx)
     .await?;
     sqlx::query("insert into postrider.secrets (endpoint_id, ciphertext, public_key) values ($1, $2, $3)")
@@ -263,7 +234,7 @@ async fn replace(
         .execute(&mut *tx)
         .await?;
     let detail = json!({ "overlap_seconds": OVERLAP_SECONDS, "planned": true });
-    write_audit(
+    notices::write_audit(
         tx,
         "secret.rotated",
         subject.tenant_id,
@@ -271,23 +242,4 @@ async fn replace(
         detail,
     )
     .await
-}
-
-async fn write_audit(
-    tx: &mut PgConnection,
-    action: &str,
-    tenant: TenantId,
-    subject: &str,
-    detail: serde_json::Value,
-) -> Result<(), sqlx::Error> {
-    sqlx::query(
-        "insert into postrider.audit (actor, action, tenant_id, subject, detail) values ('postrider', $1, $2, $3, $4)",
-    )
-    .bind(action)
-    .bind(tenant)
-    .bind(subject)
-    .bind(detail)
-    .execute(tx)
-    .await?;
-    Ok(())
 }

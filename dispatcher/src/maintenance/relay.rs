@@ -12,10 +12,11 @@ use std::{
 };
 
 use sqlx::{Connection, FromRow, PgConnection, PgPool, Postgres, Transaction, postgres::PgConnectOptions};
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     Wake,
+    bind::BindAll,
+    db_timeout::{WithDbTimeout, within},
     store::schema::{self, SchemaError, SchemaSet},
     telemetry::metrics::METRICS,
 };
@@ -27,7 +28,6 @@ const IDLE_WAIT: Duration = Duration::from_millis(50);
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
 const ERROR_WAIT_MIN: Duration = Duration::from_millis(200);
 const ERROR_WAIT_MAX: Duration = Duration::from_secs(10);
-const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 const STEP_TIME_MAX: Duration = Duration::from_secs(60);
 /// In the main database. A lock not acquired this soon is held by a slow transaction.
 const BEGIN_EMIT: &str = "begin; set local lock_timeout = '100ms'; set local statement_timeout = '10s'";
@@ -56,29 +56,16 @@ pub async fn migrate_outbox(options: &PgConnectOptions) -> Result<(), SchemaErro
     Ok(())
 }
 
-/// Relays from one source until stopped.
-pub(crate) async fn run(
-    number: usize,
-    source: PgConnectOptions,
-    pool: PgPool,
-    wake: Wake,
-    stop: CancellationToken,
-) {
+/// Relays from one source until it is dropped.
+pub(crate) async fn run(number: usize, source: PgConnectOptions, pool: PgPool, wake: Wake) {
     let mut wait = ERROR_WAIT_MIN;
     let mut aside = Aside::default();
-    while !stop.is_cancelled() {
-        let relayed = tokio::select! {
-            relayed = relay(&source, &pool, &wake, &mut aside, &mut wait) => relayed,
-            () = stop.cancelled() => return,
-        };
-        if let Err(error) = relayed {
+    loop {
+        if let Err(error) = relay(&source, &pool, &wake, &mut aside, &mut wait).await {
             // The URL contains a password: the source is logged by its position in the list.
             tracing::warn!(source = number, %error, "relaying from a source failed; retrying");
         }
-        tokio::select! {
-            () = tokio::time::sleep(wait) => {}
-            () = stop.cancelled() => return,
-        }
+        tokio::time::sleep(wait).await;
         wait = (wait * 2).min(ERROR_WAIT_MAX);
     }
 }
@@ -90,17 +77,10 @@ async fn relay(
     aside: &mut Aside,
     wait: &mut Duration,
 ) -> Result<(), sqlx::Error> {
-    let too_long = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
-    let connecting = PgConnection::connect_with(source);
-    let mut connection = tokio::time::timeout(CONNECT_TIME_MAX, connecting)
-        .await
-        .map_err(too_long)??;
+    let mut connection = PgConnection::connect_with(source).with_db_timeout().await?;
     loop {
         let began = Instant::now();
-        let step = step(&mut connection, pool, aside);
-        let step = tokio::time::timeout(STEP_TIME_MAX, step)
-            .await
-            .map_err(too_long)??;
+        let step = within(STEP_TIME_MAX, step(&mut connection, pool, aside)).await?;
         *wait = ERROR_WAIT_MIN;
         match step {
             Step::Moved => wake.now(),
@@ -117,47 +97,28 @@ enum Step {
     Others,
 }
 
-/// Raw bytes from the source: an event that is not UTF-8 must not block the others.
 #[derive(Debug, FromRow)]
-struct Stored {
+struct Row<T = String> {
     n: i64,
-    tenant: Vec<u8>,
-    r#type: Vec<u8>,
-    data: Vec<u8>,
-    id: Vec<u8>,
-    version: Option<Vec<u8>>,
-    ordering_key: Option<Vec<u8>>,
+    tenant: T,
+    r#type: T,
+    data: T,
+    id: T,
+    version: Option<T>,
+    ordering_key: Option<T>,
 }
 
-#[derive(Debug)]
-struct Row {
-    n: i64,
-    tenant: String,
-    r#type: String,
-    data: String,
-    id: String,
-    version: Option<String>,
-    ordering_key: Option<String>,
-}
-
-impl Stored {
-    fn read(self) -> Result<Row, Refused> {
-        let n = self.n;
-        let row = || -> Result<Row, std::string::FromUtf8Error> {
-            Ok(Row {
-                n,
-                tenant: String::from_utf8(self.tenant)?,
-                r#type: String::from_utf8(self.r#type)?,
-                data: String::from_utf8(self.data)?,
-                id: String::from_utf8(self.id)?,
-                version: self.version.map(String::from_utf8).transpose()?,
-                ordering_key: self.ordering_key.map(String::from_utf8).transpose()?,
-            })
-        };
-        row().map_err(|_| Refused {
-            n,
-            refusal: "PR422".to_owned(),
-            message: "the event is not valid UTF-8".to_owned(),
+/// Raw bytes from the source: an event that is not UTF-8 must not block the others.
+impl Row<Vec<u8>> {
+    fn read(self) -> Result<Row, std::string::FromUtf8Error> {
+        Ok(Row {
+            n: self.n,
+            tenant: String::from_utf8(self.tenant)?,
+            r#type: String::from_utf8(self.r#type)?,
+            data: String::from_utf8(self.data)?,
+            id: String::from_utf8(self.id)?,
+            version: self.version.map(String::from_utf8).transpose()?,
+            ordering_key: self.ordering_key.map(String::from_utf8).transpose()?,
         })
     }
 }
@@ -199,11 +160,13 @@ async fn step(source: &mut PgConnection, pool: &PgPool, aside: &mut Aside) -> Re
     let mut processed = Processed::default();
     let mut rows = Vec::new();
     for stored in page(&mut transaction, aside).await? {
+        let n = stored.n;
         match stored.read() {
             Ok(row) => rows.push(row),
-            Err(refused) => {
-                processed.rows.push(refused.n);
-                processed.refused.push(refused);
+            Err(_) => {
+                let (refusal, message) = ("PR422".to_owned(), "the event is not valid UTF-8".to_owned());
+                processed.rows.push(n);
+                processed.refused.push(Refused { n, refusal, message });
             }
         }
     }
@@ -220,7 +183,7 @@ async fn step(source: &mut PgConnection, pool: &PgPool, aside: &mut Aside) -> Re
 }
 
 /// The first events not set aside. Always from the beginning: one committed late has a low number.
-async fn page(source: &mut PgConnection, aside: &mut Aside) -> Result<Vec<Stored>, sqlx::Error> {
+async fn page(source: &mut PgConnection, aside: &mut Aside) -> Result<Vec<Row<Vec<u8>>>, sqlx::Error> {
     let left_out = aside.left_out(Instant::now());
     sqlx::query_as(
         "select n, convert_to(tenant, e.name) as tenant, convert_to(type, e.name) as type, convert_to(data, e.name) as data,
@@ -234,10 +197,7 @@ async fn page(source: &mut PgConnection, aside: &mut Aside) -> Result<Vec<Stored
                            where a.tenant = o.tenant and a.key = o.ordering_key)
          order by n limit $1",
     )
-    .bind(BATCH_MAX)
-    .bind(left_out.tenants)
-    .bind(left_out.rows)
-    .bind(left_out.key_tenants)
+    .bind_all((BATCH_MAX, left_out.tenants, left_out.rows, left_out.key_tenants))
     .bind(left_out.keys)
     .fetch_all(source)
     .await
@@ -292,15 +252,11 @@ async fn emit_in_parts(
             continue;
         }
         waits += 1;
-        let half = part.len() / 2;
-        match part.pop() {
-            Some((strand, _)) if half == 0 => aside.put(tenant, Some(strand), Instant::now()),
-            Some(last) => {
-                part.push(last);
-                parts.push(part.split_off(half));
-                parts.push(part);
-            }
-            None => {}
+        if part.len() > 1 {
+            parts.push(part.split_off(part.len() / 2));
+            parts.push(part);
+        } else if let Some((strand, _)) = part.pop() {
+            aside.put(tenant, Some(strand), Instant::now());
         }
         if waits >= waits_max && !parts.is_empty() {
             aside.put(tenant, None, Instant::now());

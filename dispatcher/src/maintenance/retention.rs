@@ -3,13 +3,14 @@
 //! Invariant: an event is dropped only when no delivery of it is pending and no dead letter of it is kept. One that
 //! outlives its partition is archived in `events_held`, where an attempt's body read looks second.
 
-use std::{collections::HashSet, time::Duration};
+use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::{EventId, TenantId};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool};
 
 use crate::{
+    bind::BindAll,
     maintenance::partitions::{self, Partition, TABLES},
     store::transitions,
 };
@@ -42,12 +43,28 @@ struct Span {
 }
 
 impl Span {
-    fn of(begin: DateTime<Utc>, end: DateTime<Utc>) -> Self {
+    fn of(partition: &Partition) -> Self {
         Self {
-            from: EventId::first_of(begin.timestamp_millis()),
-            below: EventId::first_of(end.timestamp_millis()),
+            from: EventId::first_of(partition.slice.begin().timestamp_millis()),
+            below: EventId::first_of(partition.slice.end().timestamp_millis()),
             tenant: None,
         }
+    }
+
+    /// Of a tenant, up to shortly before a time.
+    fn before(time: DateTime<Utc>, tenant: TenantId) -> Self {
+        Self {
+            from: EventId::LOWEST,
+            below: EventId::first_of((time - MARGIN).timestamp_millis()),
+            tenant: Some(tenant),
+        }
+    }
+
+    /// From the first to the last of these events.
+    fn around(ids: &[EventId], tenant: Option<TenantId>) -> Option<Self> {
+        let (from, last) = (*ids.first()?, ids.last()?);
+        let below = EventId(uuid::Uuid::from_u128(last.0.as_u128() + 1));
+        Some(Self { from, below, tenant })
     }
 }
 
@@ -95,9 +112,9 @@ async fn drop_old(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) 
         if !is_old(&events) {
             continue;
         }
-        let span = Span::of(events.slice.begin(), events.slice.end());
+        let span = Span::of(&events);
         done.dead_letters_expired += expire(db, span, floor).await?;
-        done.events_held += hold(db, span).await?;
+        done.events_held += hold(db, span, "postrider.events").await?;
         forget_ids(db, span).await?;
         // Attempts first: from then on nothing of this time can be replayed but dead letters, whose events are
         // archived.
@@ -105,7 +122,7 @@ async fn drop_old(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) 
             cut_off(db, partition).await?;
             done.partitions_dropped += 1;
         }
-        done.events_held += hold(db, span).await?;
+        done.events_held += hold(db, span, "postrider.events").await?;
         cut_off(db, &events).await?;
         done.partitions_dropped += 1;
     }
@@ -129,15 +146,13 @@ async fn cut_off(db: &mut PgConnection, partition: &Partition) -> Result<(), sql
         "concurrently"
     };
     let detach = format!("alter table postrider.{table} detach partition {name} {word}");
-    sqlx::raw_sql(AssertSqlSafe(detach)).execute(&mut *db).await?;
+    partitions::execute(db, detach).await?;
     drop_table(db, partition).await
 }
 
 async fn drop_table(db: &mut PgConnection, partition: &Partition) -> Result<(), sqlx::Error> {
     let name = partition.name();
-    sqlx::raw_sql(AssertSqlSafe(format!("drop table {name}")))
-        .execute(db)
-        .await?;
+    partitions::execute(db, format!("drop table {name}")).await?;
     tracing::info!(partition = name, "dropped an expired partition");
     Ok(())
 }
@@ -147,7 +162,8 @@ async fn finish_interrupted(db: &mut PgConnection) -> Result<(), sqlx::Error> {
         for partition in partitions::attached(db, table).await? {
             if partition.pending {
                 if table == "events" {
-                    hold_detached(db, &partition).await?;
+                    // Its table no longer shows it.
+                    hold(db, Span::of(&partition), &partition.name()).await?;
                 }
                 cut_off(db, &partition).await?;
             }
@@ -159,31 +175,14 @@ async fn finish_interrupted(db: &mut PgConnection) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-/// For a partition being detached, which its table no longer shows.
-async fn hold_detached(db: &mut PgConnection, partition: &Partition) -> Result<(), sqlx::Error> {
-    let span = Span::of(partition.slice.begin(), partition.slice.end());
-    let mut after = span.from.pred();
-    loop {
-        let ids = needed(db, span, after).await?;
-        let Some(last) = ids.last().copied() else {
-            return Ok(());
-        };
-        after = last;
-        let copy = format!(
-            "insert into postrider.events_held ({COLUMNS}) select {COLUMNS} from {} where id = any($1) on conflict do nothing",
-            partition.name()
-        );
-        sqlx::query(AssertSqlSafe(copy))
-            .bind(ids)
-            .execute(&mut *db)
-            .await?;
-    }
-}
-
-const COLUMNS: &str = "id, tenant_id, type_id, schema_id, chosen_id, ordering_key, sequence, body, full_data";
-
-/// Archives events that deliveries still need.
-async fn hold(db: &mut PgConnection, span: Span) -> Result<u64, sqlx::Error> {
+/// Archives events of a table that deliveries still need.
+async fn hold(db: &mut PgConnection, span: Span, table: &str) -> Result<u64, sqlx::Error> {
+    const COLUMNS: &str =
+        "id, tenant_id, type_id, schema_id, chosen_id, ordering_key, sequence, body, full_data";
+    let copy = format!(
+        "insert into postrider.events_held ({COLUMNS})
+         select {COLUMNS} from unnest($1::uuid[]) u (id) join {table} e using (id) on conflict do nothing"
+    );
     let (mut after, mut held) = (span.from.pred(), 0);
     loop {
         let ids = needed(db, span, after).await?;
@@ -191,51 +190,33 @@ async fn hold(db: &mut PgConnection, span: Span) -> Result<u64, sqlx::Error> {
             return Ok(held);
         };
         after = last;
-        let copied = sqlx::query(
-            "insert into postrider.events_held
-                (id, tenant_id, type_id, schema_id, chosen_id, ordering_key, sequence, body, full_data)
-             select e.id, e.tenant_id, e.type_id, e.schema_id, e.chosen_id, e.ordering_key, e.sequence, e.body, e.full_data
-             from unnest($1::uuid[]) u (id) join postrider.events e on e.id = u.id
-             on conflict do nothing",
-        )
-        .bind(ids)
-        .execute(&mut *db)
-        .await?;
-        held += copied.rows_affected();
+        let copied = sqlx::query(AssertSqlSafe(copy.as_str())).bind(ids);
+        held += copied.execute(&mut *db).await?.rows_affected();
     }
 }
 
 /// The lowest events after `after` that are pending or dead letters, each once. Deleted endpoints need none.
 async fn needed(db: &mut PgConnection, span: Span, after: EventId) -> Result<Vec<EventId>, sqlx::Error> {
-    sqlx::query_scalar(
-        "select distinct n.event_id from postrider.endpoints e
-         cross join lateral (
-            (select q.event_id from postrider.queue q
-             where q.endpoint_id = e.id and q.event_id > $1 and q.event_id < $2 order by q.event_id limit $3)
-            union all
-            (select q.event_id from postrider.retries q
-             where q.endpoint_id = e.id and q.event_id > $1 and q.event_id < $2 order by q.event_id limit $3)
-            union all
-            (select q.event_id from postrider.dead_letters q
-             where q.endpoint_id = e.id and q.event_id > $1 and q.event_id < $2 order by q.event_id limit $3)
-         ) n
-         where e.state <> 'deleted' and ($4::int is null or e.tenant_id = $4)
-         order by n.event_id limit $3",
-    )
-    .bind(after)
-    .bind(span.below)
-    .bind(BATCH)
-    .bind(span.tenant)
-    .fetch_all(db)
-    .await
+    sqlx::query_scalar(include_str!("sql/needed_events.sql"))
+        .bind_all((after, span.below, BATCH, span.tenant))
+        .fetch_all(db)
+        .await
 }
 
-/// A query returns a bounded number of needed events: beyond the last one nothing is known.
-fn judged_up_to(needed: &HashSet<EventId>, last: EventId) -> EventId {
-    match needed.iter().max() {
-        Some(highest) if needed.len() as i64 >= BATCH => last.min(*highest),
-        _ => last,
+/// Which of these events, all those of the span in ascending order, nothing needs.
+async fn unneeded(
+    db: &mut PgConnection,
+    span: Span,
+    mut ids: Vec<EventId>,
+) -> Result<Vec<EventId>, sqlx::Error> {
+    let needed = needed(db, span, span.from.pred()).await?;
+    // A query returns a bounded number of needed events: beyond the last one nothing is known.
+    if needed.len() as i64 >= BATCH {
+        let known = needed.last().copied();
+        ids.retain(|id| Some(*id) <= known);
     }
+    ids.retain(|id| needed.binary_search(id).is_err());
+    Ok(ids)
 }
 
 /// Dead letters that died before the floor, and those of deleted endpoints.
@@ -262,9 +243,7 @@ async fn forget_ids(db: &mut PgConnection, span: Span) -> Result<(), sqlx::Error
                   and not exists (select from postrider.events_held h where h.id = i.event_id)
                 limit $3))",
         )
-        .bind(span.from)
-        .bind(span.below)
-        .bind(BATCH)
+        .bind_all((span.from, span.below, BATCH))
         .execute(&mut *db)
         .await?;
         if gone.rows_affected() == 0 {
@@ -290,11 +269,7 @@ async fn forget_in_nets(
             .fetch_all(&mut *db)
             .await?;
     for tenant in tenants {
-        let span = Span {
-            from: EventId::LOWEST,
-            below: EventId::first_of((floor - MARGIN).timestamp_millis()),
-            tenant: Some(tenant),
-        };
+        let span = Span::before(floor, tenant);
         done.dead_letters_expired += expire(db, span, floor).await?;
         done.events_deleted += delete_events(db, span, tenant).await?;
     }
@@ -319,11 +294,7 @@ async fn forget_short(
         if own <= floor {
             continue;
         }
-        let span = Span {
-            from: EventId::LOWEST,
-            below: EventId::first_of((own - MARGIN).timestamp_millis()),
-            tenant: Some(tenant),
-        };
+        let span = Span::before(own, tenant);
         done.dead_letters_expired += expire(db, span, own).await?;
         done.events_deleted += delete_events(db, span, tenant).await?;
     }
@@ -359,33 +330,19 @@ pub(crate) async fn delete_batch(
         "select id, chosen_id from postrider.events
          where tenant_id = $1 and id > $2 and id < $3 order by id limit $4",
     )
-    .bind(tenant)
-    .bind(after)
-    .bind(below)
-    .bind(BATCH)
+    .bind_all((tenant, after, below, BATCH))
     .fetch_all(&mut *db)
     .await?;
-    let (Some(first), Some(last)) = (found.first(), found.last()) else {
+    let ids: Vec<EventId> = found.iter().map(|(id, _)| *id).collect();
+    let (Some(span), Some(last)) = (Span::around(&ids, Some(tenant)), ids.last().copied()) else {
         return Ok(None);
     };
-    let last = last.0;
-    let span = Span {
-        from: first.0,
-        below: EventId(uuid::Uuid::from_u128(last.0.as_u128() + 1)),
-        tenant: Some(tenant),
-    };
-    let kept: HashSet<EventId> = needed(db, span, first.0.pred()).await?.into_iter().collect();
-    let judged = judged_up_to(&kept, last);
-    let gone: Vec<&(EventId, Option<String>)> = found
-        .iter()
-        .filter(|(id, _)| *id <= judged && !kept.contains(id))
-        .collect();
-    let ids: Vec<EventId> = gone.iter().map(|(id, _)| *id).collect();
-    let chosen: Vec<&str> = gone.iter().filter_map(|(_, chosen)| chosen.as_deref()).collect();
+    let ids = unneeded(db, span, ids).await?;
+    let gone = found.iter().filter(|(id, _)| ids.binary_search(id).is_ok());
+    let chosen: Vec<&str> = gone.filter_map(|(_, chosen)| chosen.as_deref()).collect();
     let mut tx = sqlx::Connection::begin(&mut *db).await?;
     sqlx::query("delete from postrider.event_ids where tenant_id = $1 and id = any($2)")
-        .bind(tenant)
-        .bind(chosen)
+        .bind_all((tenant, chosen))
         .execute(&mut *tx)
         .await?;
     transitions::delete_attempts(&mut *tx, &ids).await?;
@@ -408,23 +365,14 @@ async fn release(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) -
     for _ in 0..BATCHES_MAX {
         let ids: Vec<EventId> =
             sqlx::query_scalar("select id from postrider.events_held where id > $1 order by id limit $2")
-                .bind(after)
-                .bind(BATCH)
+                .bind_all((after, BATCH))
                 .fetch_all(&mut *db)
                 .await?;
-        let (Some(first), Some(last)) = (ids.first().copied(), ids.last().copied()) else {
+        let (Some(span), Some(last)) = (Span::around(&ids, None), ids.last().copied()) else {
             break;
         };
-        let span = Span {
-            from: first,
-            below: EventId(uuid::Uuid::from_u128(last.0.as_u128() + 1)),
-            tenant: None,
-        };
         done.dead_letters_expired += expire(db, span, floor).await?;
-        let needed: HashSet<EventId> = needed(db, span, first.pred()).await?.into_iter().collect();
-        let judged = judged_up_to(&needed, last);
-        let is_free = |id: &EventId| *id <= judged && !needed.contains(id);
-        let gone: Vec<EventId> = ids.into_iter().filter(is_free).collect();
+        let gone = unneeded(db, span, ids).await?;
         after = last;
         done.events_released += gone.len() as u64;
         sqlx::query(

@@ -6,7 +6,7 @@ use sqlx::PgPool;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use crate::db_timeout::WithDbTimeout;
+use crate::{bind::BindAll, db_timeout::WithDbTimeout};
 
 const RETRY_WAIT: Duration = Duration::from_millis(100);
 
@@ -16,8 +16,7 @@ pub(crate) async fn publish(pool: PgPool, id: Uuid, mut applied: watch::Receiver
             continue;
         };
         let written = sqlx::query("update postrider.dispatchers set applied = $2::pg_snapshot where id = $1")
-            .bind(id)
-            .bind(snapshot)
+            .bind_all((id, snapshot))
             .execute(&pool)
             .with_db_timeout()
             .await;

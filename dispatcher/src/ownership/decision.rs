@@ -36,7 +36,7 @@ pub(crate) struct ShardRow {
 }
 
 /// The table of shards as this process last saw it, and its observations of other dispatchers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct View {
     me: Uuid,
     held: HashMap<Shard, Epoch>,
@@ -59,10 +59,7 @@ impl View {
     pub(crate) fn new(me: Uuid) -> Self {
         Self {
             me,
-            held: HashMap::new(),
-            draining: HashSet::new(),
-            leaving: false,
-            renewed: HashMap::new(),
+            ..Self::default()
         }
     }
 
@@ -87,12 +84,11 @@ impl View {
             .filter(|row| row.owner == Some(self.me))
             .map(|row| (row.shard, row.epoch))
             .collect();
-        let lost: Vec<Shard> = self
+        let lost = self
             .held
             .iter()
-            .filter(|(shard, epoch)| mine.get(shard) != Some(epoch))
-            .map(|(shard, _)| *shard)
-            .collect();
+            .filter(|(shard, epoch)| mine.get(shard) != Some(epoch));
+        let lost: Vec<Shard> = lost.map(|(shard, _)| *shard).collect();
         self.forget(&lost);
         let found: Vec<(Shard, Epoch)> = mine
             .into_iter()

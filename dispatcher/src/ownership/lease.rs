@@ -3,12 +3,14 @@
 
 use std::{
     future::poll_fn,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
     task::Poll,
     time::Instant,
 };
 
 use tokio_util::sync::CancellationToken;
+
+use crate::lock::lock;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Lease(Arc<Mutex<Term>>);
@@ -30,16 +32,12 @@ impl Lease {
         })))
     }
 
-    fn term(&self) -> MutexGuard<'_, Term> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     pub(crate) fn is_valid(&self) -> bool {
         self.is_valid_at(Instant::now())
     }
 
     pub(crate) fn is_valid_at(&self, now: Instant) -> bool {
-        let term = self.term();
+        let term = lock(&self.0);
         now < term.until && !term.over.is_cancelled()
     }
 
@@ -58,7 +56,7 @@ impl Lease {
     }
 
     pub(crate) fn extend_at(&self, now: Instant, until: Instant) -> Option<CancellationToken> {
-        let mut term = self.term();
+        let mut term = lock(&self.0);
         if now >= term.until {
             term.over.cancel();
         }
@@ -72,7 +70,7 @@ impl Lease {
 
     /// Ends the term if it has expired; returns whether it did.
     pub(crate) fn expire(&self, now: Instant) -> bool {
-        let term = self.term();
+        let term = lock(&self.0);
         let ends = now >= term.until && !term.over.is_cancelled();
         if ends {
             term.over.cancel();
@@ -82,11 +80,11 @@ impl Lease {
 
     /// Ends it for good: this process is shutting down.
     pub(crate) fn end(&self) {
-        self.term().over.cancel();
+        lock(&self.0).over.cancel();
     }
 
     pub(crate) fn until(&self) -> Instant {
-        self.term().until
+        lock(&self.0).until
     }
 }
 

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
+    bind::BindAll,
     db_timeout::{WithDbTimeout, within},
     deliver::engine::EngineMessage,
     ownership::{
@@ -145,10 +146,7 @@ impl Shards {
              values ($1, $2, clock_timestamp() + $3 * interval '1 millisecond', $4)
              on conflict (id) do update set expires_at = excluded.expires_at, leaving = excluded.leaving",
         )
-        .bind(self.id)
-        .bind(&self.name)
-        .bind(LEASE.as_millis() as i64)
-        .bind(leaving)
+        .bind_all((self.id, &self.name, LEASE.as_millis() as i64, leaving))
         .execute(&mut *connection)
         .await?;
         let dispatchers = sqlx::query_as(
@@ -205,40 +203,17 @@ async fn watch(lease: Lease, engine: mpsc::UnboundedSender<EngineMessage>) {
 /// later, the renewal waits for this commit, and its owner reads that it has lost the shard before it continues.
 async fn take(pool: &PgPool, me: Uuid, free: &[(Shard, Epoch)]) -> Result<Vec<(Shard, Epoch)>, sqlx::Error> {
     let (shards, epochs): (Vec<Shard>, Vec<Epoch>) = free.iter().copied().unzip();
-    sqlx::query_as(
-        "with wanted as materialized (
-             select s.shard, s.epoch, s.owner from postrider.shards s
-             where (s.shard, s.epoch) in (select * from unnest($2::smallint[], $3::bigint[]))
-         ),
-         dead as materialized (
-             select d.id from postrider.dispatchers d
-             where d.id in (select w.owner from wanted w) and d.expires_at <= clock_timestamp()
-             order by d.id for update skip locked
-         ),
-         free as (
-             select s.shard from postrider.shards s
-             where (s.shard, s.epoch) in (select w.shard, w.epoch from wanted w)
-               and (s.owner is null or s.owner in (select d.id from dead d)
-                    or not exists (select from postrider.dispatchers d where d.id = s.owner))
-             order by s.shard for update skip locked
-         )
-         update postrider.shards s set owner = $1, epoch = s.epoch + 1
-         from free where s.shard = free.shard
-         returning s.shard, s.epoch",
-    )
-    .bind(me)
-    .bind(shards)
-    .bind(epochs)
-    .fetch_all(pool)
-    .await
+    sqlx::query_as(include_str!("sql/take_shards.sql"))
+        .bind_all((me, shards, epochs))
+        .fetch_all(pool)
+        .await
 }
 
 async fn release(pool: &PgPool, me: Uuid, shards: &[Shard]) -> Result<(), sqlx::Error> {
     sqlx::query(
         "update postrider.shards set owner = null, epoch = epoch + 1 where owner = $1 and shard = any($2)",
     )
-    .bind(me)
-    .bind(shards)
+    .bind_all((me, shards))
     .execute(pool)
     .await?;
     Ok(())

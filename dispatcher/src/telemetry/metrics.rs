@@ -17,16 +17,14 @@ pub use pools::{sample as sample_pools, watch as watch_pool};
 
 use crate::deliver::lane::Activity;
 
+type Labels<'a> = &'a [(&'static str, &'static str)];
+
 /// A counter that is exported before it is first incremented.
 pub fn counter(name: &'static str, help: &'static str) -> Counter {
     labelled_counter(name, help, &[])
 }
 
-pub fn labelled_counter(
-    name: &'static str,
-    help: &'static str,
-    labels: &[(&'static str, &'static str)],
-) -> Counter {
+pub fn labelled_counter(name: &'static str, help: &'static str, labels: Labels<'_>) -> Counter {
     metrics::describe_counter!(name, help);
     let metric = metrics::counter!(name, labels_of(labels));
     metric.increment(0);
@@ -37,11 +35,7 @@ pub fn gauge(name: &'static str, help: &'static str) -> Gauge {
     labelled_gauge(name, help, &[])
 }
 
-pub fn labelled_gauge(
-    name: &'static str,
-    help: &'static str,
-    labels: &[(&'static str, &'static str)],
-) -> Gauge {
+pub fn labelled_gauge(name: &'static str, help: &'static str, labels: Labels<'_>) -> Gauge {
     metrics::describe_gauge!(name, help);
     let metric = metrics::gauge!(name, labels_of(labels));
     metric.set(0.0);
@@ -52,20 +46,14 @@ pub fn histogram(name: &'static str, help: &'static str) -> Histogram {
     labelled_histogram(name, help, &[])
 }
 
-pub fn labelled_histogram(
-    name: &'static str,
-    help: &'static str,
-    labels: &[(&'static str, &'static str)],
-) -> Histogram {
+pub fn labelled_histogram(name: &'static str, help: &'static str, labels: Labels<'_>) -> Histogram {
     metrics::describe_histogram!(name, help);
     metrics::histogram!(name, labels_of(labels))
 }
 
-fn labels_of(labels: &[(&'static str, &'static str)]) -> Vec<Label> {
-    labels
-        .iter()
-        .map(|(key, value)| Label::from_static_parts(key, value))
-        .collect()
+fn labels_of(labels: Labels<'_>) -> Vec<Label> {
+    let label = |(key, value): &(&'static str, &'static str)| Label::from_static_parts(key, value);
+    labels.iter().map(label).collect()
 }
 
 pub(crate) static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
@@ -76,159 +64,90 @@ pub fn start() {
     LazyLock::force(&METRICS);
 }
 
-pub(crate) struct Metrics {
+/// One row makes a field and registers its series.
+macro_rules! series {
+    ($($(#[$doc:meta])* $field:ident: $type:ty = $series:expr;)+) => {
+        pub(crate) struct Metrics {
+            $($(#[$doc])* pub(crate) $field: $type,)+
+        }
+
+        impl Metrics {
+            fn new() -> Self {
+                Self { $($field: $series,)+ }
+            }
+        }
+    };
+}
+
+series! {
     /// In the order of [`OutcomeKind::ALL`].
-    attempts: [Counter; OutcomeKind::ALL.len()],
-    pub(crate) attempt_seconds: Histogram,
-    first_attempt_delay: Histogram,
+    attempts: [Counter; OutcomeKind::ALL.len()] = OutcomeKind::ALL.map(|kind| {
+        labelled_counter("postrider_attempts_total", "Delivery attempts by outcome", &[("outcome", kind.as_str())])
+    });
+    attempt_seconds: Histogram = histogram("postrider_attempt_seconds", "Duration of delivery attempts");
+    first_attempt_delay: Histogram = histogram("postrider_first_attempt_delay_seconds",
+        "Delay from emit to the start of the first attempt of each delivery");
     /// In the order of [`DeadReason::ALL`].
-    dead_letters: Vec<Counter>,
-    pub(crate) record_seconds: Histogram,
-    pub(crate) record_rows: Histogram,
-    pub(crate) refill_seconds: Histogram,
-    pub(crate) results_void: Counter,
-    pub(crate) own_faults: Counter,
-    pub(crate) tail_missed: Counter,
-    pub(crate) filtered: Counter,
-    pub(crate) dropped: Counter,
-    pub(crate) relayed: Counter,
-    pub(crate) relay_refused: Counter,
-    pub(crate) lease_renewed: Counter,
-    pub(crate) lease_failed: Counter,
-    pub(crate) lease_expired: Counter,
-    shards_owned: Gauge,
-    in_flight: Gauge,
-    in_flight_max: Gauge,
-    unrecorded: Gauge,
-    bulkhead_places: Gauge,
-    bulkheads_full: Gauge,
-    waiting: Gauge,
-    spilled: Gauge,
-    oldest_by_endpoint: Gauge,
-    oldest_by_dispatcher: Gauge,
-    circuits_closed: Gauge,
-    circuits_open: Gauge,
-    circuits_probing: Gauge,
+    dead_letters: Vec<Counter> = DeadReason::ALL.iter().map(dead_letters).collect();
+    record_seconds: Histogram = histogram("postrider_record_seconds", "Duration of one statement that records results");
+    record_rows: Histogram = histogram("postrider_record_rows", "Results recorded by one statement, at most 500");
+    refill_seconds: Histogram = histogram("postrider_refill_seconds",
+        "Duration of one read for endpoints whose backlog does not fit in memory");
+    results_void: Counter = counter("postrider_results_void_total",
+        "Results discarded because the lease was lost; those events are sent again");
+    own_faults: Counter = counter("postrider_own_faults_total",
+        "Requests not sent because of a local fault, such as the open file limit; they are sent later");
+    tail_missed: Counter = counter("postrider_tail_missed_total",
+        "Times the sweep found deliveries that the tail had missed; should stay 0");
+    filtered: Counter = counter("postrider_deliveries_filtered_total", "Deliveries excluded by an endpoint's filter");
+    dropped: Counter = counter("postrider_deliveries_dropped_total",
+        "Deliveries dropped because their endpoint was deleted");
+    relayed: Counter = counter("postrider_relayed_total", "Events relayed from producers' outboxes");
+    relay_refused: Counter = counter("postrider_relay_refused_total", "Events from outboxes that were rejected");
+    lease_renewed: Counter = lease_renewals("renewed");
+    lease_failed: Counter = lease_renewals("failed");
+    lease_expired: Counter = counter("postrider_lease_expirations_total",
+        "Lease expirations; sending stops until the lease is renewed");
+    shards_owned: Gauge = gauge("postrider_shards_owned", "Shards owned by this dispatcher, of 64");
+    in_flight: Gauge = gauge("postrider_in_flight", "Requests in flight");
+    in_flight_max: Gauge = gauge("postrider_in_flight_max", "Maximum requests in flight in this dispatcher");
+    unrecorded: Gauge = gauge("postrider_results_unrecorded", "Attempts in flight and results not yet recorded");
+    bulkhead_places: Gauge = gauge("postrider_bulkhead_places", "Sum of the concurrency limits of endpoints with work");
+    bulkheads_full: Gauge = gauge("postrider_bulkheads_full", "Endpoints at their concurrency limit");
+    waiting: Gauge = gauge("postrider_deliveries_waiting", "Due deliveries waiting in memory");
+    spilled: Gauge = gauge("postrider_endpoints_spilled", "Endpoints with a backlog that does not fit in memory");
+    oldest_by_endpoint: Gauge = oldest_due("endpoint");
+    oldest_by_dispatcher: Gauge = oldest_due("dispatcher");
+    circuits_closed: Gauge = circuits("closed");
+    circuits_open: Gauge = circuits("open");
+    circuits_probing: Gauge = circuits("probing");
+}
+
+fn dead_letters(reason: &DeadReason) -> Counter {
+    let help = "Deliveries that became dead letters, by reason";
+    labelled_counter(
+        "postrider_dead_letters_total",
+        help,
+        &[("reason", reason.as_str())],
+    )
+}
+
+fn lease_renewals(result: &'static str) -> Counter {
+    let help = "Lease renewals, one per second";
+    labelled_counter("postrider_lease_renewals_total", help, &[("result", result)])
+}
+
+fn oldest_due(held_by: &'static str) -> Gauge {
+    let help = "Age of the oldest due delivery, by what delays it";
+    labelled_gauge("postrider_oldest_due_seconds", help, &[("held_by", held_by)])
+}
+
+fn circuits(state: &'static str) -> Gauge {
+    let help = "Endpoints served by this dispatcher, by circuit breaker state";
+    labelled_gauge("postrider_circuits", help, &[("state", state)])
 }
 
 impl Metrics {
-    fn new() -> Self {
-        let oldest = |held_by| {
-            labelled_gauge(
-                "postrider_oldest_due_seconds",
-                "Age of the oldest due delivery, by what delays it",
-                &[("held_by", held_by)],
-            )
-        };
-        let circuits = |state| {
-            labelled_gauge(
-                "postrider_circuits",
-                "Endpoints served by this dispatcher, by circuit breaker state",
-                &[("state", state)],
-            )
-        };
-        let lease = |result| {
-            labelled_counter(
-                "postrider_lease_renewals_total",
-                "Lease renewals, one per second",
-                &[("result", result)],
-            )
-        };
-        let dead = |reason: &DeadReason| {
-            labelled_counter(
-                "postrider_dead_letters_total",
-                "Deliveries that became dead letters, by reason",
-                &[("reason", reason.as_str())],
-            )
-        };
-        Self {
-            attempts: OutcomeKind::ALL.map(|kind| {
-                labelled_counter(
-                    "postrider_attempts_total",
-                    "Delivery attempts by outcome",
-                    &[("outcome", kind.as_str())],
-                )
-            }),
-            attempt_seconds: histogram("postrider_attempt_seconds", "Duration of delivery attempts"),
-            first_attempt_delay: histogram(
-                "postrider_first_attempt_delay_seconds",
-                "Delay from emit to the start of the first attempt of each delivery",
-            ),
-            dead_letters: DeadReason::ALL.iter().map(dead).collect(),
-            record_seconds: histogram(
-                "postrider_record_seconds",
-                "Duration of one statement that records results",
-            ),
-            record_rows: histogram(
-                "postrider_record_rows",
-                "Results recorded by one statement, at most 500",
-            ),
-            refill_seconds: histogram(
-                "postrider_refill_seconds",
-                "Duration of one read for endpoints whose backlog does not fit in memory",
-            ),
-            results_void: counter(
-                "postrider_results_void_total",
-                "Results discarded because the lease was lost; those events are sent again",
-            ),
-            own_faults: counter(
-                "postrider_own_faults_total",
-                "Requests not sent because of a local fault, such as the open file limit; they are sent later",
-            ),
-            tail_missed: counter(
-                "postrider_tail_missed_total",
-                "Times the sweep found deliveries that the tail had missed; should stay 0",
-            ),
-            filtered: counter(
-                "postrider_deliveries_filtered_total",
-                "Deliveries excluded by an endpoint's filter",
-            ),
-            dropped: counter(
-                "postrider_deliveries_dropped_total",
-                "Deliveries dropped because their endpoint was deleted",
-            ),
-            relayed: counter(
-                "postrider_relayed_total",
-                "Events relayed from producers' outboxes",
-            ),
-            relay_refused: counter(
-                "postrider_relay_refused_total",
-                "Events from outboxes that were rejected",
-            ),
-            lease_renewed: lease("renewed"),
-            lease_failed: lease("failed"),
-            lease_expired: counter(
-                "postrider_lease_expirations_total",
-                "Lease expirations; sending stops until the lease is renewed",
-            ),
-            shards_owned: gauge("postrider_shards_owned", "Shards owned by this dispatcher, of 64"),
-            in_flight: gauge("postrider_in_flight", "Requests in flight"),
-            in_flight_max: gauge(
-                "postrider_in_flight_max",
-                "Maximum requests in flight in this dispatcher",
-            ),
-            unrecorded: gauge(
-                "postrider_results_unrecorded",
-                "Attempts in flight and results not yet recorded",
-            ),
-            bulkhead_places: gauge(
-                "postrider_bulkhead_places",
-                "Sum of the concurrency limits of endpoints with work",
-            ),
-            bulkheads_full: gauge("postrider_bulkheads_full", "Endpoints at their concurrency limit"),
-            waiting: gauge("postrider_deliveries_waiting", "Due deliveries waiting in memory"),
-            spilled: gauge(
-                "postrider_endpoints_spilled",
-                "Endpoints with a backlog that does not fit in memory",
-            ),
-            oldest_by_endpoint: oldest("endpoint"),
-            oldest_by_dispatcher: oldest("dispatcher"),
-            circuits_closed: circuits("closed"),
-            circuits_open: circuits("open"),
-            circuits_probing: circuits("probing"),
-        }
-    }
-
     pub(crate) fn attempted(&self, kind: OutcomeKind, duration: Duration) {
         // Outcome numbers start at 1.
         if let Some(counter) = self.attempts.get(kind as usize - 1) {

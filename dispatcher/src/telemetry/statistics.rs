@@ -7,7 +7,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
+    bind::BindAll,
     clock::Clock,
     db_timeout::WithDbTimeout,
     deliver::{
@@ -26,6 +27,7 @@ use crate::{
         recorder::{Fate, Recorded},
         retry::Next,
     },
+    lock::lock,
     store::transitions::AttemptRecord,
 };
 
@@ -173,43 +175,33 @@ impl Statistics {
     /// Counts what was written; a void result was another's to count.
     pub(crate) fn add(&self, now: DateTime<Utc>, batch: &[AttemptRecord], recorded: &[Recorded]) {
         let minute = now.timestamp().div_euclid(MINUTE_SECONDS);
-        let mut totals = self.lock();
+        let mut totals = lock(&self.0);
         let writer = totals.writer_of(minute);
         for (one, recorded) in batch.iter().zip(recorded) {
             if recorded.fate == Fate::Discarded {
                 continue;
             }
             for endpoint in [one.endpoint, ALL_ENDPOINTS] {
-                totals
-                    .counts
-                    .entry((endpoint, minute, writer))
-                    .or_default()
-                    .add(one);
+                let counts = totals.counts.entry((endpoint, minute, writer));
+                counts.or_default().add(one);
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Totals> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Takes changed rows as written. Past minutes that were written are removed.
     fn take(&self, now: DateTime<Utc>) -> Vec<(Key, Counts)> {
         let minute = now.timestamp().div_euclid(MINUTE_SECONDS);
-        let mut totals = self.lock();
-        totals
-            .counts
-            .retain(|(_, of, _), counts| *of >= minute - 1 || counts.changed);
-        totals
-            .counts
-            .iter_mut()
-            .filter_map(|(key, counts)| std::mem::take(&mut counts.changed).then_some((*key, *counts)))
-            .collect()
+        let counts = &mut lock(&self.0).counts;
+        counts.retain(|(_, of, _), counts| *of >= minute - 1 || counts.changed);
+        let changed = |(key, counts): (&Key, &mut Counts)| {
+            std::mem::take(&mut counts.changed).then_some((*key, *counts))
+        };
+        counts.iter_mut().filter_map(changed).collect()
     }
 
     /// The write failed: mark the rows as changed again.
     fn give_back(&self, rows: &[(Key, Counts)]) {
-        let mut totals = self.lock();
+        let mut totals = lock(&self.0);
         for (key, _) in rows {
             if let Some(counts) = totals.counts.get_mut(key) {
                 counts.changed = true;
@@ -231,10 +223,7 @@ impl Flusher {
     pub(crate) async fn run(mut self, leave: CancellationToken) {
         let mut published = HashMap::new();
         while !leave.is_cancelled() {
-            tokio::select! {
-                () = tokio::time::sleep(FLUSH_EVERY) => {}
-                () = leave.cancelled() => {}
-            }
+            leave.run_until_cancelled(tokio::time::sleep(FLUSH_EVERY)).await;
             self.flush_counts().await;
             let activity = self.activity.borrow_and_update().clone();
             if let Err(error) = publish(&self.pool, self.writer, &mut published, &activity)
@@ -270,31 +259,12 @@ async fn write(pool: &PgPool, rows: &[(Key, Counts)]) -> Result<(), sqlx::Error>
     let durations: Vec<i32> = rows.iter().flat_map(|(_, counts)| counts.durations).collect();
     let failed: Vec<bool> = rows.iter().map(|(_, counts)| counts.any_failed()).collect();
     // An array of arrays can't be unnested by rows: the flat one is sliced by the row's number.
-    sqlx::query(
-        "insert into postrider.minute_statistics
-            (endpoint_id, minute, writer, delivered, retried, dead, any_failed, classes, durations)
-         select r.endpoint_id, to_timestamp(r.minute * 60), r.writer, r.delivered, r.retried, r.dead, r.any_failed,
-                ($8::int[])[(r.number - 1) * $10 + 1 : r.number * $10],
-                ($9::int[])[(r.number - 1) * $11 + 1 : r.number * $11]
-         from unnest($1::uuid[], $2::int[], $3::bigint[], $4::int[], $5::int[], $6::int[], $7::bool[]) with ordinality
-             as r (writer, endpoint_id, minute, delivered, retried, dead, any_failed, number)
-         on conflict (endpoint_id, minute, writer) do update
-         set delivered = excluded.delivered, retried = excluded.retried, dead = excluded.dead,
-             any_failed = excluded.any_failed, classes = excluded.classes, durations = excluded.durations",
-    )
-    .bind(writers)
-    .bind(endpoints)
-    .bind(minutes)
-    .bind(column(|counts| counts.delivered))
-    .bind(column(|counts| counts.retried))
-    .bind(column(|counts| counts.dead))
-    .bind(failed)
-    .bind(classes)
-    .bind(durations)
-    .bind(CLASSES as i32)
-    .bind(BUCKETS as i32)
-    .execute(pool)
-    .await?;
+    sqlx::query(include_str!("sql/minute_statistics.sql"))
+        .bind_all((writers, endpoints, minutes, column(|counts| counts.delivered)))
+        .bind_all((column(|counts| counts.retried), column(|counts| counts.dead)))
+        .bind_all((failed, classes, durations, CLASSES as i32, BUCKETS as i32))
+        .execute(pool)
+        .await?;
     Ok(())
 }
 
@@ -313,8 +283,7 @@ async fn publish(
         .collect();
     if !gone.is_empty() {
         sqlx::query("delete from postrider.endpoint_activity where endpoint_id = any($1) and writer = $2")
-            .bind(gone)
-            .bind(writer)
+            .bind_all((gone, writer))
             .execute(pool)
             .await?;
     }
@@ -330,27 +299,16 @@ async fn publish(
 }
 
 async fn write_activity(pool: &PgPool, writer: Uuid, rows: &[&Activity]) -> Result<(), sqlx::Error> {
-    sqlx::query(
-        "insert into postrider.endpoint_activity
-            (endpoint_id, writer, in_flight, places, waiting, more_waiting, oldest_at, circuit_open)
-         select r.endpoint_id, $1, r.in_flight, r.places, r.waiting, r.more_waiting, r.oldest_at, r.circuit_open
-         from unnest($2::int[], $3::int[], $4::int[], $5::int[], $6::bool[], $7::timestamptz[], $8::bool[])
-             as r (endpoint_id, in_flight, places, waiting, more_waiting, oldest_at, circuit_open)
-         on conflict (endpoint_id) do update
-         set writer = excluded.writer, in_flight = excluded.in_flight, places = excluded.places,
-             waiting = excluded.waiting, more_waiting = excluded.more_waiting, oldest_at = excluded.oldest_at,
-             circuit_open = excluded.circuit_open",
-    )
-    .bind(writer)
-    .bind(rows.iter().map(|one| one.endpoint).collect::<Vec<_>>())
-    .bind(rows.iter().map(|one| one.in_flight as i32).collect::<Vec<_>>())
-    .bind(rows.iter().map(|one| one.limit as i32).collect::<Vec<_>>())
-    .bind(rows.iter().map(|one| one.waiting as i32).collect::<Vec<_>>())
-    .bind(rows.iter().map(|one| one.more_waiting).collect::<Vec<_>>())
-    .bind(rows.iter().map(|one| one.oldest).collect::<Vec<_>>())
-    .bind(rows.iter().map(|one| one.circuit_open).collect::<Vec<_>>())
-    .execute(pool)
-    .await?;
+    sqlx::query(include_str!("sql/endpoint_activity.sql"))
+        .bind_all((writer, rows.iter().map(|one| one.endpoint).collect::<Vec<_>>()))
+        .bind(rows.iter().map(|one| one.in_flight as i32).collect::<Vec<_>>())
+        .bind(rows.iter().map(|one| one.limit as i32).collect::<Vec<_>>())
+        .bind(rows.iter().map(|one| one.waiting as i32).collect::<Vec<_>>())
+        .bind(rows.iter().map(|one| one.more_waiting).collect::<Vec<_>>())
+        .bind(rows.iter().map(|one| one.oldest).collect::<Vec<_>>())
+        .bind(rows.iter().map(|one| one.circuit_open).collect::<Vec<_>>())
+        .execute(pool)
+        .await?;
     Ok(())
 }
 
@@ -385,11 +343,9 @@ mod tests {
             changed: true,
             ..Counts::default()
         };
-        let writer = statistics.lock().writer_of(10);
-        statistics
-            .lock()
-            .counts
-            .insert((EndpointId(7), 10, writer), counts);
+        let writer = lock(&statistics.0).writer_of(10);
+        let key = (EndpointId(7), 10, writer);
+        lock(&statistics.0).counts.insert(key, counts);
         let taken = statistics.take(at(10));
         assert_eq!(taken.len(), 1);
         assert!(statistics.take(at(10)).is_empty(), "it did not change again");
@@ -400,7 +356,7 @@ mod tests {
             "also when its minute is over by now"
         );
         assert!(statistics.take(at(12)).is_empty());
-        assert!(statistics.lock().counts.is_empty());
+        assert!(lock(&statistics.0).counts.is_empty());
     }
 
     #[test]

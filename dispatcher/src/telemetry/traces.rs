@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use ::metrics::Counter;
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::{
-    DeliveryId, EventId, Outcome,
+    DeliveryId, Outcome,
     trace::{SpanId, TraceContext, TraceId},
 };
 use tokio::sync::mpsc;
@@ -59,20 +59,13 @@ struct Inner {
     share: f64,
 }
 
-static DROPPED: LazyLock<Counter> = LazyLock::new(|| {
-    metrics::labelled_counter(
-        "postrider_spans_total",
-        "Trace spans sent to the collector, or dropped because it was too slow or rejected them",
-        &[("result", "dropped")],
-    )
-});
-static SENT: LazyLock<Counter> = LazyLock::new(|| {
-    metrics::labelled_counter(
-        "postrider_spans_total",
-        "Trace spans sent to the collector, or dropped because it was too slow or rejected them",
-        &[("result", "sent")],
-    )
-});
+static DROPPED: LazyLock<Counter> = LazyLock::new(|| spans("dropped"));
+static SENT: LazyLock<Counter> = LazyLock::new(|| spans("sent"));
+
+fn spans(result: &'static str) -> Counter {
+    let help = "Trace spans sent to the collector, or dropped because it was too slow or rejected them";
+    metrics::labelled_counter("postrider_spans_total", help, &[("result", result)])
+}
 
 /// Registers the series, so that they are exported from the start.
 pub fn start() {
@@ -222,7 +215,7 @@ impl Attempt {
             trace: self.context.trace,
             id: SpanId::of_delivery(self.delivery),
             parent: self.emit,
-            began: emitted_at(self.delivery.event).unwrap_or(made.began),
+            began: DateTime::from_timestamp_millis(self.delivery.event.unix_ms()).unwrap_or(made.began),
             ended: made.began,
             attributes: self.attributes(made),
             error: None,
@@ -236,10 +229,8 @@ impl Attempt {
         let outcome = made.outcome.kind().as_str();
         attributes.push(("postrider.outcome", Value::Text(outcome.to_owned())));
         // Not the URL: customers put tokens into it.
-        attributes.extend(
-            made.host
-                .map(|host| ("server.address", Value::Text(host.to_owned()))),
-        );
+        let host = made.host.map(|host| Value::Text(host.to_owned()));
+        attributes.extend(host.map(|host| ("server.address", host)));
         let status = made.outcome.status();
         attributes.extend(status.map(|status| ("http.response.status_code", Value::Number(status.into()))));
         let failed = !made.outcome.is_success();
@@ -265,14 +256,10 @@ impl Attempt {
     }
 }
 
-fn emitted_at(event: EventId) -> Option<DateTime<Utc>> {
-    DateTime::from_timestamp_millis(event.unix_ms())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_proto::EndpointId;
+    use postrider_proto::{EndpointId, EventId};
     use std::time::Duration;
     use uuid::Uuid;
 

@@ -8,7 +8,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor, PgPool};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::vault::Vault;
+use crate::{bind::BindAll, vault::Vault};
 
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// A process without a heartbeat for this long is considered gone.
@@ -24,15 +24,15 @@ pub struct Holder {
     pub heard_seconds_ago: i64,
 }
 
-impl std::fmt::Display for Holder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            role,
-            name,
-            heard_seconds_ago,
-        } = self;
-        write!(f, "{role} ({name}, last seen {heard_seconds_ago} s ago)")
-    }
+/// For people.
+pub fn named(holders: &[Holder]) -> String {
+    let name = |one: &Holder| {
+        format!(
+            "{} ({}, last seen {} s ago)",
+            one.role, one.name, one.heard_seconds_ago
+        )
+    };
+    holders.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
 /// One process, for as long as it runs.
@@ -58,8 +58,7 @@ impl Holding {
              from postrider.key_holders
              where expires_at > clock_timestamp() and not keys && $1 order by role, name limit $2",
         )
-        .bind(vault.key_names())
-        .bind(STRANGERS_MAX)
+        .bind_all((vault.key_names(), STRANGERS_MAX))
         .fetch_all(&mut *db)
         .await?;
         if !strangers.is_empty() {
@@ -105,11 +104,8 @@ impl Holding {
                      $4, clock_timestamp(), clock_timestamp() + make_interval(secs => $5))
              on conflict (id) do update set heard_at = excluded.heard_at, expires_at = excluded.expires_at",
         )
-        .bind(self.id)
-        .bind(self.role)
-        .bind(std::process::id().to_string())
-        .bind(vault.key_names())
-        .bind(f64::from(HELD_SECONDS))
+        .bind_all((self.id, self.role, std::process::id().to_string()))
+        .bind_all((vault.key_names(), f64::from(HELD_SECONDS)))
         .execute(db)
         .await?;
         Ok(())

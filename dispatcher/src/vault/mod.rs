@@ -4,7 +4,6 @@
 
 pub mod key_holders;
 pub mod sealed;
-mod stored_responses;
 
 use aes_gcm::{
     Aes256Gcm, Key, Nonce,
@@ -15,6 +14,7 @@ use postrider_proto::{EndpointId, TenantId};
 use sha2::{Digest, Sha256};
 
 const NONCE_BYTES: usize = 12;
+const ANSWER: &[u8] = b"postrider:answer:";
 pub(crate) const KEY_NAME_BYTES: usize = 4;
 
 /// The master keys. The first encrypts; all decrypt, so that a key can be rotated.
@@ -74,39 +74,43 @@ impl Vault {
         self.keys.iter().map(|(name, _)| name.to_vec()).collect()
     }
 
-    /// Key name, nonce, ciphertext.
     pub fn seal(&self, owner: Owner, purpose: Purpose, clear: &[u8]) -> Vec<u8> {
+        self.encrypt(&bound_to(owner, purpose), clear)
+    }
+
+    pub fn open(&self, owner: Owner, purpose: Purpose, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
+        self.decrypt(&bound_to(owner, purpose), sealed)
+    }
+
+    /// A stored response to an idempotent request. Some contain a secret, so all are encrypted, each bound to its request.
+    pub fn seal_answer(&self, scope: &[u8], clear: &[u8]) -> Vec<u8> {
+        self.encrypt(&[ANSWER, scope].concat(), clear)
+    }
+
+    pub fn open_answer(&self, scope: &[u8], sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
+        self.decrypt(&[ANSWER, scope].concat(), sealed)
+    }
+
+    /// Key name, nonce, ciphertext.
+    fn encrypt(&self, aad: &[u8], msg: &[u8]) -> Vec<u8> {
         let (name, cipher) = &self.keys[0];
         let nonce: [u8; NONCE_BYTES] = rand::random();
-        let sealed = cipher.encrypt(
-            &Nonce::from(nonce),
-            Payload {
-                msg: clear,
-                aad: &bound_to(owner, purpose),
-            },
-        );
-        let Ok(sealed) = sealed else {
+        let Ok(sealed) = cipher.encrypt(&Nonce::from(nonce), Payload { msg, aad }) else {
             unreachable!("AES-GCM refuses only values of many gigabytes")
         };
         [name.as_slice(), &nonce, &sealed].concat()
     }
 
-    pub fn open(&self, owner: Owner, purpose: Purpose, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
+    fn decrypt(&self, aad: &[u8], sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         let (name, rest) = sealed
             .split_at_checked(KEY_NAME_BYTES)
             .ok_or(VaultError::WrongKey)?;
-        let (nonce, ciphertext) = rest.split_at_checked(NONCE_BYTES).ok_or(VaultError::WrongKey)?;
-        let nonce: [u8; NONCE_BYTES] = nonce.try_into().map_err(|_| VaultError::WrongKey)?;
-        self.keys
-            .iter()
-            .filter(|(key_name, _)| key_name == name)
-            .find_map(|(_, cipher)| {
-                let payload = Payload {
-                    msg: ciphertext,
-                    aad: &bound_to(owner, purpose),
-                };
-                cipher.decrypt(&Nonce::from(nonce), payload).ok()
-            })
+        let (nonce, msg) = rest
+            .split_first_chunk::<NONCE_BYTES>()
+            .ok_or(VaultError::WrongKey)?;
+        let keys = self.keys.iter().filter(|(key_name, _)| key_name == name);
+        keys.map(|(_, cipher)| cipher.decrypt(&Nonce::from(*nonce), Payload { msg, aad }))
+            .find_map(Result::ok)
             .ok_or(VaultError::WrongKey)
     }
 }
@@ -177,6 +181,20 @@ mod tests {
         assert_eq!(
             vault(&[2, 1]).open(owner(3, 7), Purpose::Headers, &sealed),
             Ok(b"x".to_vec())
+        );
+    }
+
+    #[test]
+    fn an_answer_opens_for_its_own_request_only() {
+        let sealed = vault(&[1]).seal_answer(b"one", b"whsec_clear");
+        assert!(!sealed.windows(5).any(|w| w == b"clear"));
+        assert_eq!(
+            vault(&[1]).open_answer(b"one", &sealed),
+            Ok(b"whsec_clear".to_vec())
+        );
+        assert_eq!(
+            vault(&[1]).open_answer(b"two", &sealed),
+            Err(VaultError::WrongKey)
         );
     }
 

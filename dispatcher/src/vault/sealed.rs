@@ -5,7 +5,10 @@
 use postrider_proto::{EndpointId, TenantId};
 use sqlx::{FromRow, PgConnection, PgPool};
 
-use crate::vault::{KEY_NAME_BYTES, Owner, Purpose, Vault};
+use crate::{
+    bind::BindAll,
+    vault::{KEY_NAME_BYTES, Owner, Purpose, Vault},
+};
 
 /// Values re-encrypted in one transaction.
 const BATCH: i64 = 500;
@@ -141,9 +144,7 @@ pub async fn encrypt_anew(
         let mut after = 0;
         loop {
             let rows: Vec<Row> = sqlx::query_as(column.others)
-                .bind(after)
-                .bind(vault.first_key().as_slice())
-                .bind(BATCH)
+                .bind_all((after, vault.first_key().as_slice(), BATCH))
                 .fetch_all(pool)
                 .await?;
             let Some(last) = rows.last() else { break };
@@ -160,9 +161,7 @@ pub async fn encrypt_anew(
                 }
             }
             let replaced = sqlx::query(column.replace)
-                .bind(&ids)
-                .bind(&read)
-                .bind(&sealed)
+                .bind_all((&ids, &read, &sealed))
                 .execute(pool)
                 .await?;
             changed += replaced.rows_affected();
@@ -196,9 +195,7 @@ async fn encrypt_answers_anew(
             "select scope, answer from postrider.idempotency
              where scope > $1 and substr(answer, 1, 4) <> $2 order by scope limit $3",
         )
-        .bind(&after)
-        .bind(vault.first_key().as_slice())
-        .bind(BATCH)
+        .bind_all((&after, vault.first_key().as_slice(), BATCH))
         .fetch_all(pool)
         .await?;
         let Some((last, _)) = rows.last() else {
@@ -218,8 +215,7 @@ async fn encrypt_answers_anew(
             "update postrider.idempotency i set answer = n.sealed
              from unnest($1::bytea[], $2::bytea[]) as n(scope, sealed) where i.scope = n.scope",
         )
-        .bind(&scopes)
-        .bind(&sealed)
+        .bind_all((&scopes, &sealed))
         .execute(pool)
         .await?;
         done += replaced.rows_affected();
@@ -235,9 +231,7 @@ async fn encrypt_answers_anew(
 async fn count(pool: &PgPool, column: &Column, first_key: &[u8; KEY_NAME_BYTES]) -> Result<u64, sqlx::Error> {
     let query = format!("select count(*) from ({}) others", column.others);
     let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(query))
-        .bind(0)
-        .bind(first_key.as_slice())
-        .bind(i64::MAX)
+        .bind_all((0, first_key.as_slice(), i64::MAX))
         .fetch_one(pool)
         .await?;
     Ok(count.max(0) as u64)

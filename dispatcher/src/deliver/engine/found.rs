@@ -76,11 +76,7 @@ impl Engine {
     /// Checks rows that a sweep saw before a read whose tail should have shown them. If the lane is idle, they were
     /// either sent meanwhile or missed; reading them tells which.
     pub(super) fn check_sweep_hits(&mut self, number: ReadNumber) {
-        while let Some((after, found)) = self.state.sweep_hits.front().copied() {
-            if after > number {
-                break;
-            }
-            self.state.sweep_hits.pop_front();
+        while let Some(found) = pop_up_to(&mut self.state.sweep_hits, number) {
             let lane = self.state.lanes.get(&found.endpoint);
             let is_owned = self.state.owned.contains_key(&found.shard);
             // Its rows were found by a survey and are about to be read.

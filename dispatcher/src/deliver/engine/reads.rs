@@ -10,9 +10,11 @@ impl Engine {
         }
         let now = self.clock.now();
         let state = &mut self.state;
-        let wanted = !state.taken.is_empty() || !state.refill_queue.is_empty() || !state.found.is_empty();
-        let wanted = wanted || state.reload;
-        let wanted = wanted || state.due.first().is_some_and(|(at, _)| *at <= now);
+        let wanted = !state.taken.is_empty()
+            || !state.refill_queue.is_empty()
+            || !state.found.is_empty()
+            || state.reload
+            || state.due.first().is_some_and(|(at, _)| *at <= now);
         let mut load: Vec<EndpointId> = state.found.keys().copied().take(READS_MAX).collect();
         // All lanes in one cycle: its snapshot is published as the one whose settings are applied.
         let reload = std::mem::take(&mut state.reload);
@@ -72,10 +74,7 @@ impl Engine {
                 state.forget = cycle.forget;
                 state.reload = reload;
                 for (id, keys) in cycle.keys {
-                    if let Some(lane) = self.state.lanes.get_mut(&id) {
-                        lane.requeue_keys(keys);
-                    }
-                    self.settle(id);
+                    self.change_lane(id, |lane| lane.requeue_keys(keys));
                 }
                 for (id, _) in cycle.refills {
                     self.settle(id);
@@ -92,58 +91,18 @@ impl Engine {
                     self.introduce(&row);
                 }
             }
-            ReaderMessage::Page { rows, cut } => {
-                let mut touched = HashSet::new();
-                for row in rows {
-                    let Some(lane) = self.state.lanes.get_mut(&row.endpoint) else {
-                        if !self.state.owned.contains_key(&row.shard) {
-                            continue;
-                        }
-                        // Without a lane the row is treated as found work: the reader loads the endpoint's settings.
-                        self.found(Found {
-                            endpoint: row.endpoint,
-                            shard: row.shard,
-                            first: Some(row.delivery.event),
-                            next_due: None,
-                        });
-                        continue;
-                    };
-                    lane.offer(row.delivery);
-                    if touched.insert(row.endpoint) && lane.endpoint().state == EndpointState::Deleted {
-                        let _ = self.deleted.send(row.endpoint);
-                    }
-                }
-                if let Some((endpoint, last)) = cut
-                    && let Some(lane) = self.state.lanes.get_mut(&endpoint)
-                {
-                    lane.cut(last);
-                }
-                for endpoint in touched {
-                    self.settle(endpoint);
-                }
-            }
+            ReaderMessage::Page { rows, cut } => self.take_page(rows, cut),
             ReaderMessage::Refilled {
                 endpoint,
                 asked,
                 rows,
             } => {
                 self.note_missed(endpoint, &rows);
-                if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
-                    lane.refilled(asked, rows);
-                }
-                self.settle(endpoint);
+                self.change_lane(endpoint, |lane| lane.refilled(asked, rows));
             }
-            ReaderMessage::Due { endpoint, due } => {
-                if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
-                    lane.due_read(due);
-                }
-                self.settle(endpoint);
-            }
+            ReaderMessage::Due { endpoint, due } => self.change_lane(endpoint, |lane| lane.due_read(due)),
             ReaderMessage::Keys { endpoint, heads } => {
-                if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
-                    lane.keys_read(heads);
-                }
-                self.settle(endpoint);
+                self.change_lane(endpoint, |lane| lane.keys_read(heads));
             }
             ReaderMessage::Done {
                 number,
@@ -172,10 +131,47 @@ impl Engine {
         None
     }
 
+    fn change_lane(&mut self, id: EndpointId, change: impl FnOnce(&mut Lane)) {
+        if let Some(lane) = self.state.lanes.get_mut(&id) {
+            change(lane);
+        }
+        self.settle(id);
+    }
+
+    fn take_page(&mut self, rows: Vec<QueueRow>, cut: Option<(EndpointId, EventId)>) {
+        let mut touched = HashSet::new();
+        for row in rows {
+            let Some(lane) = self.state.lanes.get_mut(&row.endpoint) else {
+                // Without a lane the row is treated as found work: the reader loads the endpoint's settings.
+                if self.state.owned.contains_key(&row.shard) {
+                    self.found(Found {
+                        endpoint: row.endpoint,
+                        shard: row.shard,
+                        first: Some(row.delivery.event),
+                        next_due: None,
+                    });
+                }
+                continue;
+            };
+            lane.offer(row.delivery);
+            if touched.insert(row.endpoint) && lane.endpoint().state == EndpointState::Deleted {
+                let _ = self.deleted.send(row.endpoint);
+            }
+        }
+        if let Some((endpoint, last)) = cut
+            && let Some(lane) = self.state.lanes.get_mut(&endpoint)
+        {
+            lane.cut(last);
+        }
+        for endpoint in touched {
+            self.settle(endpoint);
+        }
+    }
+
     /// Creates a lane for an endpoint without one, or applies new settings.
     pub(super) fn introduce(&mut self, row: &EndpointRow) {
-        let id = row.id();
-        if !self.state.owned.contains_key(&row.shard()) {
+        let id = row.id;
+        if !self.state.owned.contains_key(&row.shard) {
             // Lost while it was read. If the shard comes back, the endpoint is loaded again before its first row.
             self.state.found.remove(&id);
             self.state.forget.push(id);
@@ -193,7 +189,7 @@ impl Engine {
                 }
                 // It stays known, so that the reader reports new settings.
                 self.state.found.remove(&id);
-                self.state.unusable.insert(id, row.shard());
+                self.state.unusable.insert(id, row.shard);
                 return;
             }
         };
@@ -214,7 +210,7 @@ impl Engine {
         }
         // Rows that arrived meanwhile were not kept.
         if was_unusable {
-            self.survey(vec![row.shard()], Reason::Taken);
+            self.survey(vec![row.shard], Reason::Taken);
         }
         if deleted {
             let _ = self.deleted.send(id);
@@ -236,11 +232,7 @@ impl Engine {
     }
 
     pub(super) fn forget_recorded(&mut self, number: ReadNumber) {
-        while let Some((after, endpoint, event, attempt)) = self.state.recorded.front().copied() {
-            if after > number {
-                break;
-            }
-            self.state.recorded.pop_front();
+        while let Some((endpoint, event, attempt)) = pop_up_to(&mut self.state.recorded, number) {
             if let Some(lane) = self.state.lanes.get_mut(&endpoint) {
                 lane.forget(event, attempt);
             }
@@ -248,11 +240,7 @@ impl Engine {
     }
 
     pub(super) fn go_on_after_withdrawals(&mut self, number: ReadNumber) {
-        while let Some((after, endpoint, epoch)) = self.state.withdrawn.front().copied() {
-            if after > number {
-                break;
-            }
-            self.state.withdrawn.pop_front();
+        while let Some((endpoint, epoch)) = pop_up_to(&mut self.state.withdrawn, number) {
             let now = self.clock.now();
             let lane = self.state.lanes.get_mut(&endpoint);
             if let Some(lane) = lane.filter(|lane| lane.epoch() == epoch) {
@@ -280,10 +268,7 @@ impl Engine {
         self.state.sweep_outdated.extend(self.state.owned.keys());
         let ids: Vec<EndpointId> = self.state.lanes.keys().copied().collect();
         for id in ids {
-            if let Some(lane) = self.state.lanes.get_mut(&id) {
-                lane.reload(now);
-            }
-            self.settle(id);
+            self.change_lane(id, |lane| lane.reload(now));
         }
     }
 }

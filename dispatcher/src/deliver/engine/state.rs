@@ -45,14 +45,23 @@ pub(crate) struct State {
     pub(super) timers: BTreeSet<(Monotonic, EndpointId)>,
     pub(super) timer_of: HashMap<EndpointId, Monotonic>,
     /// Recorded deliveries, to be forgotten after the read with this number.
-    pub(super) recorded: VecDeque<(ReadNumber, EndpointId, EventId, u16)>,
+    pub(super) recorded: VecDeque<(ReadNumber, (EndpointId, EventId, u16))>,
     /// Completed withdrawals; reads before this number may still show their rows.
-    pub(super) withdrawn: VecDeque<(ReadNumber, EndpointId, Epoch)>,
+    pub(super) withdrawn: VecDeque<(ReadNumber, (EndpointId, Epoch))>,
     pub(super) forget: Vec<EndpointId>,
     pub(super) reads: ReadNumber,
     pub(super) reading: bool,
     /// Nothing is in flight and nothing new came: the next read may wait for a change.
     pub(super) may_wait: bool,
+}
+
+/// Takes the first entry, if it waited for this read or an earlier one.
+pub(super) fn pop_up_to<T>(queue: &mut VecDeque<(ReadNumber, T)>, number: ReadNumber) -> Option<T> {
+    let is_due = queue.front()?.0 <= number;
+    is_due
+        .then(|| queue.pop_front())
+        .flatten()
+        .map(|(_, entry)| entry)
 }
 
 /// Updates a set ordered by time that contains each endpoint at most once.

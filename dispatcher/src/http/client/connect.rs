@@ -5,20 +5,14 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr, UdpSocket},
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
     time::Duration,
 };
 
 use rustls::{ClientConfig, pki_types::ServerName};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-    sync::OwnedSemaphorePermit,
-    task::JoinSet,
-};
-use tokio_rustls::TlsConnector;
+use tokio::{net::TcpStream, sync::OwnedSemaphorePermit, task::JoinSet};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_util::either::Either;
 use url::Host;
 
 use super::{
@@ -86,9 +80,9 @@ impl Connector<'_> {
         };
         if !receiver.https {
             return Ok(Wire {
-                stream: Box::new(stream),
+                stream: Either::Left(stream),
                 certificate: None,
-                _permit: permit,
+                permit,
             });
         }
         let not_a_name = |_| ConnectError::Refused(Refusal::HostName(host.to_owned()));
@@ -99,11 +93,11 @@ impl Connector<'_> {
             .await
             .map_err(ConnectError::Tls)?;
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let certificate = shown.map(|der| PeerCertificate(Arc::from(der.as_ref())));
+        let certificate = shown.map(|der| Arc::from(der.as_ref()));
         Ok(Wire {
-            stream: Box::new(stream),
+            stream: Either::Right(stream),
             certificate,
-            _permit: permit,
+            permit,
         })
     }
 
@@ -261,63 +255,12 @@ fn is_this_machine(ip: IpAddr) -> bool {
     source().is_ok_and(|source: SocketAddr| source.ip() == ip)
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+/// The server's certificate in DER.
+pub(super) type PeerCertificate = Arc<[u8]>;
 
-/// The server's certificate in DER, attached to each response of its connection.
-#[derive(Clone)]
-pub(super) struct PeerCertificate(pub(super) Arc<[u8]>);
-
-/// A connection, plain or TLS.
+/// A connection, plain or TLS, with its permit, which outlives it.
 pub(super) struct Wire {
-    stream: Box<dyn Stream>,
-    certificate: Option<PeerCertificate>,
-    /// Released once the stream above is closed.
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Wire {
-    pub(super) fn certificate(&self) -> Option<PeerCertificate> {
-        self.certificate.clone()
-    }
-}
-
-impl AsyncRead for Wire {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Wire {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
+    pub(super) stream: Either<TcpStream, TlsStream<TcpStream>>,
+    pub(super) certificate: Option<PeerCertificate>,
+    pub(super) permit: OwnedSemaphorePermit,
 }

@@ -5,7 +5,7 @@
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -15,6 +15,8 @@ use hickory_resolver::{
     net::NetError,
 };
 use tokio::sync::OnceCell;
+
+use crate::lock::lock;
 
 /// Names whose addresses are cached, each for its TTL.
 const NAMES_REMEMBERED_MAX: u64 = 8192;
@@ -79,7 +81,7 @@ impl Names {
     pub(crate) async fn addresses(&self, name: &str) -> Resolution {
         let name = name.trim_end_matches('.').to_ascii_lowercase();
         let query = Query {
-            cell: self.pending().entry(name.clone()).or_default().clone(),
+            cell: lock(&self.pending).entry(name.clone()).or_default().clone(),
             names: self,
             name,
         };
@@ -88,7 +90,7 @@ impl Names {
 
     async fn look_up(&self, name: &str) -> Resolution {
         // A trailing dot makes the name absolute: the search list is not applied.
-        let resolver = self.resolver().inner.clone();
+        let resolver = lock(&self.resolver).inner.clone();
         match resolver.lookup_ip(format!("{name}.")).await {
             Ok(found) => {
                 let addresses: Arc<[IpAddr]> = found.iter().collect();
@@ -111,20 +113,12 @@ impl Names {
 
     /// The machine's name servers may have changed.
     fn read_servers_again(&self) {
-        let mut resolver = self.resolver();
+        let mut resolver = lock(&self.resolver);
         if resolver.made.elapsed() > SERVERS_READ_AGAIN
             && let Ok(new) = Resolver::new()
         {
             *resolver = new;
         }
-    }
-
-    fn resolver(&self) -> MutexGuard<'_, Resolver> {
-        self.resolver.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn pending(&self) -> MutexGuard<'_, HashMap<String, Arc<OnceCell<Resolution>>>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -137,7 +131,7 @@ struct Query<'n> {
 
 impl Drop for Query<'_> {
     fn drop(&mut self) {
-        let mut pending = self.names.pending();
+        let mut pending = lock(&self.names.pending);
         // One reference is ours, one the map's. Once a result is in, the next caller queries again.
         let is_last = Arc::strong_count(&self.cell) <= 2;
         let is_same = pending

@@ -6,9 +6,10 @@ use chrono::DateTime;
 use postrider_proto::{Outcome, OutcomeKind};
 use rustls::{AlertDescription, CertificateError, pki_types::UnixTime};
 
-use super::{OwnFault, connect::ConnectError, dns::NameError, response::kept_text};
+use super::{OwnFault, connect::ConnectError, forbidden, response::kept_text};
 use crate::http::{proxy::TunnelError, tls::SelfSigned};
 
+const CLOSED: &str = "the connection was closed before a response was received";
 /// Names of a certificate that are shown.
 const NAMES_MAX: usize = 5;
 
@@ -24,15 +25,8 @@ pub(super) fn not_connected(error: ConnectError) -> Result<Outcome, OwnFault> {
     Ok(match &error {
         ConnectError::OutOfFiles(_) => return Err(OwnFault(error.to_string())),
         ConnectError::Http(error) => broken(error),
-        ConnectError::Refused(refusal) => Outcome::Forbidden {
-            error: refusal.to_string(),
-        },
-        ConnectError::Name(NameError::NotFound(_)) => {
-            unreachable(OutcomeKind::NameNotFound, error.to_string())
-        }
-        ConnectError::Name(NameError::NoAnswer(_)) => {
-            unreachable(OutcomeKind::NameNotFound, error.to_string())
-        }
+        ConnectError::Refused(refusal) => forbidden(refusal),
+        ConnectError::Name(_) => unreachable(OutcomeKind::NameNotFound, error.to_string()),
         ConnectError::Tcp(error) => unreachable(OutcomeKind::ConnectionFailed, of_io(error)),
         ConnectError::Tunnel(TunnelError::Proxy(_)) => {
             unreachable(OutcomeKind::ProxyFailed, error.to_string())
@@ -54,10 +48,7 @@ pub(super) fn broken(error: &hyper::Error) -> Outcome {
         return unreachable(kind, "the response is not HTTP/1.1".to_owned());
     }
     if error.is_incomplete_message() || error.is_canceled() || error.is_closed() {
-        return unreachable(
-            kind,
-            "the connection was closed before a response was received".to_owned(),
-        );
+        return unreachable(kind, CLOSED.to_owned());
     }
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -80,7 +71,7 @@ pub(super) fn of_io(error: &io::Error) -> String {
         ConnectionReset | BrokenPipe | ConnectionAborted => "the connection was reset".to_owned(),
         HostUnreachable | NetworkUnreachable | AddrNotAvailable => "the address is unreachable".to_owned(),
         TimedOut => "the connection timed out".to_owned(),
-        UnexpectedEof => "the connection was closed before a response was received".to_owned(),
+        UnexpectedEof => CLOSED.to_owned(),
         _ => error.to_string(),
     }
 }
@@ -168,11 +159,8 @@ fn names(presented: &[String]) -> String {
 }
 
 fn day(time: UnixTime) -> String {
-    i64::try_from(time.as_secs())
-        .ok()
-        .and_then(|seconds| DateTime::from_timestamp(seconds, 0))
-        .map_or_else(
-            || "an unknown day".to_owned(),
-            |time| time.format("%Y-%m-%d").to_string(),
-        )
+    match DateTime::from_timestamp(time.as_secs() as i64, 0) {
+        Some(time) => time.format("%Y-%m-%d").to_string(),
+        None => "an unknown day".to_owned(),
+    }
 }

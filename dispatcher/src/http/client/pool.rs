@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     future::poll_fn,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     task::Poll,
@@ -18,15 +18,14 @@ use std::{
 
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    task::AbortHandle,
-};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     body::Body,
     connect::{PeerCertificate, Wire},
 };
+use crate::lock::lock;
 
 const ANSWER_HEADERS_MAX: usize = 100;
 /// All headers of a response together.
@@ -52,37 +51,42 @@ pub(super) struct Receiver {
 pub(super) struct Connection {
     sender: SendRequest<Body>,
     pub(super) certificate: Option<PeerCertificate>,
-    task: Task,
+    /// Drives the socket and is aborted with the connection: a receiver that responds early and then stops reading would
+    /// otherwise hold the socket, and the rest of the body, for as long as it likes.
+    task: AbortOnDropHandle<()>,
 }
 
-/// The task that drives a connection's socket, aborted with it: a receiver that responds early and then stops reading
-/// would otherwise hold the socket, and the rest of the body, for as long as it likes.
-struct Task(Option<AbortHandle>);
+/// Owns a connection's socket. Fields are dropped in order: the permit is released once the socket is closed.
+struct Driver<D> {
+    driver: D,
+    #[expect(dead_code, reason = "released on drop")]
+    permit: OwnedSemaphorePermit,
+}
 
-impl Drop for Task {
-    fn drop(&mut self) {
-        if let Some(task) = self.0.take() {
-            task.abort();
-        }
+impl<D: Future + Unpin> Driver<D> {
+    /// An error is reported to the request that encounters it.
+    async fn run(mut self) {
+        let _ = (&mut self.driver).await;
     }
 }
 
 impl Connection {
     pub(super) async fn over(wire: Wire) -> Result<Self, hyper::Error> {
-        let certificate = wire.certificate();
+        let Wire {
+            stream,
+            certificate,
+            permit,
+        } = wire;
         let (sender, driver) = http1::Builder::new()
             .max_headers(ANSWER_HEADERS_MAX)
             .max_buf_size(ANSWER_HEAD_BYTES_MAX)
-            .handshake(TokioIo::new(wire))
+            .handshake(TokioIo::new(stream))
             .await?;
-        let task = tokio::spawn(async move {
-            // An error is reported to the request that encounters it.
-            let _ = driver.await;
-        });
+        let task = tokio::spawn(Driver { driver, permit }.run());
         Ok(Self {
             sender,
             certificate,
-            task: Task(Some(task.abort_handle())),
+            task: AbortOnDropHandle::new(task),
         })
     }
 
@@ -94,13 +98,8 @@ impl Connection {
     }
 
     /// Closes an idle connection gracefully, and aborts it when the receiver does not cooperate.
-    fn close(mut self) {
-        if let Some(task) = self.task.0.take() {
-            tokio::spawn(async move {
-                tokio::time::sleep(FINISH_MAX).await;
-                task.abort();
-            });
-        }
+    fn close(self) {
+        tokio::spawn(tokio::time::timeout(FINISH_MAX, self.task));
     }
 
     async fn is_ready_now(&mut self) -> bool {
@@ -197,13 +196,9 @@ impl Connections {
         }
     }
 
-    fn idle(&self) -> MutexGuard<'_, IdleConnections> {
-        lock(&self.idle)
-    }
-
     /// An idle connection to this receiver.
     pub(super) fn take(&self, receiver: &Receiver) -> Option<Connection> {
-        self.idle().take(receiver)
+        lock(&self.idle).take(receiver)
     }
 
     /// Keeps a connection whose response was read completely, once it has finished its exchange.
@@ -224,7 +219,7 @@ impl Connections {
     }
 
     fn put(&self, receiver: &Receiver, connection: Connection) {
-        let mut idle = self.idle();
+        let mut idle = lock(&self.idle);
         match self.waiting.load(Ordering::SeqCst) {
             0 => idle.put(receiver, connection),
             _ => connection.close(),
@@ -239,7 +234,7 @@ impl Connections {
         }
         // Registered before the idle connections are checked: none becomes idle after that.
         let _waits = Waits::begin(&self.waiting);
-        let oldest = self.idle().take_oldest(None);
+        let oldest = lock(&self.idle).take_oldest(None);
         if let Some(oldest) = oldest {
             oldest.close();
         }
@@ -252,7 +247,7 @@ impl Connections {
 
     #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize) {
-        (self.idle().by_age.len(), self.permits.available_permits())
+        (lock(&self.idle).by_age.len(), self.permits.available_permits())
     }
 }
 
@@ -270,10 +265,6 @@ impl Drop for Waits<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
-}
-
-fn lock(idle: &Mutex<IdleConnections>) -> MutexGuard<'_, IdleConnections> {
-    idle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ends with the sender.

@@ -17,6 +17,7 @@ use sqlx::PgPool;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    bind::BindAll,
     maintenance::{notices::Notifier, replays::run::Runner},
     vault::Vault,
 };
@@ -41,39 +42,36 @@ pub(crate) async fn run(
     let kept = Retention(runner.retention);
     // One task each: an apalis worker queries the database whenever its task is woken, for whatever reason.
     let tasks = TaskTracker::new();
-    tasks.spawn(keep_running("ticks", stop.clone(), {
-        let (pool, stop) = (pool.clone(), stop.clone());
-        move || push_ticks(pool.clone(), every, stop.clone())
-    }));
-    tasks.spawn(keep_running("scheduled", stop.clone(), {
-        let (pool, stop) = (pool.clone(), stop.clone());
-        move || run_scheduled(pool.clone(), vault.clone(), kept, stop.clone())
-    }));
-    tasks.spawn(keep_running("requested", stop.clone(), {
-        let stop = stop.clone();
-        move || requested::run(pool.clone(), stop.clone())
-    }));
+    tasks.spawn(keep_running(
+        "ticks",
+        pool.clone(),
+        stop.clone(),
+        move |pool, stop| push_ticks(pool, every, stop),
+    ));
+    tasks.spawn(keep_running(
+        "scheduled",
+        pool.clone(),
+        stop.clone(),
+        move |pool, stop| run_scheduled(pool, vault.clone(), kept, stop),
+    ));
+    tasks.spawn(keep_running("requested", pool, stop.clone(), requested::run));
     tasks.spawn(runner.run());
     tasks.spawn(async move { teller.run(&stop).await });
     tasks.close();
     tasks.wait().await;
 }
 
-async fn keep_running<F>(name: &'static str, stop: CancellationToken, mut worker: impl FnMut() -> F)
-where
-    F: Future<Output = Result<(), WorkerError>>,
-{
+async fn keep_running<F: Future<Output = Result<(), WorkerError>>>(
+    name: &'static str,
+    pool: PgPool,
+    stop: CancellationToken,
+    worker: impl Fn(PgPool, CancellationToken) -> F,
+) {
     while !stop.is_cancelled() {
-        match worker().await {
-            Ok(()) => {}
-            Err(error) => {
-                tracing::warn!(worker = name, %error, "background worker stopped; restarting")
-            }
+        if let Err(error) = worker(pool.clone(), stop.clone()).await {
+            tracing::warn!(worker = name, %error, "background worker stopped; restarting");
         }
-        tokio::select! {
-            () = tokio::time::sleep(RESTART_WAIT) => {}
-            () = stop.cancelled() => {}
-        }
+        stop.run_until_cancelled(tokio::time::sleep(RESTART_WAIT)).await;
     }
 }
 
@@ -102,16 +100,14 @@ impl Every {
         Some(now.as_secs() / self.0)
     }
 
-    fn this_tick(self) -> String {
-        Tick::<Utc>::new(self.ticks_since_epoch().unwrap_or_default() * self.0)
-            .get_timestamp()
-            .to_string()
+    fn this_tick(self) -> Tick<Utc> {
+        Tick::new(self.ticks_since_epoch().unwrap_or_default() * self.0)
     }
 }
 
 async fn push_ticks(pool: PgPool, every: Every, stop: CancellationToken) -> Result<(), WorkerError> {
     // Also this hour's, unless another node has: a process that is restarted often must not miss them all.
-    if let Err(error) = push_hour(every.this_tick(), &pool).await {
+    if let Err(error) = push_tick(every.this_tick(), Data(pool.clone())).await {
         tracing::warn!(%error, "scheduling the hourly duties failed");
     }
     let worker = WorkerBuilder::new(worker_name("ticks"))
@@ -121,17 +117,14 @@ async fn push_ticks(pool: PgPool, every: Every, stop: CancellationToken) -> Resu
     worker.run_until(stopped(stop)).await
 }
 
-async fn push_tick(tick: Tick<Utc>, pool: Data<PgPool>) -> Result<(), BoxDynError> {
-    push_hour(tick.get_timestamp().to_string(), &pool).await
-}
-
 /// Once per hour, by the first node.
-async fn push_hour(hour: String, pool: &PgPool) -> Result<(), BoxDynError> {
-    let mut storage = scheduled_storage(pool);
+async fn push_tick(tick: Tick<Utc>, Data(pool): Data<PgPool>) -> Result<(), BoxDynError> {
+    let hour = tick.get_timestamp().to_string();
+    let mut storage = scheduled_storage(&pool);
     for duty in Duty::ALL {
         let key = format!("{duty:?}-{hour}");
         // Usually another node was first. If two push at the same moment, one of them is rejected.
-        if is_pushed(pool, &key).await? {
+        if is_pushed(&pool, &key).await? {
             continue;
         }
         let task = TaskBuilder::new(duty)
@@ -145,8 +138,7 @@ async fn push_hour(hour: String, pool: &PgPool) -> Result<(), BoxDynError> {
 
 async fn is_pushed(pool: &PgPool, key: &str) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar("select exists (select from apalis.jobs where job_type = $1 and idempotency_key = $2)")
-        .bind(QUEUE)
-        .bind(key)
+        .bind_all((QUEUE, key))
         .fetch_one(pool)
         .await
 }

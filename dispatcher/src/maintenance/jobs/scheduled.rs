@@ -24,9 +24,16 @@ pub(super) enum Duty {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Retention(pub(super) Duration);
 
-/// Stored responses to idempotent requests removed by one statement.
-const ANSWERS_FORGOTTEN_MAX: i64 = 5_000;
-const TRACES_FORGOTTEN_MAX: i64 = 5_000;
+/// Rows removed by one statement.
+const FORGOTTEN_MAX: i64 = 5_000;
+/// Trace contexts of producers are useful for a week. A replay after that starts its own trace.
+const FORGET_TRACES: &str = "delete from postrider.traces where event_id in (
+    select event_id from postrider.traces
+    where event_id < postrider.uuid_floor(clock_timestamp() - interval '7 days') order by event_id limit $1)";
+/// Responses to requests with an `Idempotency-Key` are kept for 72 hours.
+const FORGET_ANSWERS: &str = "delete from postrider.idempotency where scope in (
+    select scope from postrider.idempotency
+    where created_at < clock_timestamp() - interval '72 hours' order by created_at limit $1)";
 /// Statements per run; the rest waits for the next run.
 const FORGETTING_STEPS_MAX: usize = 1_000;
 
@@ -61,8 +68,8 @@ pub(super) async fn perform(
             }
         }
         Duty::ForgetAnswers => {
-            forget_answers(&pool).await?;
-            forget_traces(&pool).await?;
+            forget(&pool, FORGET_ANSWERS).await?;
+            forget(&pool, FORGET_TRACES).await?;
         }
         Duty::RollUpStatistics => rollup::run(&pool).await?,
         Duty::DropOld => match retention::run(&pool, kept).await {
@@ -75,35 +82,9 @@ pub(super) async fn perform(
     Ok(())
 }
 
-/// Trace contexts of producers are useful for a week. A replay after that starts its own trace.
-async fn forget_traces(pool: &PgPool) -> Result<(), sqlx::Error> {
+async fn forget(pool: &PgPool, statement: &'static str) -> Result<(), sqlx::Error> {
     for _ in 0..FORGETTING_STEPS_MAX {
-        let done = sqlx::query(
-            "delete from postrider.traces where event_id in (
-                select event_id from postrider.traces
-                where event_id < postrider.uuid_floor(clock_timestamp() - interval '7 days') order by event_id limit $1)",
-        )
-        .bind(TRACES_FORGOTTEN_MAX)
-        .execute(pool)
-        .await?;
-        if done.rows_affected() < TRACES_FORGOTTEN_MAX as u64 {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Responses to requests with an `Idempotency-Key` are kept for 72 hours.
-async fn forget_answers(pool: &PgPool) -> Result<(), sqlx::Error> {
-    for _ in 0..FORGETTING_STEPS_MAX {
-        let done = sqlx::query(
-            "delete from postrider.idempotency where scope in (
-                select scope from postrider.idempotency
-                where created_at < clock_timestamp() - interval '72 hours' order by created_at limit $1)",
-        )
-        .bind(ANSWERS_FORGOTTEN_MAX)
-        .execute(pool)
-        .await?;
+        let done = sqlx::query(statement).bind(FORGOTTEN_MAX).execute(pool).await?;
         if done.rows_affected() == 0 {
             break;
         }

@@ -6,10 +6,10 @@
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EndpointId, EventId, ReplayKind, ReplaySource};
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{AssertSqlSafe, FromRow, PgConnection, PgExecutor};
 
 use super::{Ask, Part};
-use crate::store::transitions::ReplayBounds;
+use crate::{bind::BindAll, store::transitions::ReplayBounds};
 
 /// The bounds of a replay. `oldest` is what retention has left.
 pub(super) fn bounds(ask: &Ask, requested_at: DateTime<Utc>, oldest: DateTime<Utc>) -> ReplayBounds {
@@ -29,46 +29,28 @@ pub(super) fn bounds(ask: &Ask, requested_at: DateTime<Utc>, oldest: DateTime<Ut
     }
 }
 
-macro_rules! span {
-    () => {
-        " d.endpoint_id = e.id and d.event_id > $2 and d.event_id >= $3 and d.event_id < $4
-          and ($6::int is null or d.type_id = $6) "
-    };
-}
-macro_rules! dead {
-    () => {
-        concat!(
-            " from postrider.dead_letters d where ",
-            span!(),
-            " and d.died_at <= $5 and ($7::text is null or d.reason = $7::postrider.dead_reason) "
-        )
-    };
-}
-macro_rules! delivered {
-    () => {
-        concat!(
-            " from postrider.attempts d where ",
-            span!(),
-            " and d.final is not null and d.final = 'delivered' and d.started_at <= $5 and $7::text is null "
-        )
-    };
-}
-macro_rules! waiting {
-    () => {
-        concat!(
-            " from postrider.retries d where ",
-            span!(),
-            " and $5::timestamptz is not null and $7::text is null "
-        )
-    };
-}
-/// Rows `d` of a list of events that the endpoint subscribes to and has never been sent.
-macro_rules! missing {
-    ($events:expr) => {
-        concat!(
-            " from ",
-            $events,
-            " d
+const SPAN: &str = "d.endpoint_id = e.id and d.event_id > $2 and d.event_id >= $3 and d.event_id < $4
+    and ($6::int is null or d.type_id = $6)";
+
+/// Rows `d` of the endpoint `e.id`.
+fn chosen(source: ReplaySource) -> String {
+    match source {
+        ReplaySource::Dead => format!(
+            "from postrider.dead_letters d where {SPAN}
+               and d.died_at <= $5 and ($7::text is null or d.reason = $7::postrider.dead_reason)"
+        ),
+        ReplaySource::Delivered => format!(
+            "from postrider.attempts d where {SPAN}
+               and d.final is not null and d.final = 'delivered' and d.started_at <= $5 and $7::text is null"
+        ),
+        ReplaySource::Waiting => format!(
+            "from postrider.retries d where {SPAN} and $5::timestamptz is not null and $7::text is null"
+        ),
+        // Events of the tenant that the endpoint subscribes to and has never been sent.
+        ReplaySource::Missing => "from (
+                select v.id as event_id, v.tenant_id, v.type_id, v.schema_id from postrider.events v
+                where v.tenant_id = (select n.tenant_id from postrider.endpoints n where n.id = e.id)
+                  and v.id > $2 and v.id >= $3 and v.id < $4 order by v.id) d
              join postrider.endpoints p on p.id = e.id
              join postrider.event_types y on y.id = d.type_id
              join postrider.schemas s on s.id = d.schema_id
@@ -77,41 +59,9 @@ macro_rules! missing {
                and (p.versions is null or coalesce(p.versions ->> y.name, s.version) = s.version)
                and not exists (select from postrider.queue q where q.endpoint_id = e.id and q.event_id = d.event_id)
                and not exists (select from postrider.retries q where q.endpoint_id = e.id and q.event_id = d.event_id)
-               and not exists (select from postrider.attempts a where a.event_id = d.event_id and a.endpoint_id = e.id) "
-        )
-    };
-}
-/// Events of the endpoint's tenant within the bounds.
-macro_rules! events_of_tenant {
-    ($more:literal) => {
-        concat!(
-            "(select v.id as event_id, v.tenant_id, v.type_id, v.schema_id from postrider.events v
-              where v.tenant_id = (select n.tenant_id from postrider.endpoints n where n.id = e.id)
-                and v.id > $2 and v.id >= $3 and v.id < $4 order by v.id ",
-            $more,
-            ")"
-        )
-    };
-}
-macro_rules! count_of {
-    ($chosen:expr) => {
-        concat!(
-            "select e.id, c.count from unnest($1::int[]) as e (id)
-             cross join lateral (select count(*) as count ",
-            $chosen,
-            ") c where c.count > 0 order by e.id"
-        )
-    };
-}
-macro_rules! sample_of {
-    ($chosen:expr) => {
-        concat!(
-            "select c.event_id, e.id as endpoint_id from unnest($1::int[]) as e (id)
-             cross join lateral (select d.event_id ",
-            $chosen,
-            " order by d.event_id limit $8) c limit $8"
-        )
-    };
+               and not exists (select from postrider.attempts a where a.event_id = d.event_id and a.endpoint_id = e.id)"
+            .to_owned(),
+    }
 }
 
 /// Counts what a replay would send, by endpoint and source. Disabled endpoints are excluded.
@@ -125,14 +75,14 @@ pub async fn count(
     let bounds = bounds(ask, now, oldest);
     let mut parts = Vec::new();
     for source in ask.sources().iter().copied() {
-        let statement = match source {
-            ReplaySource::Dead => count_of!(dead!()),
-            ReplaySource::Delivered => count_of!(delivered!()),
-            ReplaySource::Waiting => count_of!(waiting!()),
-            ReplaySource::Missing => count_of!(missing!(events_of_tenant!(""))),
-        };
-        let counted: Vec<(EndpointId, i64)> = bounds
-            .bind(sqlx::query_as(statement).bind(&endpoints))
+        let statement = format!(
+            "select e.id, c.count from unnest($1::int[]) as e (id)
+             cross join lateral (select count(*) as count {}) c where c.count > 0 order by e.id",
+            chosen(source)
+        );
+        let counted: Vec<(EndpointId, i64)> = sqlx::query_as(AssertSqlSafe(statement))
+            .bind(&endpoints)
+            .bind_all(bounds.parameters())
             .fetch_all(&mut *connection)
             .await?;
         parts.extend(counted.into_iter().map(|(endpoint, total)| Part {
@@ -166,14 +116,14 @@ pub async fn sample(
     let bounds = bounds(ask, now, oldest);
     let mut places: Vec<(EventId, EndpointId)> = Vec::new();
     for source in ask.sources() {
-        let statement = match source {
-            ReplaySource::Dead => sample_of!(dead!()),
-            ReplaySource::Delivered => sample_of!(delivered!()),
-            ReplaySource::Waiting => sample_of!(waiting!()),
-            ReplaySource::Missing => sample_of!(missing!(events_of_tenant!(""))),
-        };
-        let found: Vec<(EventId, EndpointId)> = bounds
-            .bind(sqlx::query_as(statement).bind(&endpoints))
+        let statement = format!(
+            "select c.event_id, e.id as endpoint_id from unnest($1::int[]) as e (id)
+             cross join lateral (select d.event_id {} order by d.event_id limit $8) c limit $8",
+            chosen(*source)
+        );
+        let found: Vec<(EventId, EndpointId)> = sqlx::query_as(AssertSqlSafe(statement))
+            .bind(&endpoints)
+            .bind_all(bounds.parameters())
             .bind(limit)
             .fetch_all(&mut *connection)
             .await?;
@@ -182,23 +132,10 @@ pub async fn sample(
     places.sort_unstable();
     places.truncate(limit as usize);
     let (events, endpoints): (Vec<EventId>, Vec<EndpointId>) = places.into_iter().unzip();
-    sqlx::query_as(
-        "select d.event_id, d.endpoint_id, v.chosen_id, y.name as event_type, p.public_id as endpoint
-         from unnest($1::uuid[], $2::int[]) with ordinality as d (event_id, endpoint_id, n)
-         join postrider.endpoints p on p.id = d.endpoint_id
-         cross join lateral (
-            select chosen_id, type_id from postrider.events where id = d.event_id
-            union all
-            select chosen_id, type_id from postrider.events_held where id = d.event_id
-            limit 1
-         ) v
-         join postrider.event_types y on y.id = v.type_id
-         order by d.n",
-    )
-    .bind(events)
-    .bind(endpoints)
-    .fetch_all(connection)
-    .await
+    sqlx::query_as(include_str!("../sql/replay_sample.sql"))
+        .bind_all((events, endpoints))
+        .fetch_all(connection)
+        .await
 }
 
 /// Excludes listeners: nothing is sent to them.
@@ -209,8 +146,7 @@ async fn candidates(db: impl PgExecutor<'_>, ask: &Ask) -> Result<Vec<EndpointId
            and not exists (select from postrider.listeners l where l.endpoint_id = e.id)
          order by e.id",
     )
-    .bind(ask.tenant)
-    .bind(ask.endpoint)
+    .bind_all((ask.tenant, ask.endpoint))
     .fetch_all(db)
     .await
 }

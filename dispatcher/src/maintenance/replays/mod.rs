@@ -19,6 +19,8 @@ use postrider_proto::{
 };
 use sqlx::{FromRow, PgConnection, PgExecutor};
 
+use crate::bind::BindAll;
+
 pub use chosen::{Sampled, count, sample};
 
 /// Queued replay deliveries per endpoint, all its replays together.
@@ -129,35 +131,9 @@ impl Replay {
     }
 }
 
-macro_rules! replay {
+macro_rules! replays {
     ($filter:literal) => {
-        concat!(
-            "select r.id, r.public_id, t.slug as tenant, r.kind, e.public_id as endpoint, e.url, r.delivery_state,
-                y.name as event_type, r.reason, r.since, r.until, r.rate_per_second, r.state, r.asked_by, r.created_at,
-                r.ended_at, r.measured_per_second, p.total, p.moved, p.skipped, p.in_line, p.retrying, p.dead
-             from postrider.replays r
-             join postrider.tenants t on t.id = r.tenant_id
-             left join postrider.endpoints e on e.id = r.endpoint_id
-             left join postrider.event_types y on y.id = r.type_id
-             cross join lateral (
-                select coalesce(sum(p.total), 0)::bigint as total, coalesce(sum(p.moved), 0)::bigint as moved,
-                    coalesce(sum(p.skipped), 0)::bigint as skipped, coalesce(sum(w.in_line), 0)::bigint as in_line,
-                    coalesce(sum(w.retrying), 0)::bigint as retrying, coalesce(sum(w.dead), 0)::bigint as dead
-                from (
-                    select endpoint_id, sum(total) as total, sum(moved) as moved, sum(skipped) as skipped
-                    from postrider.replay_parts where replay_id = r.id group by endpoint_id
-                ) p
-                cross join lateral (
-                    select (select count(*) from postrider.queue q
-                            where q.endpoint_id = p.endpoint_id and q.replay_id = r.public_id) as in_line,
-                           (select count(*) from postrider.retries q
-                            where q.endpoint_id = p.endpoint_id and q.replay_id = r.public_id) as retrying,
-                           (select count(*) from postrider.dead_letters q
-                            where q.endpoint_id = p.endpoint_id and q.replay_id = r.public_id) as dead
-                ) w
-             ) p ",
-            $filter
-        )
+        concat!(include_str!("../sql/replays.sql"), $filter)
     };
 }
 
@@ -184,25 +160,16 @@ pub async fn begin(
          values ($1, $2, $3::postrider.replay_kind, $4, $5, $6, $7::postrider.dead_reason, $8, $9, $10, $11)
          returning id",
     )
-    .bind(public_id)
-    .bind(ask.tenant)
-    .bind(ask.kind)
-    .bind(ask.endpoint)
-    .bind(ask.state.map(DeliveryState::as_str))
-    .bind(ask.type_id)
-    .bind(ask.reason)
-    .bind(ask.since)
-    .bind(ask.until)
-    .bind(rate_per_second)
-    .bind(asked_by)
+    .bind_all((public_id, ask.tenant, ask.kind, ask.endpoint))
+    .bind_all((ask.state.map(DeliveryState::as_str), ask.type_id, ask.reason))
+    .bind_all((ask.since, ask.until, rate_per_second, asked_by))
     .fetch_one(&mut *connection)
     .await?;
     sqlx::query(
         "insert into postrider.replay_parts (replay_id, endpoint_id, source, total)
          select $1, * from unnest($2::int[], $3::postrider.replay_source[], $4::bigint[])",
     )
-    .bind(id)
-    .bind(parts.iter().map(|part| part.endpoint.0).collect::<Vec<_>>())
+    .bind_all((id, parts.iter().map(|part| part.endpoint.0).collect::<Vec<_>>()))
     .bind(parts.iter().map(|part| part.source).collect::<Vec<_>>())
     .bind(parts.iter().map(|part| part.total).collect::<Vec<_>>())
     .execute(connection)
@@ -233,8 +200,7 @@ pub async fn cancel(connection: &mut PgConnection, id: ReplayId) -> Result<Optio
          )
          update postrider.endpoints e set state = e.state from concerned c where e.id = c.id returning e.shard",
     )
-    .bind(id)
-    .bind(public_id)
+    .bind_all((id, public_id))
     .fetch_all(connection)
     .await?;
     Ok(Some(shards))
@@ -246,11 +212,10 @@ pub async fn find(
     tenant: Option<TenantId>,
     public_id: &str,
 ) -> Result<Option<Replay>, sqlx::Error> {
-    sqlx::query_as(replay!(
+    sqlx::query_as(replays!(
         "where r.public_id = $1 and ($2::int is null or r.tenant_id = $2)"
     ))
-    .bind(public_id)
-    .bind(tenant)
+    .bind_all((public_id, tenant))
     .fetch_optional(db)
     .await
 }
@@ -262,12 +227,10 @@ pub async fn list(
     before: i64,
     limit: i64,
 ) -> Result<Vec<Replay>, sqlx::Error> {
-    sqlx::query_as(replay!(
+    sqlx::query_as(replays!(
         "where r.id < $1 and ($2::int is null or r.tenant_id = $2) order by r.id desc limit $3"
     ))
-    .bind(before)
-    .bind(tenant)
-    .bind(limit)
+    .bind_all((before, tenant, limit))
     .fetch_all(db)
     .await
 }

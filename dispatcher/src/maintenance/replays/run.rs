@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     Wake,
+    bind::BindAll,
     db_timeout::WithDbTimeout,
     store::transitions::{Moved, replay_batch},
 };
@@ -43,7 +44,8 @@ const TURN_TIME_MAX: Duration = Duration::from_millis(500);
 const STEP_WAIT: Duration = Duration::from_millis(50);
 const STEP_WAIT_MAX: Duration = Duration::from_secs(10);
 const ERROR_WAIT: Duration = Duration::from_secs(1);
-/// A turn in which nothing could move keeps its slot this long.
+/// A turn in which nothing could move keeps its slot this long: however many replays are blocked, they cost the database
+/// little.
 const IDLE_PAUSE: Duration = Duration::from_millis(100);
 /// How much of a measurement remains in the displayed rate a second later.
 const MEASURE_KEPT: f64 = 0.7;
@@ -92,11 +94,6 @@ enum Look {
     Over,
 }
 
-enum Turn {
-    Used,
-    Idle,
-}
-
 #[derive(FromRow)]
 struct ListedRow {
     id: ReplayId,
@@ -142,13 +139,11 @@ impl Runner {
         let mut running = JoinSet::new();
         let mut begun: HashMap<task::Id, Due> = HashMap::new();
         while !self.stop.is_cancelled() {
-            let wait = match self.begin_due(&mut turns, &mut running, &mut begun).await {
-                Ok(wait) => wait,
-                Err(error) => {
-                    tracing::warn!(%error, "listing due replays failed; retrying");
-                    LOOK_AGAIN_AFTER_ERROR
-                }
-            };
+            let begun_due = self.begin_due(&mut turns, &mut running, &mut begun).await;
+            let wait = begun_due.unwrap_or_else(|error| {
+                tracing::warn!(%error, "listing due replays failed; retrying");
+                LOOK_AGAIN_AFTER_ERROR
+            });
             tokio::select! {
                 Some(ended) = running.join_next_with_id() => {
                     let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
@@ -179,9 +174,8 @@ impl Runner {
             .map(|row| row.wait_ms)
             .filter(|wait| *wait > 0)
             .min();
-        let mut due: Vec<Due> = listed
-            .iter()
-            .filter(|row| row.wait_ms <= 0)
+        let due = listed.iter().filter(|row| row.wait_ms <= 0);
+        let mut due: Vec<Due> = due
             .map(|row| Due {
                 tenant: row.tenant_id,
                 replay: row.id,
@@ -210,40 +204,30 @@ impl Runner {
              ) r
              where place <= $2 order by step_at, id limit $3",
         )
-        .bind(millis(LOOK_EVERY))
-        .bind(2 * TENANT_AT_ONCE_MAX as i64)
-        .bind(DUE_MAX)
+        .bind_all((millis(LOOK_EVERY), 2 * TENANT_AT_ONCE_MAX as i64, DUE_MAX))
         .fetch_all(&self.pool)
         .await
     }
 
     async fn turn(&self, id: ReplayId) {
-        let pause = match self.take_turn(id).await {
-            Ok(Turn::Used) => return,
-            // However many replays are blocked, they cost the database little.
-            Ok(Turn::Idle) => IDLE_PAUSE,
-            Err(error) => {
-                tracing::warn!(replay = %id, %error, "replay turn failed; retrying");
-                ERROR_WAIT
-            }
-        };
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            () = self.stop.cancelled() => {}
-        }
+        let pause = self.take_turn(id).await.unwrap_or_else(|error| {
+            tracing::warn!(replay = %id, %error, "replay turn failed; retrying");
+            ERROR_WAIT
+        });
+        self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
 
-    /// All of it on one connection.
-    async fn take_turn(&self, id: ReplayId) -> Result<Turn, sqlx::Error> {
+    /// All of it on one connection. Returns how much longer the slot is kept.
+    async fn take_turn(&self, id: ReplayId) -> Result<Duration, sqlx::Error> {
         let mut connection = self.pool.acquire().await?;
         let Some(claimed) = claim(&mut connection, id).with_db_timeout().await? else {
-            return Ok(Turn::Idle);
+            return Ok(IDLE_PAUSE);
         };
         let before = Duration::from_millis(claimed.idle_ms.max(0).unsigned_abs().into());
         let parts = match look(&mut connection, id, before).with_db_timeout().await? {
             Look::Movable(parts) => parts,
-            Look::Stuck => return Ok(Turn::Idle),
-            Look::Over => return Ok(Turn::Used),
+            Look::Stuck => return Ok(IDLE_PAUSE),
+            Look::Over => return Ok(Duration::ZERO),
         };
         let round = self.round(&mut connection, id, &parts).await?;
         let wait = round.wait(before, claimed.rate_per_second);
@@ -253,7 +237,7 @@ impl Runner {
             tx.commit().await
         };
         rested.with_db_timeout().await?;
-        Ok(Turn::Used)
+        Ok(Duration::ZERO)
     }
 
     /// One step of each part. A database error in one does not affect the others.
@@ -314,15 +298,8 @@ impl Runner {
             let oldest = held.now - chrono::TimeDelta::from_std(self.retention).unwrap_or_default();
             let mut bounds = bounds(&ask, held.created_at, oldest);
             bounds.after = held.after_event;
-            moved = replay_batch(
-                &mut *tx,
-                part.source,
-                part.endpoint_id,
-                &bounds,
-                limit,
-                &held.public_id,
-            )
-            .await?;
+            let (source, endpoint) = (part.source, part.endpoint_id);
+            moved = replay_batch(&mut *tx, source, endpoint, &bounds, limit, &held.public_id).await?;
         }
         sqlx::query(
             "update postrider.replay_parts
@@ -332,11 +309,7 @@ impl Runner {
                  total = case when $6 then greatest(total, moved + $4) else total end
              where replay_id = $1 and endpoint_id = $2 and source = $3::postrider.replay_source",
         )
-        .bind(id)
-        .bind(part.endpoint_id)
-        .bind(part.source)
-        .bind(moved.moved)
-        .bind(moved.last)
+        .bind_all((id, part.endpoint_id, part.source, moved.moved, moved.last))
         .bind(moved.exhausted)
         .execute(&mut *tx)
         .await?;
@@ -356,8 +329,7 @@ async fn claim(connection: &mut PgConnection, id: ReplayId) -> Result<Option<Cla
          from due where r.id = due.id
          returning r.idle_ms, r.rate_per_second",
     )
-    .bind(id)
-    .bind(millis(TURN_LEASE))
+    .bind_all((id, millis(TURN_LEASE)))
     .fetch_optional(connection)
     .await
 }
@@ -384,22 +356,10 @@ async fn hold(
     id: ReplayId,
     part: &PartRow,
 ) -> Result<Option<HeldPart>, sqlx::Error> {
-    let row: Option<HeldPart> = sqlx::query_as(
-        "select r.public_id, r.tenant_id, r.kind, r.type_id, r.reason, r.since, r.until, r.created_at,
-            r.rate_per_second, p.after_event, p.stepped_at, e.state as endpoint_state, clock_timestamp() as now,
-            (select count(*) from postrider.queue q
-             where q.endpoint_id = p.endpoint_id and q.replay_id is not null) as in_line
-         from postrider.replay_parts p
-         join postrider.replays r on r.id = p.replay_id
-         join postrider.endpoints e on e.id = p.endpoint_id
-         where p.replay_id = $1 and p.endpoint_id = $2 and p.source = $3::postrider.replay_source and not p.ended
-         for update of p skip locked",
-    )
-    .bind(id)
-    .bind(part.endpoint_id)
-    .bind(part.source)
-    .fetch_optional(&mut **tx)
-    .await?;
+    let row: Option<HeldPart> = sqlx::query_as(include_str!("../sql/replay_hold_part.sql"))
+        .bind_all((id, part.endpoint_id, part.source))
+        .fetch_optional(&mut **tx)
+        .await?;
     // A cancellation waits for this step, and no step comes after it.
     let state: Option<ReplayState> =
         sqlx::query_scalar("select state from postrider.replays where id = $1 for share")
@@ -412,23 +372,10 @@ async fn hold(
 /// Parts that can make progress: there is space in the queue, and the rate allows it. Those that have waited longest
 /// come first.
 async fn movable(connection: &mut PgConnection, id: ReplayId) -> Result<Vec<PartRow>, sqlx::Error> {
-    sqlx::query_as(
-        "select p.endpoint_id, p.source
-         from postrider.replays r
-         join postrider.replay_parts p on p.replay_id = r.id
-         join postrider.endpoints e on e.id = p.endpoint_id
-         where r.id = $1 and r.state = 'running' and not p.ended
-           and (p.stepped_at is null or p.stepped_at <= clock_timestamp() - interval '1 second' / r.rate_per_second)
-           and (e.state not in ('active', 'paused') or not exists (
-                select from postrider.queue q where q.endpoint_id = p.endpoint_id and q.replay_id is not null
-                offset $2 - 1 limit 1))
-         order by p.stepped_at nulls first, p.endpoint_id, p.source limit $3",
-    )
-    .bind(id)
-    .bind(IN_LINE_MAX)
-    .bind(PARTS_PER_TURN as i64)
-    .fetch_all(connection)
-    .await
+    sqlx::query_as(include_str!("../sql/replay_movable_parts.sql"))
+        .bind_all((id, IN_LINE_MAX, PARTS_PER_TURN as i64))
+        .fetch_all(connection)
+        .await
 }
 
 /// Complete when every part is and none of its deliveries is queued.
@@ -449,37 +396,11 @@ async fn finish(connection: &mut PgConnection, id: ReplayId) -> Result<bool, sql
 
 /// Sets when the next turn is due and, once a second, the measured rate.
 async fn rest(connection: &mut PgConnection, id: ReplayId, wait: Duration) -> Result<(), sqlx::Error> {
-    sqlx::query(
-        "update postrider.replays r
-         set step_at = clock_timestamp() + $2 * interval '1 millisecond', idle_ms = $2,
-             measured_at = case when n.done is null then r.measured_at else clock_timestamp() end,
-             measured_done = coalesce(n.done, r.measured_done),
-             measured_per_second = case
-                when n.done is null or n.seconds is null then r.measured_per_second
-                else coalesce(r.measured_per_second, n.rate) * n.kept + n.rate * (1 - n.kept)
-             end
-         from (
-            select m.id, m.done, m.seconds, power($3::float8, m.seconds) as kept,
-                greatest(m.done - m.measured_done, 0) / m.seconds as rate
-            from (
-                select o.id, o.measured_done, extract(epoch from clock_timestamp() - o.measured_at)::float8 as seconds,
-                    case when o.measured_at is null or o.measured_at < clock_timestamp() - interval '1 second' then (
-                        select coalesce(sum(p.moved - (
-                            select count(*) from postrider.queue q
-                            where q.endpoint_id = p.endpoint_id and q.replay_id = o.public_id)), 0)::bigint
-                        from (select endpoint_id, sum(moved) as moved from postrider.replay_parts
-                              where replay_id = o.id group by endpoint_id) p
-                    ) end as done
-                from postrider.replays o where o.id = $1
-            ) m
-         ) n
-         where r.id = n.id and r.state = 'running'",
-    )
-    .bind(id)
-    .bind(i32::try_from(wait.as_millis()).unwrap_or(i32::MAX))
-    .bind(MEASURE_KEPT)
-    .execute(connection)
-    .await?;
+    sqlx::query(include_str!("../sql/replay_rest.sql"))
+        .bind_all((id, i32::try_from(wait.as_millis()).unwrap_or(i32::MAX)))
+        .bind(MEASURE_KEPT)
+        .execute(connection)
+        .await?;
     Ok(())
 }
 
@@ -489,10 +410,8 @@ fn millis(wait: Duration) -> i64 {
 
 impl HeldPart {
     fn allowance(&self) -> i64 {
-        let since = self
-            .stepped_at
-            .map(|at| (self.now - at).to_std().unwrap_or_default());
-        allowance(self.rate_per_second, self.in_line, since)
+        let since = |at: DateTime<Utc>| (self.now - at).to_std().unwrap_or_default();
+        allowance(self.rate_per_second, self.in_line, self.stepped_at.map(since))
     }
 
     fn ask(&self, endpoint: EndpointId) -> Ask {

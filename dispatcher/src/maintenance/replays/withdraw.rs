@@ -23,31 +23,25 @@ use crate::{
 const AGAIN_WAIT: Duration = Duration::from_millis(50);
 const AGAIN_WAIT_MAX: Duration = Duration::from_secs(1);
 
-pub(crate) struct Withdrawer {
-    pub(crate) pool: PgPool,
-    pub(crate) owner: Uuid,
-    pub(crate) withdrawals: mpsc::UnboundedReceiver<Withdrawal>,
-    pub(crate) out: mpsc::UnboundedSender<EngineMessage>,
-    pub(crate) stop: CancellationToken,
-}
-
-impl Withdrawer {
-    /// Runs until the engine is gone. The next owner of the shard completes what is left.
-    pub(crate) async fn run(mut self) {
-        while let Some(asked) = self.withdrawals.recv().await {
-            let mut wait = AGAIN_WAIT;
-            while let Err(error) = withdraw(&self.pool, self.owner, &asked).with_db_timeout().await {
-                tracing::warn!(%error, endpoint = %asked.endpoint, "withdrawing a cancelled replay failed; retrying");
-                tokio::select! {
-                    () = tokio::time::sleep(wait) => wait = (wait * 2).min(AGAIN_WAIT_MAX),
-                    () = self.stop.cancelled() => return,
-                }
+/// Runs until the engine is gone. The next owner of the shard completes what is left.
+pub(crate) async fn run(
+    pool: PgPool,
+    owner: Uuid,
+    mut withdrawals: mpsc::UnboundedReceiver<Withdrawal>,
+    out: mpsc::UnboundedSender<EngineMessage>,
+    stop: CancellationToken,
+) {
+    while let Some(asked) = withdrawals.recv().await {
+        let mut wait = AGAIN_WAIT;
+        while let Err(error) = withdraw(&pool, owner, &asked).with_db_timeout().await {
+            tracing::warn!(%error, endpoint = %asked.endpoint, "withdrawing a cancelled replay failed; retrying");
+            tokio::select! {
+                () = tokio::time::sleep(wait) => wait = (wait * 2).min(AGAIN_WAIT_MAX),
+                () = stop.cancelled() => return,
             }
-            let _ = self.out.send(EngineMessage::Withdrawn {
-                endpoint: asked.endpoint,
-                epoch: asked.epoch,
-            });
         }
+        let (endpoint, epoch) = (asked.endpoint, asked.epoch);
+        let _ = out.send(EngineMessage::Withdrawn { endpoint, epoch });
     }
 }
 

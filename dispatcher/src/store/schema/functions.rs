@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use sqlx::{AssertSqlSafe, Connection, FromRow, PgConnection};
 
 use super::SchemaSet;
+use crate::bind::BindAll;
 
 /// A file of `migrations/functions/`.
 #[derive(Debug, Clone)]
@@ -67,10 +68,8 @@ impl FunctionFile {
     /// The names of the functions it creates.
     fn functions(&self) -> Vec<&str> {
         let created = self.sql.split(Self::CREATE).skip(1);
-        created
-            .filter_map(|text| text.split('(').next())
-            .map(str::trim)
-            .collect()
+        let names = created.filter_map(|text| text.split('(').next());
+        names.map(str::trim).collect()
     }
 
     async fn installed(&self, connection: &mut PgConnection) -> Result<String, sqlx::Error> {
@@ -128,11 +127,8 @@ pub(super) async fn are_current(connection: &mut PgConnection, set: &SchemaSet) 
         return Ok(false);
     }
     let applied = applied(connection).await?;
-    let is_applied = |file: &FunctionFile| {
-        applied
-            .iter()
-            .any(|one| one.file == file.name && one.checksum == file.checksum())
-    };
+    let is_of = |one: &Applied, file: &FunctionFile| one.file == file.name && one.checksum == file.checksum();
+    let is_applied = |file: &FunctionFile| applied.iter().any(|one| is_of(one, file));
     Ok(is_newer(&applied, set) || set.functions.iter().all(is_applied))
 }
 
@@ -193,10 +189,7 @@ async fn record(
          on conflict (file) do update set checksum = excluded.checksum, installed = excluded.installed,
              release = excluded.release, applied_at = clock_timestamp()",
     )
-    .bind(file.name)
-    .bind(file.checksum())
-    .bind(installed)
-    .bind(&set.release)
+    .bind_all((file.name, file.checksum(), installed, &set.release))
     .execute(connection)
     .await?;
     tracing::info!(file = file.name, "functions applied");

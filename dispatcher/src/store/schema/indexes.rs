@@ -5,6 +5,7 @@
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{LockTries, SET_LOCK_TIMEOUT, SchemaError};
+use crate::bind::BindAll;
 
 /// `create index concurrently` may wait as long as transactions are open: nobody waits behind it.
 const UNSET_LOCK_TIMEOUT: &str = "set lock_timeout = 0";
@@ -173,8 +174,7 @@ async fn partitions_without(
                            where i.inhparent = to_regclass('postrider.' || $2) and x.indrelid = c.oid)
          order by 1",
     )
-    .bind(index.table)
-    .bind(index.name)
+    .bind_all((index.table, index.name))
     .fetch_all(connection)
     .await
 }

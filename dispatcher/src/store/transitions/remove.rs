@@ -5,6 +5,8 @@ use postrider_proto::{EndpointId, EventId, TenantId};
 use sqlx::PgExecutor;
 use uuid::Uuid;
 
+use crate::bind::BindAll;
+
 /// Rows that one statement deletes, so that its locks are short.
 const BATCH: i64 = 2_000;
 
@@ -30,6 +32,15 @@ pub(crate) enum TenantRows {
     ArchivedAttempts,
 }
 
+impl TenantRows {
+    pub(crate) const BY_ENDPOINT: [Self; 4] = [
+        Self::Queue,
+        Self::Retries,
+        Self::DeadLetters,
+        Self::DeadLetterCounts,
+    ];
+}
+
 /// queue | retries → gone: a batch of a deleted endpoint's rows above `after`. Returns how many were deleted, and the
 /// last one read; none when there are no more.
 pub(crate) async fn drop_endpoint(
@@ -43,9 +54,7 @@ pub(crate) async fn drop_endpoint(
         Waiting::Retries => include_str!("../sql/drop_endpoint_retries.sql"),
     };
     sqlx::query_as(statement)
-        .bind(endpoint)
-        .bind(after)
-        .bind(BATCH)
+        .bind_all((endpoint, after, BATCH))
         .fetch_one(db)
         .await
 }
@@ -62,8 +71,7 @@ pub async fn remove_forwarded(
          where q.endpoint_id = $1 and q.event_id = any($3)
            and exists (select from postrider.listeners where endpoint_id = $1 and holder = $2)",
     )
-    .bind(listener)
-    .bind(holder)
+    .bind_all((listener, holder))
     .bind(events.iter().map(|event| event.0).collect::<Vec<_>>())
     .execute(db)
     .await?;
@@ -80,11 +88,7 @@ pub(crate) async fn expire_dead_letters(
     died_before: DateTime<Utc>,
 ) -> Result<u64, sqlx::Error> {
     let expired: i64 = sqlx::query_scalar(include_str!("../sql/expire_dead_letters.sql"))
-        .bind(from)
-        .bind(below)
-        .bind(died_before)
-        .bind(BATCH)
-        .bind(tenant)
+        .bind_all((from, below, died_before, BATCH, tenant))
         .fetch_one(db)
         .await?;
     Ok(expired.unsigned_abs())
@@ -143,8 +147,7 @@ pub(crate) async fn erase_tenant(
         }
     };
     let done = sqlx::query(statement)
-        .bind(tenant)
-        .bind(BATCH)
+        .bind_all((tenant, BATCH))
         .execute(db)
         .await?;
     Ok(done.rows_affected())

@@ -5,8 +5,10 @@ use postrider_proto::{
     DeadReason, DeliveryId, EndpointId, Epoch, EventId, ReplaySource, Shard, TypeId,
     limits::ATTEMPTS_PER_DELIVERY_MAX,
 };
-use sqlx::{FromRow, PgExecutor, postgres::PgArguments, query::QueryAs};
+use sqlx::{FromRow, PgExecutor};
 use uuid::Uuid;
+
+use crate::bind::{BindAll, Parameters};
 
 /// Events that one statement reads to find those that an endpoint never received.
 const EVENTS_READ_MAX: i64 = 20_000;
@@ -23,18 +25,12 @@ pub(crate) struct ReplayBounds {
 }
 
 impl ReplayBounds {
-    /// As $2 to $7 of a statement.
-    pub(crate) fn bind<'q, T>(
-        &self,
-        query: QueryAs<'q, sqlx::Postgres, T, PgArguments>,
-    ) -> QueryAs<'q, sqlx::Postgres, T, PgArguments> {
-        query
-            .bind(self.after)
-            .bind(self.lowest)
-            .bind(self.below)
-            .bind(self.requested_at)
-            .bind(self.type_id)
-            .bind(self.reason)
+    /// $2 to $7 of a statement.
+    pub(crate) fn parameters(&self) -> impl for<'q> Parameters<'q> + use<> {
+        let Self {
+            after, lowest, below, ..
+        } = *self;
+        (after, lowest, below, self.requested_at, self.type_id, self.reason)
     }
 }
 
@@ -64,9 +60,7 @@ pub async fn replay_one(
     last_attempt: i16,
 ) -> Result<bool, sqlx::Error> {
     let done = sqlx::query(include_str!("../sql/replay_one.sql"))
-        .bind(delivery.event)
-        .bind(delivery.endpoint)
-        .bind(delivery.to_string())
+        .bind_all((delivery.event, delivery.endpoint, delivery.to_string()))
         .bind(last_attempt)
         .execute(db)
         .await?;
@@ -81,9 +75,7 @@ pub async fn hasten_retry(
     last_attempt: i16,
 ) -> Result<bool, sqlx::Error> {
     let done = sqlx::query(include_str!("../sql/hasten_retry.sql"))
-        .bind(delivery.event)
-        .bind(delivery.endpoint)
-        .bind(last_attempt)
+        .bind_all((delivery.event, delivery.endpoint, last_attempt))
         .execute(db)
         .await?;
     Ok(done.rows_affected() > 0)
@@ -99,26 +91,17 @@ pub(crate) async fn replay_batch(
     limit: i64,
     replay: &str,
 ) -> Result<Moved, sqlx::Error> {
+    let attempts_max = i64::from(ATTEMPTS_PER_DELIVERY_MAX);
     let (statement, most) = match source {
-        ReplaySource::Dead => (
-            include_str!("../sql/replay_dead.sql"),
-            ATTEMPTS_PER_DELIVERY_MAX.into(),
-        ),
-        ReplaySource::Delivered => (
-            include_str!("../sql/replay_delivered.sql"),
-            ATTEMPTS_PER_DELIVERY_MAX.into(),
-        ),
-        ReplaySource::Waiting => (
-            include_str!("../sql/replay_waiting.sql"),
-            ATTEMPTS_PER_DELIVERY_MAX.into(),
-        ),
+        ReplaySource::Dead => (include_str!("../sql/replay_dead.sql"), attempts_max),
+        ReplaySource::Delivered => (include_str!("../sql/replay_delivered.sql"), attempts_max),
+        ReplaySource::Waiting => (include_str!("../sql/replay_waiting.sql"), attempts_max),
         ReplaySource::Missing => (include_str!("../sql/replay_missing.sql"), EVENTS_READ_MAX),
     };
-    bounds
-        .bind(sqlx::query_as(statement).bind(endpoint))
-        .bind(limit)
-        .bind(replay)
-        .bind(most)
+    sqlx::query_as(statement)
+        .bind(endpoint)
+        .bind_all(bounds.parameters())
+        .bind_all((limit, replay, most))
         .fetch_one(db)
         .await
 }
@@ -132,19 +115,13 @@ pub(crate) async fn withdraw(
     replays: &[String],
     attempted: &[(EventId, u16)],
 ) -> Result<(), sqlx::Error> {
+    let attempted = attempted
+        .iter()
+        .map(|(event, number)| (event.0, i32::from(*number)));
+    let (events, numbers): (Vec<_>, Vec<_>) = attempted.unzip();
     sqlx::query(include_str!("../sql/withdraw.sql"))
-        .bind(fence.shard)
-        .bind(fence.owner)
-        .bind(fence.epoch)
-        .bind(endpoint)
-        .bind(replays)
-        .bind(attempted.iter().map(|(event, _)| event.0).collect::<Vec<_>>())
-        .bind(
-            attempted
-                .iter()
-                .map(|(_, number)| i32::from(*number))
-                .collect::<Vec<_>>(),
-        )
+        .bind_all((fence.shard, fence.owner, fence.epoch, endpoint, replays))
+        .bind_all((events, numbers))
         .execute(db)
         .await?;
     Ok(())

@@ -11,6 +11,9 @@ use super::{counter, labelled_gauge};
 use crate::db_timeout::WithDbTimeout;
 
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+const EVENTS_STORED: &str =
+    "Events stored from any source since this process started; the same in all processes";
+const DELIVERIES_QUEUED: &str = "Deliveries queued, including replays; the same in all processes";
 /// Tables of pending deliveries and dead letters.
 const TABLES: [&str; 3] = ["queue", "retries", "dead_letters"];
 
@@ -71,14 +74,8 @@ impl TableMetrics {
         };
         Self {
             rows: TABLES.map(rows).into(),
-            events_stored: counter(
-                "postrider_events_stored_total",
-                "Events stored from any source since this process started; the same in all processes",
-            ),
-            deliveries_queued: counter(
-                "postrider_deliveries_queued_total",
-                "Deliveries queued, including replays; the same in all processes",
-            ),
+            events_stored: counter("postrider_events_stored_total", EVENTS_STORED),
+            deliveries_queued: counter("postrider_deliveries_queued_total", DELIVERIES_QUEUED),
             inserted: HashMap::new(),
             has_read: false,
         }
@@ -100,8 +97,8 @@ impl TableMetrics {
         self.has_read = true;
         // Partitions that were dropped.
         if self.inserted.len() > tables.len() {
-            self.inserted
-                .retain(|name, _| tables.iter().any(|(found, ..)| found == name));
+            let exists = |name: &String| tables.iter().any(|(found, ..)| found == name);
+            self.inserted.retain(|name, _| exists(name));
         }
     }
 
@@ -115,11 +112,7 @@ impl TableMetrics {
                 if self.has_read { 0 } else { inserted }
             }
         };
-        let since = if inserted < before {
-            inserted
-        } else {
-            inserted - before
-        };
+        let since = inserted - if inserted < before { 0 } else { before };
         u64::try_from(since).unwrap_or(0)
     }
 }

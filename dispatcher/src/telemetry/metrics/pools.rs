@@ -1,11 +1,12 @@
 //! Connections of each pool of this process, sampled on scrape: a few atomics and no database.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use metrics::Gauge;
 use sqlx::PgPool;
 
 use super::labelled_gauge;
+use crate::lock::lock;
 
 struct Watched {
     name: &'static str,
@@ -16,26 +17,20 @@ struct Watched {
 
 static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
-fn watched() -> MutexGuard<'static, Vec<Watched>> {
-    WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Registers a pool under a name. A later pool with the same name replaces it.
 pub fn watch(name: &'static str, pool: &PgPool) {
     let connections = |state| {
+        let help = "Database connections by pool and state";
         labelled_gauge(
             "postrider_pool_connections",
-            "Database connections by pool and state",
+            help,
             &[("pool", name), ("state", state)],
         )
     };
-    labelled_gauge(
-        "postrider_pool_connections_max",
-        "Maximum connections of a pool",
-        &[("pool", name)],
-    )
-    .set(f64::from(pool.options().get_max_connections()));
-    let mut watched = watched();
+    let max = "postrider_pool_connections_max";
+    let max = labelled_gauge(max, "Maximum connections of a pool", &[("pool", name)]);
+    max.set(f64::from(pool.options().get_max_connections()));
+    let mut watched = lock(&WATCHED);
     watched.retain(|one| one.name != name);
     watched.push(Watched {
         name,
@@ -46,11 +41,11 @@ pub fn watch(name: &'static str, pool: &PgPool) {
 }
 
 pub fn sample() {
-    for one in watched().iter() {
+    for one in lock(&WATCHED).iter() {
         let idle = one.pool.num_idle();
         one.idle.set(idle as f64);
         // The two are read one after the other: a connection may have been returned in between.
-        one.in_use
-            .set((one.pool.size() as usize).saturating_sub(idle) as f64);
+        let in_use = (one.pool.size() as usize).saturating_sub(idle);
+        one.in_use.set(in_use as f64);
     }
 }

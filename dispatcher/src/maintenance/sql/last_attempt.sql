@@ -1,0 +1,15 @@
+select v.chosen_id, y.name as type_name, d.reason, a.status, a.error
+from (
+   select type_id, chosen_id from postrider.events where id = $1
+   union all
+   select type_id, chosen_id from postrider.events_held where id = $1
+   limit 1
+) v
+join postrider.event_types y on y.id = v.type_id
+left join postrider.dead_letters d on d.endpoint_id = $2 and d.event_id = $1
+left join (
+   select status, error from postrider.attempts where event_id = $1 and endpoint_id = $2 and number = $3
+   union all
+   select status, error from postrider.attempts_held where event_id = $1 and endpoint_id = $2 and number = $3
+) a on true
+limit 1
