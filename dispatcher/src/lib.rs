@@ -6,6 +6,7 @@
 //! Invariant: no coordination per delivery. A single owner per endpoint, fenced by an epoch, makes the bulkhead exact
 //! across machines.
 
+mod backoff;
 mod clock;
 pub mod db_timeout;
 mod dedicated_connection;

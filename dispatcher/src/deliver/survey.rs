@@ -13,7 +13,10 @@ use sqlx::{FromRow, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::{db_timeout::within, dedicated_connection::DedicatedConnection, deliver::engine::EngineMessage};
+use crate::{
+    backoff::Backoff, db_timeout::within, dedicated_connection::DedicatedConnection,
+    deliver::engine::EngineMessage,
+};
 
 /// Endpoints of one page.
 const PAGE_MAX: i64 = 1024;
@@ -21,8 +24,7 @@ const PAGE_MAX: i64 = 1024;
 const PAGE_TIME: Duration = Duration::from_millis(250);
 /// Time limit of one statement. Nothing else waits for it.
 const STATEMENT_MAX: Duration = Duration::from_secs(600);
-const AGAIN: Duration = Duration::from_millis(200);
-const AGAIN_MAX: Duration = Duration::from_secs(5);
+const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 /// Recently deleted endpoints that are checked for rows of late producers.
 const DELETED_MAX: i64 = 10_000;
 
@@ -171,7 +173,7 @@ impl Surveyor {
 
     /// Retries until the query succeeds. A slow page makes the next one smaller, so that results arrive sooner.
     async fn next_page(&mut self, shards: &[Shard], after: EndpointId) -> Vec<Found> {
-        let mut wait = AGAIN;
+        let mut backoff = RETRY;
         loop {
             let (began, page) = (Instant::now(), self.page);
             let found = match self.connection.open().await {
@@ -185,13 +187,13 @@ impl Surveyor {
             };
             match found {
                 Ok(found) => return found,
-                Err(error) => self.after_error(error, &mut wait).await,
+                Err(error) => self.after_error(error, &mut backoff).await,
             }
         }
     }
 
     async fn deleted(&mut self, shards: &[Shard]) -> Vec<Found> {
-        let mut wait = AGAIN;
+        let mut backoff = RETRY;
         loop {
             let found = match self.connection.open().await {
                 Ok(connection) => within(STATEMENT_MAX, deleted_lately(connection, shards)).await,
@@ -199,16 +201,15 @@ impl Surveyor {
             };
             match found {
                 Ok(found) => return found,
-                Err(error) => self.after_error(error, &mut wait).await,
+                Err(error) => self.after_error(error, &mut backoff).await,
             }
         }
     }
 
-    async fn after_error(&mut self, error: sqlx::Error, wait: &mut Duration) {
+    async fn after_error(&mut self, error: sqlx::Error, backoff: &mut Backoff) {
         tracing::warn!(%error, "searching for pending deliveries failed; retrying");
         self.connection.close();
-        tokio::time::sleep(*wait).await;
-        *wait = (*wait * 2).min(AGAIN_MAX);
+        tokio::time::sleep(backoff.delay()).await;
     }
 }
 

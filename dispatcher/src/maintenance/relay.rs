@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Wake,
+    backoff::Backoff,
     store::schema::{self, SchemaError, SchemaSet},
     telemetry::metrics::METRICS,
 };
@@ -25,8 +26,7 @@ const BATCH_MAX: i64 = 200;
 const IDLE_WAIT: Duration = Duration::from_millis(50);
 /// While another dispatcher relays from the same source.
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
-const ERROR_WAIT_MIN: Duration = Duration::from_millis(200);
-const ERROR_WAIT_MAX: Duration = Duration::from_secs(10);
+const AFTER_ERROR: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 const STEP_TIME_MAX: Duration = Duration::from_secs(60);
 /// In the main database. A lock not acquired this soon is held by a slow transaction.
@@ -64,11 +64,11 @@ pub(crate) async fn run(
     wake: Wake,
     stop: CancellationToken,
 ) {
-    let mut wait = ERROR_WAIT_MIN;
+    let mut backoff = AFTER_ERROR;
     let mut aside = Aside::default();
     while !stop.is_cancelled() {
         let relayed = tokio::select! {
-            relayed = relay(&source, &pool, &wake, &mut aside, &mut wait) => relayed,
+            relayed = relay(&source, &pool, &wake, &mut aside, &mut backoff) => relayed,
             () = stop.cancelled() => return,
         };
         if let Err(error) = relayed {
@@ -76,10 +76,9 @@ pub(crate) async fn run(
             tracing::warn!(source = number, %error, "relaying from a source failed; retrying");
         }
         tokio::select! {
-            () = tokio::time::sleep(wait) => {}
+            () = tokio::time::sleep(backoff.delay()) => {}
             () = stop.cancelled() => return,
         }
-        wait = (wait * 2).min(ERROR_WAIT_MAX);
     }
 }
 
@@ -88,7 +87,7 @@ async fn relay(
     pool: &PgPool,
     wake: &Wake,
     aside: &mut Aside,
-    wait: &mut Duration,
+    backoff: &mut Backoff,
 ) -> Result<(), sqlx::Error> {
     let too_long = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
     let connecting = PgConnection::connect_with(source);
@@ -101,7 +100,7 @@ async fn relay(
         let step = tokio::time::timeout(STEP_TIME_MAX, step)
             .await
             .map_err(too_long)??;
-        *wait = ERROR_WAIT_MIN;
+        backoff.reset();
         match step {
             Step::Moved => wake.now(),
             // A long scan, past many events set aside, is not repeated at once.
@@ -355,8 +354,8 @@ async fn try_emit(pool: &PgPool, rows: &[&Row]) -> Result<Vec<Refused>, sqlx::Er
             .bind(column(rows, |row| row.ordering_key.as_deref()))
             .fetch_all(&mut *transaction)
             .await;
-    let answers: Vec<(i32, Option<String>, Option<String>)> = match emitted {
-        Ok(answers) => answers,
+    let results: Vec<(i32, Option<String>, Option<String>)> = match emitted {
+        Ok(results) => results,
         Err(error) => {
             // Releases its locks before others are tried.
             transaction.rollback().await?;
@@ -364,7 +363,7 @@ async fn try_emit(pool: &PgPool, rows: &[&Row]) -> Result<Vec<Refused>, sqlx::Er
         }
     };
     transaction.commit().await?;
-    Ok(answers
+    Ok(results
         .into_iter()
         .filter_map(|(position, refusal, message)| {
             let row = rows.get(usize::try_from(position).ok()?)?;

@@ -22,7 +22,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 pub use chosen::{Sampled, count, sample};
 
 /// Queued replay deliveries per endpoint, all its replays together.
-pub const IN_LINE_MAX: i64 = 500;
+pub const QUEUED_MAX: i64 = 500;
 /// Per endpoint, unless another rate is requested.
 pub const RATE_DEFAULT: i32 = 1_000;
 pub const RATE_MAX: i32 = 100_000;
@@ -91,7 +91,7 @@ pub struct Replay {
     moved: i64,
     /// No longer there when their turn came.
     pub skipped: i64,
-    in_line: i64,
+    queued: i64,
     /// Failed again and waiting for their next attempt.
     pub retrying: i64,
     /// Became dead letters again.
@@ -101,18 +101,18 @@ pub struct Replay {
 impl Replay {
     /// Attempted or skipped.
     pub fn done(&self) -> i64 {
-        (self.moved + self.skipped - self.in_line).max(0)
+        (self.moved + self.skipped - self.queued).max(0)
     }
 
     /// Queued or in flight.
-    pub fn in_line(&self) -> i64 {
-        self.in_line
+    pub fn queued(&self) -> i64 {
+        self.queued
     }
 
     /// Not sent because the replay was cancelled.
     pub fn cancelled(&self) -> i64 {
         match self.state {
-            ReplayState::Cancelled => (self.total - self.done() - self.in_line).max(0),
+            ReplayState::Cancelled => (self.total - self.done() - self.queued).max(0),
             ReplayState::Running | ReplayState::Done => 0,
         }
     }
@@ -134,14 +134,14 @@ macro_rules! replay {
         concat!(
             "select r.id, r.public_id, t.slug as tenant, r.kind, e.public_id as endpoint, e.url, r.delivery_state,
                 y.name as event_type, r.reason, r.since, r.until, r.rate_per_second, r.state, r.asked_by, r.created_at,
-                r.ended_at, r.measured_per_second, p.total, p.moved, p.skipped, p.in_line, p.retrying, p.dead
+                r.ended_at, r.measured_per_second, p.total, p.moved, p.skipped, p.queued, p.retrying, p.dead
              from postrider.replays r
              join postrider.tenants t on t.id = r.tenant_id
              left join postrider.endpoints e on e.id = r.endpoint_id
              left join postrider.event_types y on y.id = r.type_id
              cross join lateral (
                 select coalesce(sum(p.total), 0)::bigint as total, coalesce(sum(p.moved), 0)::bigint as moved,
-                    coalesce(sum(p.skipped), 0)::bigint as skipped, coalesce(sum(w.in_line), 0)::bigint as in_line,
+                    coalesce(sum(p.skipped), 0)::bigint as skipped, coalesce(sum(w.queued), 0)::bigint as queued,
                     coalesce(sum(w.retrying), 0)::bigint as retrying, coalesce(sum(w.dead), 0)::bigint as dead
                 from (
                     select endpoint_id, sum(total) as total, sum(moved) as moved, sum(skipped) as skipped
@@ -149,7 +149,7 @@ macro_rules! replay {
                 ) p
                 cross join lateral (
                     select (select count(*) from postrider.queue q
-                            where q.endpoint_id = p.endpoint_id and q.replay_id = r.public_id) as in_line,
+                            where q.endpoint_id = p.endpoint_id and q.replay_id = r.public_id) as queued,
                            (select count(*) from postrider.retries q
                             where q.endpoint_id = p.endpoint_id and q.replay_id = r.public_id) as retrying,
                            (select count(*) from postrider.dead_letters q

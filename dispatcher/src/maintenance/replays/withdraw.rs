@@ -15,13 +15,13 @@ use uuid::Uuid;
 
 use super::BEGIN_STEP;
 use crate::{
+    backoff::Backoff,
     db_timeout::WithDbTimeout,
     deliver::{engine::EngineMessage, lane::Withdrawal},
     store::transitions::{self, Fence},
 };
 
-const AGAIN_WAIT: Duration = Duration::from_millis(50);
-const AGAIN_WAIT_MAX: Duration = Duration::from_secs(1);
+const RETRY: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
 
 pub(crate) struct Withdrawer {
     pub(crate) pool: PgPool,
@@ -35,11 +35,11 @@ impl Withdrawer {
     /// Runs until the engine is gone. The next owner of the shard completes what is left.
     pub(crate) async fn run(mut self) {
         while let Some(asked) = self.withdrawals.recv().await {
-            let mut wait = AGAIN_WAIT;
+            let mut backoff = RETRY;
             while let Err(error) = withdraw(&self.pool, self.owner, &asked).with_db_timeout().await {
                 tracing::warn!(%error, endpoint = %asked.endpoint, "withdrawing a cancelled replay failed; retrying");
                 tokio::select! {
-                    () = tokio::time::sleep(wait) => wait = (wait * 2).min(AGAIN_WAIT_MAX),
+                    () = tokio::time::sleep(backoff.delay()) => {}
                     () = self.stop.cancelled() => return,
                 }
             }
