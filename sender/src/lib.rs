@@ -27,5 +27,5 @@ mod schema;
 pub use data::{BadData, check_data, read_data, read_data_of_body};
 pub use emit::{EmitError, Emitted, NewEvent, Patience, Sender};
 pub use reference::resolve as resolve_reference;
-pub use sample::sample;
+pub use sample::{approximate_sample, sample};
 pub use schema::{Effort, Published, Schema, VIOLATIONS_MAX, Verdict, Violation};
