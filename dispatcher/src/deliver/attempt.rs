@@ -6,9 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use http::{HeaderName, HeaderValue};
 use postrider_proto::{DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature};
 use postrider_sender::{read_data, read_data_of_body};
 use sqlx::postgres::PgConnectOptions;
@@ -32,8 +30,11 @@ use crate::{
         round_robin::RoundRobin,
         worker_pool::WorkerPool,
     },
-    http::client::{HttpSender, Request, webhook_headers},
-    ownership::lease::{Lease, SendPermission},
+    http::{
+        client::{HttpSender, Request},
+        headers::{Marker, RequestHeaders},
+    },
+    ownership::lease::Lease,
     store::transitions::AttemptRecord,
     telemetry::{
         metrics::METRICS,
@@ -53,9 +54,6 @@ const CAREFUL_PAUSE: Duration = Duration::from_millis(2);
 const AFTER_OWN_FAULT: Duration = Duration::from_secs(1);
 /// Back-off after a failed read of bodies.
 const READ_AGAIN: Duration = Duration::from_millis(100);
-
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// A delivery that the engine admitted for sending.
 pub(crate) struct Picked {
@@ -269,7 +267,7 @@ impl Attempts {
         };
         let started_at = self.clock.now();
         let began = Instant::now();
-        let archived = content.as_ref().is_some_and(|content| content.held);
+        let archived = content.as_ref().is_some_and(|content| content.archived);
         if let Some(content) = &content
             && !is_wanted(&picked.endpoint, &picked.delivery, content)
         {
@@ -279,9 +277,12 @@ impl Attempts {
         let public_id = content.as_ref().map(|content| content.public_id.clone());
         let trace = content.as_ref().and_then(|content| content.trace.as_ref());
         let replayed = picked.delivery.replay.is_some();
-        let traced = self
-            .tracer
-            .attempt_begins(picked.delivery_id(), trace.map(|trace| trace.0), replayed);
+        let traced = self.tracer.attempt_begins(
+            picked.delivery_id(),
+            trace.map(|trace| trace.0),
+            started_at,
+            replayed,
+        );
         let sent = match content {
             None => Some(Sent::nothing(
                 "the event has exceeded its retention and its body was deleted",
@@ -337,25 +338,23 @@ impl Attempts {
         let secrets = endpoint.secrets_in_force(started_at);
         let signature = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
         let permission = self.lease.under(picked.term.clone());
-        let mut request = self.request(
-            endpoint,
-            &picked.delivery,
-            &content,
-            t,
-            &signature,
-            permission.clone(),
-        );
-        if let Some(traced) = traced
-            && let Ok(value) = HeaderValue::from_str(&traced.context.to_string())
-        {
-            request.headers.insert(TRACEPARENT, value);
-            if let Some((_, Some(state))) = &content.trace
-                && let Ok(value) = HeaderValue::from_str(state.as_str())
-            {
-                request.headers.insert(TRACESTATE, value);
-            }
-        }
-        request.body = bodies::with_share(content, share);
+        let state = content.trace.as_ref().and_then(|(_, state)| state.as_ref());
+        let headers = RequestHeaders {
+            event_id: &content.public_id,
+            unix_seconds: t,
+            signature: Some(&signature),
+            custom: Some(&endpoint.headers),
+            marker: picked.delivery.replay.as_deref().map(Marker::Replay),
+            trace: traced.map(|traced| (traced.context, state)),
+        };
+        let request = Request {
+            url: &endpoint.url,
+            headers: headers.build(),
+            body: bodies::with_share(content, share),
+            timeout: endpoint.timeout,
+            tls: endpoint.tls.as_ref(),
+            permission: Some(permission.clone()),
+        };
         // Checked last: nothing may be sent if the lease expired or the settings were replaced while the body was read.
         if !permission.is_valid() || !endpoint.may_start() {
             return None;
@@ -410,36 +409,6 @@ impl Attempts {
         // The guard first: the engine must process the response before the record.
         picked.guard.finish(result);
         let _ = self.finished.send(finished);
-    }
-
-    fn request<'a>(
-        &self,
-        endpoint: &'a Endpoint,
-        delivery: &QueuedDelivery,
-        content: &Content,
-        t: i64,
-        signature: &str,
-        permission: SendPermission,
-    ) -> Request<'a> {
-        let mut headers = webhook_headers(&content.public_id, t, signature);
-        for (name, value) in &endpoint.headers {
-            headers.insert(name.clone(), value.clone());
-        }
-        if let Some(replay) = delivery
-            .replay
-            .as_deref()
-            .and_then(|id| HeaderValue::from_str(id).ok())
-        {
-            headers.insert(HeaderName::from_static("webhook-replay"), replay);
-        }
-        Request {
-            url: &endpoint.url,
-            headers,
-            body: Bytes::new(),
-            timeout: endpoint.timeout,
-            tls: endpoint.tls.as_ref(),
-            permission: Some(permission),
-        }
     }
 }
 

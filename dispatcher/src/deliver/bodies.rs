@@ -48,7 +48,7 @@ pub(crate) struct Content {
     /// The producer's trace context; always `None` when tracing is off.
     pub(crate) trace: Option<(TraceContext, Option<TraceState>)>,
     /// The event has outlived its partition.
-    pub(crate) held: bool,
+    pub(crate) archived: bool,
 }
 
 /// One event of a batch read.
@@ -90,7 +90,7 @@ const STORED_WITH_TRACE: &str = "select e.id, e.chosen_id, case when e.size <= $
          where e.id = u.id and e.id >= $2 and e.id <= $3 limit 1
      ) e
      left join postrider.traces t on t.event_id = u.id";
-const HELD: &str = "select e.id, e.chosen_id, case when e.size <= $3 then e.body end,
+const ARCHIVED: &str = "select e.id, e.chosen_id, case when e.size <= $3 then e.body end,
             case when e.size <= $3 then e.full_data end,
             case when $2 then (select t.context from postrider.traces t where t.event_id = e.id) end, e.size
      from unnest($1::uuid[]) u(id)
@@ -121,19 +121,19 @@ pub(crate) async fn read(
         .with_db_timeout()
         .await?;
     // Events whose partition was dropped while deliveries were pending.
-    let held = if rows.len() < ids.len() {
-        held(connection, ids, &rows, most, with_traces).await?
+    let archived = if rows.len() < ids.len() {
+        archived(connection, ids, &rows, most, with_traces).await?
     } else {
         Vec::new()
     };
     let found = rows.len();
-    let all = rows.into_iter().chain(held).enumerate();
+    let all = rows.into_iter().chain(archived).enumerate();
     Ok(all
         .map(|(index, row)| (row.0, stored(row, index >= found)))
         .collect())
 }
 
-async fn held(
+async fn archived(
     connection: &mut PgConnection,
     ids: &[EventId],
     found: &[StoredRow],
@@ -142,7 +142,7 @@ async fn held(
 ) -> Result<Vec<StoredRow>, sqlx::Error> {
     let found: HashSet<EventId> = found.iter().map(|row| row.0).collect();
     let missing: Vec<EventId> = ids.iter().copied().filter(|id| !found.contains(id)).collect();
-    sqlx::query_as(HELD)
+    sqlx::query_as(ARCHIVED)
         .bind(missing)
         .bind(with_traces)
         .bind(most)
@@ -151,7 +151,7 @@ async fn held(
         .await
 }
 
-fn stored((id, chosen_id, body, full_data, trace, size): StoredRow, held: bool) -> Stored {
+fn stored((id, chosen_id, body, full_data, trace, size): StoredRow, archived: bool) -> Stored {
     let Some(body) = body else {
         return Stored::Large(usize::try_from(size).unwrap_or(0));
     };
@@ -160,7 +160,7 @@ fn stored((id, chosen_id, body, full_data, trace, size): StoredRow, held: bool) 
         body: body.into(),
         full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
         trace: trace.and_then(|bytes| TraceContext::from_bytes(&bytes)),
-        held,
+        archived,
     }))
 }
 

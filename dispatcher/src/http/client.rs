@@ -21,7 +21,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Uri, header,
+    HeaderMap, HeaderValue, Method, Uri, header,
     uri::{PathAndQuery, Scheme},
 };
 use postrider_proto::{Outcome, OutcomeKind};
@@ -43,7 +43,6 @@ use crate::{
     ownership::lease::SendPermission,
 };
 
-const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
 /// Cached TLS configurations of endpoints with their own certificates. The least recently used are evicted.
 const OWN_TLS_MAX: usize = 256;
 
@@ -79,6 +78,7 @@ pub enum HttpSenderError {
 /// A request to send. The body is sent unchanged.
 pub struct Request<'a> {
     pub url: &'a Url,
+    /// Built by [`RequestHeaders`](crate::http::headers::RequestHeaders); `Host` and `Content-Length` are added.
     pub headers: HeaderMap,
     pub body: Bytes,
     pub timeout: Duration,
@@ -226,15 +226,6 @@ fn outgoing(
         .body(Body::new(request.body, request.permission))?;
     let headers = outgoing.headers_mut();
     *headers = request.headers;
-    for (name, value) in [
-        (header::CONTENT_TYPE, "application/json"),
-        (header::USER_AGENT, USER_AGENT),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
-    headers
-        .entry(header::ACCEPT)
-        .or_insert(HeaderValue::from_static("*/*"));
     let named = if port == default_port {
         HeaderValue::from_str(&host)?
     } else {
@@ -248,19 +239,4 @@ fn outgoing(
         tls,
     };
     Ok((outgoing, receiver))
-}
-
-/// Headers of an attempt that every receiver can rely on.
-pub fn webhook_headers(event_id: &str, unix_seconds: i64, signature: &str) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(8);
-    for (name, value) in [
-        ("webhook-id", event_id),
-        ("webhook-timestamp", &unix_seconds.to_string()),
-        ("webhook-signature", signature),
-    ] {
-        if let Ok(value) = HeaderValue::from_str(value) {
-            headers.insert(HeaderName::from_static(name), value);
-        }
-    }
-    headers
 }

@@ -2,6 +2,7 @@
 //! certificates. AES-256-GCM with a fresh nonce per value, bound to its tenant, endpoint and purpose, so that a value
 //! copied into another row does not decrypt there. `sealed.rs` knows where such values are stored.
 
+pub mod custom_headers;
 pub mod key_holders;
 pub mod sealed;
 mod stored_responses;

@@ -8,7 +8,7 @@ use aes_gcm::{
 use super::{KEY_NAME_BYTES, NONCE_BYTES, Vault, VaultError};
 
 impl Vault {
-    pub fn seal_answer(&self, scope: &[u8], clear: &[u8]) -> Vec<u8> {
+    pub fn seal_response(&self, scope: &[u8], clear: &[u8]) -> Vec<u8> {
         let (name, cipher) = &self.keys[0];
         let nonce: [u8; NONCE_BYTES] = rand::random();
         let aad = bound_to(scope);
@@ -22,7 +22,7 @@ impl Vault {
         [name.as_slice(), &nonce, &sealed].concat()
     }
 
-    pub fn open_answer(&self, scope: &[u8], sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
+    pub fn open_response(&self, scope: &[u8], sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         let (name, rest) = sealed
             .split_at_checked(KEY_NAME_BYTES)
             .ok_or(VaultError::WrongKey)?;
@@ -54,9 +54,9 @@ mod tests {
     #[test]
     fn an_answer_opens_for_its_own_request_only() {
         let vault = Vault::parse("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=").expect("a key");
-        let sealed = vault.seal_answer(b"one", b"whsec_clear");
+        let sealed = vault.seal_response(b"one", b"whsec_clear");
         assert!(!sealed.windows(5).any(|w| w == b"clear"));
-        assert_eq!(vault.open_answer(b"one", &sealed), Ok(b"whsec_clear".to_vec()));
-        assert_eq!(vault.open_answer(b"two", &sealed), Err(VaultError::WrongKey));
+        assert_eq!(vault.open_response(b"one", &sealed), Ok(b"whsec_clear".to_vec()));
+        assert_eq!(vault.open_response(b"two", &sealed), Err(VaultError::WrongKey));
     }
 }

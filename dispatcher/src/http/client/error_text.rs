@@ -30,7 +30,7 @@ pub(super) fn not_connected(error: ConnectError) -> Result<Outcome, OwnFault> {
         ConnectError::Name(NameError::NotFound(_)) => {
             unreachable(OutcomeKind::NameNotFound, error.to_string())
         }
-        ConnectError::Name(NameError::NoAnswer(_)) => {
+        ConnectError::Name(NameError::NoResponse(_)) => {
             unreachable(OutcomeKind::NameNotFound, error.to_string())
         }
         ConnectError::Tcp(error) => unreachable(OutcomeKind::ConnectionFailed, of_io(error)),
@@ -46,7 +46,7 @@ pub(super) fn not_connected(error: ConnectError) -> Result<Outcome, OwnFault> {
 
 /// Connected, but without a usable response.
 pub(super) fn broken(error: &hyper::Error) -> Outcome {
-    let kind = OutcomeKind::BrokenAnswer;
+    let kind = OutcomeKind::InvalidResponse;
     if error.is_parse_too_large() {
         return unreachable(kind, "the response headers are too large".to_owned());
     }

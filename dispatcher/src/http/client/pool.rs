@@ -28,9 +28,9 @@ use super::{
     connect::{PeerCertificate, Wire},
 };
 
-const ANSWER_HEADERS_MAX: usize = 100;
+const RESPONSE_HEADERS_MAX: usize = 100;
 /// All headers of a response together.
-const ANSWER_HEAD_BYTES_MAX: usize = 64 * 1024;
+const RESPONSE_HEAD_BYTES_MAX: usize = 64 * 1024;
 const KEPT_LIFE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Idle connections per receiver.
@@ -71,8 +71,8 @@ impl Connection {
     pub(super) async fn over(wire: Wire) -> Result<Self, hyper::Error> {
         let certificate = wire.certificate();
         let (sender, driver) = http1::Builder::new()
-            .max_headers(ANSWER_HEADERS_MAX)
-            .max_buf_size(ANSWER_HEAD_BYTES_MAX)
+            .max_headers(RESPONSE_HEADERS_MAX)
+            .max_buf_size(RESPONSE_HEAD_BYTES_MAX)
             .handshake(TokioIo::new(wire))
             .await?;
         let task = tokio::spawn(async move {

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::ownership::lease::Lease;
+use crate::{http::headers::RequestHeaders, ownership::lease::Lease};
 
 /// Timeout of each attempt in these tests.
 const LIMIT: Duration = Duration::from_millis(400);
@@ -94,7 +94,7 @@ async fn post_under(
     let url = Url::parse(url).expect("a URL");
     let request = Request {
         url: &url,
-        headers: webhook_headers("evt_1", 1_700_000_000, "t=1,v1=ab"),
+        headers: RequestHeaders::FOR_TESTS.build(),
         body: Bytes::from_static(b"{}"),
         timeout: LIMIT,
         tls,

@@ -15,7 +15,7 @@ use crate::{
 pub(super) enum Duty {
     MakePartitions,
     RotateSecrets,
-    ForgetAnswers,
+    DeleteExpiredResponses,
     RollUpStatistics,
     DropOld,
 }
@@ -25,7 +25,7 @@ pub(super) enum Duty {
 pub(super) struct Retention(pub(super) Duration);
 
 /// Stored responses to idempotent requests removed by one statement.
-const ANSWERS_FORGOTTEN_MAX: i64 = 5_000;
+const RESPONSES_DELETED_MAX: i64 = 5_000;
 const TRACES_FORGOTTEN_MAX: i64 = 5_000;
 /// Statements per run; the rest waits for the next run.
 const FORGETTING_STEPS_MAX: usize = 1_000;
@@ -34,7 +34,7 @@ impl Duty {
     pub(super) const ALL: [Self; 5] = [
         Self::MakePartitions,
         Self::RotateSecrets,
-        Self::ForgetAnswers,
+        Self::DeleteExpiredResponses,
         Self::RollUpStatistics,
         Self::DropOld,
     ];
@@ -60,8 +60,8 @@ pub(super) async fn perform(
                 );
             }
         }
-        Duty::ForgetAnswers => {
-            forget_answers(&pool).await?;
+        Duty::DeleteExpiredResponses => {
+            delete_expired_responses(&pool).await?;
             forget_traces(&pool).await?;
         }
         Duty::RollUpStatistics => rollup::run(&pool).await?,
@@ -94,14 +94,14 @@ async fn forget_traces(pool: &PgPool) -> Result<(), sqlx::Error> {
 }
 
 /// Responses to requests with an `Idempotency-Key` are kept for 72 hours.
-async fn forget_answers(pool: &PgPool) -> Result<(), sqlx::Error> {
+async fn delete_expired_responses(pool: &PgPool) -> Result<(), sqlx::Error> {
     for _ in 0..FORGETTING_STEPS_MAX {
         let done = sqlx::query(
             "delete from postrider.idempotency where scope in (
                 select scope from postrider.idempotency
                 where created_at < clock_timestamp() - interval '72 hours' order by created_at limit $1)",
         )
-        .bind(ANSWERS_FORGOTTEN_MAX)
+        .bind(RESPONSES_DELETED_MAX)
         .execute(pool)
         .await?;
         if done.rows_affected() == 0 {
