@@ -110,11 +110,11 @@ fn certificates(field: &'static str, pem: &str) -> Result<Vec<CertificateDer<'st
     let found: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
         .take(TLS_CERTIFICATES_MAX + 1)
         .collect::<Result<_, _>>()
-        .map_err(|_| fault(field, "is not PEM: -----BEGIN CERTIFICATE-----"))?;
+        .map_err(|_| fault(field, "must be PEM: -----BEGIN CERTIFICATE-----"))?;
     match found.len() {
         0 => Err(fault(
             field,
-            "contains no certificate: -----BEGIN CERTIFICATE-----",
+            "must contain at least one certificate: -----BEGIN CERTIFICATE-----",
         )),
         n if n > TLS_CERTIFICATES_MAX => Err(fault(
             field,
@@ -139,7 +139,7 @@ impl Trust {
             let mut roots = RootCertStore::empty();
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             if roots.is_empty() {
-                tracing::warn!("this machine has no CA certificates; using the bundled browser set");
+                tracing::warn!("no CA certificates found on this machine; using the bundled ones");
                 roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
             }
             Arc::new(roots)
