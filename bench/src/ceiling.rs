@@ -58,9 +58,7 @@ pub(super) async fn run(url: &str, concurrency: usize, seconds: u64) -> anyhow::
                     event_id: id,
                     unix_seconds: t,
                     signature: Some(&signature),
-                    custom: None,
-                    marker: None,
-                    trace: None,
+                    ..RequestHeaders::default()
                 };
                 let request = Request {
                     url: &url,

@@ -118,9 +118,7 @@ impl Session {
             event_id: &id,
             unix_seconds: t,
             signature: Some(&signature),
-            custom: None,
-            marker: None,
-            trace: None,
+            ..RequestHeaders::default()
         };
         let headers = headers.build();
         let headers: Vec<(&str, &str)> = headers

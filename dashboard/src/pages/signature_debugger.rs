@@ -213,7 +213,7 @@ pub(crate) fn verdict(
                 ),
             }
         }
-        Finding::UnsuitableSecret { .. } => (
+        Finding::UnsuitableSecret(_) => (
             false,
             format!("The signature is not in this endpoint's format, {format}."),
         ),

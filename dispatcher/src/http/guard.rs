@@ -252,7 +252,7 @@ mod tests {
         guard.allow_networks = vec!["127.0.0.0/8".parse().expect("a network")];
         for url in ["http://localhost:3000/hook", "http://LocalHost./"] {
             let told = guard.check_url(url).expect_err(url).to_string();
-            assert!(told.ends_with("write 127.0.0.1 instead"), "{url}: {told}");
+            assert!(told.ends_with("use 127.0.0.1 instead"), "{url}: {told}");
         }
         assert!(guard.check_url("http://127.0.0.1:3000/hook").is_ok());
     }

@@ -11,6 +11,7 @@ const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
 pub const MASKED: &str = "[hidden]";
 
 /// Everything that decides the headers of a request, except for `Host` and `Content-Length`, which the client adds.
+#[derive(Default)]
 pub struct RequestHeaders<'a> {
     pub event_id: &'a str,
     pub unix_seconds: i64,
@@ -95,18 +96,6 @@ fn title_case(name: &str) -> String {
 }
 
 #[cfg(test)]
-impl RequestHeaders<'static> {
-    pub(crate) const FOR_TESTS: Self = Self {
-        event_id: "evt_1",
-        unix_seconds: 1_700_000_000,
-        signature: Some("t=1,v1=ab"),
-        custom: None,
-        marker: None,
-        trace: None,
-    };
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -131,7 +120,9 @@ mod tests {
                     .expect("a context"),
                 state.as_ref(),
             )),
-            ..RequestHeaders::FOR_TESTS
+            event_id: "evt_1",
+            unix_seconds: 1_700_000_000,
+            signature: Some("t=1,v1=ab"),
         };
         let sent = headers.build();
         assert_eq!(sent["accept"], "text/plain");

@@ -8,12 +8,9 @@ use serde_json::Value;
 
 use super::{
     PRIVATE_KEY_PREFIX, PUBLIC_KEY_PREFIX, PublicKey, SECRET_PREFIX, Secret, SignatureFormat,
-    TOLERANCE_SECONDS, VerifyError, sign, verify, verify_ed25519, verify_standard,
+    TOLERANCE_SECONDS, VerifyError, sign, verify, verify::SIGNATURES_MAX, verify_ed25519, verify_standard,
 };
 use crate::json;
-
-/// Signatures shown of one header.
-const SIGNATURES_MAX: usize = 10;
 
 /// A request as it was captured: three header values, empty if missing, and the raw body.
 #[derive(Debug, Clone, Copy)]
@@ -34,26 +31,15 @@ pub enum Finding {
     },
     MissingSignature,
     MissingTimestamp,
-    Malformed {
-        header: String,
-    },
-    /// Secret of the list that can't be used for signatures of this format.
-    UnsuitableSecret {
-        secret: usize,
-    },
+    Malformed(String),
+    /// Number of a secret of the list that can't be used for signatures of this format.
+    UnsuitableSecret(usize),
     /// Valid for a body that differs from this one in a recognizable way.
     BodyChanged(BodyChange),
-    NotJson {
-        bytes: usize,
-    },
-    /// The body belongs to another event.
-    OtherEvent {
-        body_id: String,
-        id: String,
-    },
-    NoMatch {
-        bytes: usize,
-    },
+    NotJson,
+    /// The body belongs to the event with this id.
+    OtherEvent(String),
+    NoMatch,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,46 +89,36 @@ impl fmt::Display for Finding {
             Self::MissingTimestamp => f.write_str(
                 "The timestamp is missing: it is in Webhook-Timestamp, or in Webhook-Signature as t=<unix seconds>.",
             ),
-            Self::Malformed { header } => write!(
+            Self::Malformed(header) => write!(
                 f,
                 "The Webhook-Signature header is malformed: `{header}`. Expected `t=<unix seconds>,v1=<64 hex digits>`, or \
                  `v1,<base64>` or `v1a,<base64>` with Webhook-Id and Webhook-Timestamp. It may have been truncated."
             ),
-            Self::UnsuitableSecret { secret } => write!(
+            Self::UnsuitableSecret(number) => write!(
                 f,
-                "Secret {} does not match the signature format: `v1,…` requires a secret of whsec_ and base64, `v1a,…` the \
-                 endpoint's public key, whpk_ and base64.",
-                secret + 1
+                "Secret {number} does not match the signature format: `v1,…` requires a secret of whsec_ and base64, `v1a,…` the \
+                 endpoint's public key, whpk_ and base64."
             ),
             Self::BodyChanged(change) => {
                 write!(f, "The body was changed: the signature matches {}.", change.undone())
             }
-            Self::NotJson { bytes } => write!(
-                f,
-                "The body was changed or truncated: these {bytes} bytes are not valid JSON, and every body sent is."
+            Self::NotJson => f.write_str(
+                "The body was changed or truncated: it is not valid JSON, and every body sent is.",
             ),
-            Self::OtherEvent { body_id, id } => write!(
+            Self::OtherEvent(id) => write!(
                 f,
-                "The body belongs to another request: its id is `{body_id}`, but Webhook-Id is `{id}`."
+                "The body belongs to another request: its id is `{id}`, which differs from Webhook-Id."
             ),
-            Self::NoMatch { bytes } => write!(
-                f,
+            Self::NoMatch => f.write_str(
                 "No signature matches. Either the secret is wrong (of another endpoint or tenant, or replaced since), or the \
-                 body ({bytes} bytes) or the timestamp was changed in transit: verify the raw bytes as received, not JSON \
-                 that was parsed and serialized again."
+                 body or the timestamp was changed in transit: verify the raw bytes as received, not JSON that was parsed \
+                 and serialized again.",
             ),
         }
     }
 }
 
 impl BodyChange {
-    const ALL: [Self; 4] = [
-        Self::TrailingNewline,
-        Self::SurroundingWhitespace,
-        Self::LineEndings,
-        Self::Reserialized,
-    ];
-
     const fn undone(self) -> &'static str {
         match self {
             Self::TrailingNewline => "without the trailing newline, which the capture added",
@@ -153,30 +129,27 @@ impl BodyChange {
             }
         }
     }
+}
 
-    /// The bodies that may have become this one by the change.
-    fn originals(self, body: &[u8]) -> Vec<Vec<u8>> {
-        let text = std::str::from_utf8(body).ok();
-        match self {
-            Self::TrailingNewline => {
-                let end = body.iter().rposition(|byte| !matches!(byte, b'\r' | b'\n'));
-                vec![body[..end.map_or(0, |last| last + 1)].to_vec()]
-            }
-            Self::SurroundingWhitespace => vec![body.trim_ascii().to_vec(), body.trim_ascii_end().to_vec()],
-            Self::LineEndings => text
-                .map(|text| text.replace("\r\n", "\n").into_bytes())
-                .into_iter()
-                .collect(),
-            Self::Reserialized => {
-                let compact = text.map(|text| json::compact(text).into_bytes());
-                let value: Option<Value> = serde_json::from_slice(body).ok();
-                compact
-                    .into_iter()
-                    .chain(value.map(|value| value.to_string().into_bytes()))
-                    .collect()
-            }
-        }
-    }
+/// The bodies that may have become this one, each with the change.
+fn originals(body: &[u8]) -> Vec<(BodyChange, String)> {
+    let text = String::from_utf8_lossy(body);
+    let mut originals = vec![
+        (
+            BodyChange::TrailingNewline,
+            text.trim_end_matches(['\r', '\n']).to_owned(),
+        ),
+        (BodyChange::SurroundingWhitespace, text.trim_ascii().to_owned()),
+        (
+            BodyChange::SurroundingWhitespace,
+            text.trim_ascii_end().to_owned(),
+        ),
+        (BodyChange::LineEndings, text.replace("\r\n", "\n")),
+        (BodyChange::Reserialized, json::compact(&text)),
+    ];
+    let value: Option<Value> = serde_json::from_slice(body).ok();
+    originals.extend(value.map(|value| (BodyChange::Reserialized, value.to_string())));
+    originals
 }
 
 impl<'a> Captured<'a> {
@@ -185,10 +158,7 @@ impl<'a> Captured<'a> {
         if self.signature.is_empty() {
             return Finding::MissingSignature;
         }
-        let bytes = self.body.len();
-        let malformed = || Finding::Malformed {
-            header: self.signature.to_owned(),
-        };
+        let malformed = || Finding::Malformed(self.signature.to_owned());
         let signed_at = match self.time() {
             "" => return Finding::MissingTimestamp,
             text => match text.parse() {
@@ -212,30 +182,24 @@ impl<'a> Captured<'a> {
             return malformed();
         }
         if let Some(secret) = position(Err(VerifyError::BadSecret)) {
-            return Finding::UnsuitableSecret { secret };
+            return Finding::UnsuitableSecret(secret + 1);
         }
         // A wrong secret and a changed body look the same, but some common changes can be recognized.
-        let matches = |body: &Vec<u8>| {
+        let matches = |(_, body): &(BodyChange, String)| {
+            let body = body.as_bytes();
             let original = Captured { body, ..*self };
-            secrets
-                .iter()
-                .any(|secret| original.check(secret, signed_at).is_ok())
+            let mut checked = secrets.iter().map(|secret| original.check(secret, signed_at));
+            checked.any(|result| result.is_ok())
         };
-        let change = BodyChange::ALL
-            .into_iter()
-            .find(|change| change.originals(self.body).iter().any(matches));
-        if let Some(change) = change {
+        if let Some((change, _)) = originals(self.body).into_iter().find(matches) {
             return Finding::BodyChanged(change);
         }
         let Ok(body) = serde_json::from_slice::<Value>(self.body) else {
-            return Finding::NotJson { bytes };
+            return Finding::NotJson;
         };
         match body["id"].as_str() {
-            Some(body_id) if !self.id.is_empty() && body_id != self.id => Finding::OtherEvent {
-                body_id: body_id.to_owned(),
-                id: self.id.to_owned(),
-            },
-            _ => Finding::NoMatch { bytes },
+            Some(id) if !self.id.is_empty() && id != self.id => Finding::OtherEvent(id.to_owned()),
+            _ => Finding::NoMatch,
         }
     }
 
@@ -420,8 +384,8 @@ mod tests {
                 (&one, BODY, vec![&other, &new], NOW, valid(1, 0)),
                 (&one, BODY, vec![&new], NOW + 301, valid(0, 301)),
                 (&one, BODY, vec![&new], NOW - 301, valid(0, -301)),
-                (&one, BODY, vec![&other], NOW, Finding::NoMatch { bytes: 8 }),
-                (&one, b"{\"a\":2}", vec![&new], NOW, Finding::NoMatch { bytes: 7 }),
+                (&one, BODY, vec![&other], NOW, Finding::NoMatch),
+                (&one, b"{\"a\":2}", vec![&new], NOW, Finding::NoMatch),
                 (
                     &one,
                     b"{\"a\":\n1}\n",
@@ -443,26 +407,15 @@ mod tests {
                     NOW,
                     Finding::BodyChanged(BodyChange::LineEndings),
                 ),
-                (&one, b"{\"a\":", vec![&new], NOW, Finding::NotJson { bytes: 5 }),
+                (&one, b"{\"a\":", vec![&new], NOW, Finding::NotJson),
                 (
                     &one,
                     b"{\"id\":\"evt_2\"}",
                     vec![&new],
                     NOW,
-                    Finding::OtherEvent {
-                        body_id: "evt_2".to_owned(),
-                        id: "evt_1".to_owned(),
-                    },
+                    Finding::OtherEvent("evt_2".to_owned()),
                 ),
-                (
-                    cut,
-                    BODY,
-                    vec![&new],
-                    NOW,
-                    Finding::Malformed {
-                        header: cut.to_owned(),
-                    },
-                ),
+                (cut, BODY, vec![&new], NOW, Finding::Malformed(cut.to_owned())),
                 ("", BODY, vec![&new], NOW, Finding::MissingSignature),
             ] {
                 let secrets: Vec<Secret> = secrets.into_iter().cloned().collect();
@@ -484,7 +437,7 @@ mod tests {
         let pair = known(SignatureFormat::StandardEd25519, 1);
         for (signature, secret) in [(&standard, Secret::new("no-prefix")), (&t_v1, pair)] {
             let found = captured(signature, BODY).diagnose(&[secret], NOW);
-            assert_eq!(found, Finding::UnsuitableSecret { secret: 0 });
+            assert_eq!(found, Finding::UnsuitableSecret(1));
         }
     }
 

@@ -22,6 +22,16 @@ const LIMIT: Duration = Duration::from_millis(400);
 /// Concurrent requests.
 const AT_ONCE: usize = 64;
 
+fn headers() -> HeaderMap {
+    let headers = RequestHeaders {
+        event_id: "evt_1",
+        unix_seconds: 1_700_000_000,
+        signature: Some("t=1,v1=ab"),
+        ..RequestHeaders::default()
+    };
+    headers.build()
+}
+
 /// The real guard with loopback allowed.
 fn guard() -> Guard {
     Guard {
@@ -94,7 +104,7 @@ async fn post_under(
     let url = Url::parse(url).expect("a URL");
     let request = Request {
         url: &url,
-        headers: RequestHeaders::FOR_TESTS.build(),
+        headers: headers(),
         body: Bytes::from_static(b"{}"),
         timeout: LIMIT,
         tls,
