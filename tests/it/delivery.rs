@@ -247,7 +247,7 @@ async fn an_endpoint_at_localhost_is_refused_with_the_address_to_write_instead()
         .await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
     assert!(
-        problem.to_string().contains("write 127.0.0.1 instead"),
+        problem.to_string().contains("use 127.0.0.1 instead"),
         "{problem}"
     );
 }

@@ -43,7 +43,7 @@ pub enum Refusal {
     Fragment,
     #[error("the host name `{0}` is not allowed")]
     HostName(String),
-    #[error("the host name `{0}` is not allowed: use 127.0.0.1")]
+    #[error("the host name `{0}` is not allowed: use 127.0.0.1 instead")]
     Localhost(String),
     #[error("port {0} is not allowed")]
     Port(u16),
