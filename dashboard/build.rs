@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed={ROOT}/{FILE}");
     let described = protox::compile([FILE], [ROOT])?;
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("no OUT_DIR")?);
-    // What reflection answers with.
+    // For reflection.
     fs::write(out.join("postrider.bin"), described.encode_to_vec())?;
     tonic_prost_build::configure()
         .build_transport(false)

@@ -42,7 +42,7 @@ async fn refuse_to_lock_out(pool: &PgPool, vault: &Vault) -> anyhow::Result<()> 
     }
     bail!(
         "these roles run without the first key of POSTRIDER_MASTER_KEY and could not read secrets encrypted with it: {}. \
-         Nothing was changed. Restart them with both keys first. A role that was killed is forgotten after {HELD_SECONDS} \
+         Nothing was changed. Restart them with both keys first. A role that was killed is removed from this list after {HELD_SECONDS} \
          seconds; --force continues anyway",
         key_holders::named(&lacking)
     )

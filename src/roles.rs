@@ -149,7 +149,7 @@ pub(crate) fn dispatcher_part(parts: &mut Parts, shared: Shared, pool: PgPool, d
 pub(crate) fn dashboard_part(parts: &mut Parts, shared: Shared, serving: Serving<'_>) -> anyhow::Result<()> {
     let (reserves, values) = (serving.reserves, shared.settings.values);
     let trials = Trials::new(shared.guard.clone())
-        .map_err(|error| anyhow!("cannot create the HTTP client of test events: {error}"))?;
+        .map_err(|error| anyhow!("cannot create the HTTP client for test events: {error}"))?;
     let app = |stop| App {
         pool: reserves.rest.clone(),
         lookups: reserves.lookups.clone(),
@@ -234,7 +234,7 @@ pub(crate) async fn register_keys(
         Ok(holding) => holding,
         Err(others) => bail!(
             "POSTRIDER_MASTER_KEY has no key in common with other roles running on this database: {}. They could not read each \
-             other's secrets. Set the same key. A role that was killed is forgotten after {HELD_SECONDS} seconds",
+             other's secrets. Set the same key. A role that was killed is removed from this list after {HELD_SECONDS} seconds",
             key_holders::named(&others)
         ),
     };

@@ -13,7 +13,10 @@ use anyhow::{Context, ensure};
 use bytes::Bytes;
 use postrider_dispatcher::{
     guard::Guard,
-    http::client::{HttpSender, Request, webhook_headers},
+    http::{
+        client::{HttpSender, Request},
+        headers::RequestHeaders,
+    },
 };
 use postrider_proto::signature::{Secret, SignatureFormat, sign};
 
@@ -51,9 +54,15 @@ pub(super) async fn run(url: &str, concurrency: usize, seconds: u64) -> anyhow::
                     .map_or(0, |now| now.as_secs() as i64);
                 let id = "evt_01a1e2c3654778c4b6f0d0ac35589b02";
                 let signature = sign(SignatureFormat::TV1, id, t, &body, std::slice::from_ref(&secret));
+                let headers = RequestHeaders {
+                    event_id: id,
+                    unix_seconds: t,
+                    signature: Some(&signature),
+                    ..RequestHeaders::default()
+                };
                 let request = Request {
                     url: &url,
-                    headers: webhook_headers(id, t, &signature),
+                    headers: headers.build(),
                     body: body.clone(),
                     timeout: Duration::from_secs(10),
                     tls: None,

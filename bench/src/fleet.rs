@@ -26,7 +26,7 @@ struct Receivers {
 
 const RECEIVERS: [Receivers; 2] = [
     Receivers {
-        label: "answer at once",
+        label: "respond at once",
         path: "/fast/fleet",
         settings: &[],
         divisor: 1,

@@ -21,7 +21,7 @@ pub struct EmitArguments {
     /// JSON object, @FILE, or - for standard input [default: a sample generated from the type's schema]
     #[arg(long, short)]
     data: Option<String>,
-    /// Your own stable id: an event with the same id is sent only once
+    /// Your own stable id; a second event with the same id is not sent
     #[arg(long)]
     id: Option<String>,
     /// Schema version [default: the newest of the type]

@@ -25,7 +25,7 @@ pub enum EndpointsCommand {
     Pause(OneEndpoint),
     /// Resume an endpoint: queued deliveries are sent
     Resume(OneEndpoint),
-    /// Delete an endpoint; returns when no more requests to it are started
+    /// Delete an endpoint; returns once no new requests to it are started
     Delete(OneEndpoint),
     /// Send a test event now
     Test(TestArguments),

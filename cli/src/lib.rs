@@ -24,13 +24,13 @@ use settings::Environment;
 
 #[derive(Subcommand)]
 pub enum Tool {
-    /// Emit an event, with sample data generated from the type's schema unless you provide some
+    /// Emit an event; without --data, sample data is generated from the type's schema
     Emit(emit::EmitArguments),
     /// Forward a tenant's events to a receiver on this machine, signed as in production
     Listen(listen::ListenArguments),
     /// Test a receiver's implementation: signatures, duplicates, ordering, speed, TLS
     Probe(probe::ProbeArguments),
-    /// Send one delivery again, or all that match a filter
+    /// Replay one delivery, or all that match a filter
     Replay(replay::ReplayArguments),
     /// Show a tenant's events
     #[command(subcommand)]

@@ -73,7 +73,7 @@ fn missing_key(environment: &Environment) -> String {
     let (variable, file) = (API_KEY.variable, key_file(environment));
     match file.exists() {
         true => format!(
-            "no API key: set {variable} or {variable}_FILE. The key of the installation here is in {}",
+            "no API key: set {variable} or {variable}_FILE. The key of this installation is in {}",
             file.display()
         ),
         false => format!("no API key: set {variable} or {variable}_FILE"),

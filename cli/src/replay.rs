@@ -38,10 +38,10 @@ pub struct ReplayArguments {
     /// Missed events, from before the endpoint existed or while it was disabled
     #[arg(long, conflicts_with = "delivery", requires = "endpoint")]
     missing: bool,
-    /// Send them; without this they are only counted
+    /// Start the replay; without this, matching deliveries are only counted
     #[arg(long, conflicts_with = "delivery")]
     yes: bool,
-    /// Do not wait until they have been sent
+    /// Return at once instead of waiting until everything has been sent
     #[arg(long, requires = "yes")]
     no_wait: bool,
     #[command(flatten)]

@@ -15,7 +15,7 @@ use crate::{
 
 #[derive(Subcommand)]
 pub enum SecretsCommand {
-    /// Create a new current secret; the old one signs too until it retires
+    /// Rotate the secret: requests are signed with both until the old one expires
     Rotate(RotateArguments),
 }
 

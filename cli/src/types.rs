@@ -12,7 +12,7 @@ use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use postrider_client::{Client, EventType, EventTypeSettings, PageOf};
 use postrider_proto::{
-    json::{find_duplicate, is_same, lay_out},
+    json::{find_duplicate, is_same, lay_out, pointer_part},
     limits::VERSIONS_PER_TYPE_MAX,
     routing::{RESERVED_PREFIX, is_type_name, is_version},
 };
@@ -167,7 +167,7 @@ async fn import(client: &Client, arguments: &ImportArguments) -> anyhow::Result<
                 let path = arguments.directory.join(format!("{name}.json"));
                 let (done, all) = (reports.len(), changed.len());
                 format!(
-                    "{}: stopped here; {done} of {all} types have been changed",
+                    "{}: failed; {done} of {all} types were changed before it",
                     path.display()
                 )
             })?);
@@ -350,7 +350,7 @@ fn check(name: &str, file: &TypeFile) -> Vec<(String, String)> {
         ));
     }
     for (version, schema) in &file.schemas {
-        let pointer = format!("/schemas/{}", version.replace('~', "~0").replace('/', "~1"));
+        let pointer = format!("/schemas/{}", pointer_part(version));
         if !is_version(version) {
             let detail = "invalid version: must start with a letter or digit and have at most 64 characters of A-Z a-z 0-9 _ . -";
             wrong.push((pointer.clone(), detail.to_owned()));

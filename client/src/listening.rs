@@ -20,7 +20,7 @@ pub struct Handover {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct Message {
     event: Option<String>,
     r#type: Option<String>,
     #[serde(default)]
@@ -31,7 +31,7 @@ struct Line {
 /// Incoming requests of a listener.
 pub struct Stream {
     client: Client,
-    answer: Response,
+    response: Response,
     /// Read but not returned yet.
     rest: Vec<u8>,
 }
@@ -42,7 +42,7 @@ impl Client {
         let path = ["v1", "tenants", tenant, "listeners", listener, "requests"];
         Ok(Stream {
             client: self.clone(),
-            answer: self.open(&path).await?,
+            response: self.open(&path).await?,
             rest: Vec::new(),
         })
     }
@@ -61,7 +61,7 @@ impl Stream {
             if self.rest.len() > LINE_BYTES_MAX {
                 return Err(self.client.unreadable("line too long".to_owned()));
             }
-            match self.answer.chunk().await {
+            match self.response.chunk().await {
                 Ok(Some(chunk)) => self.rest.extend_from_slice(&chunk),
                 Ok(None) => return Ok(None),
                 Err(error) => return Err(self.client.unreachable(&error)),
@@ -71,7 +71,7 @@ impl Stream {
 
     /// None for a keep-alive line.
     fn read(&self, line: &[u8]) -> Result<Option<Handover>, Error> {
-        let line: Line =
+        let line: Message =
             serde_json::from_slice(line).map_err(|error| self.client.unreadable(error.to_string()))?;
         let (Some(event), Some(body)) = (line.event, line.body) else {
             return Ok(None);

@@ -19,7 +19,7 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 /// Longer than the server takes for any request.
 const CALL_TIME_MAX: Duration = Duration::from_secs(30);
 /// A page of events has at most 8 MiB of bodies, a catalogue 16.
-const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
+const RESPONSE_BYTES_MAX: usize = 64 * 1024 * 1024;
 const USER_AGENT: &str = concat!("postrider-client/", env!("CARGO_PKG_VERSION"));
 
 /// Cheap to clone. Its key is not shown in logs.
@@ -82,10 +82,10 @@ impl Client {
         path: &[&str],
         query: &[(&str, String)],
     ) -> Result<T, Error> {
-        let answer = self
+        let response = self
             .send(Method::GET, path, query, None, Some(CALL_TIME_MAX))
             .await?;
-        self.read(answer).await
+        self.read(response).await
     }
 
     pub(crate) async fn page<T: DeserializeOwned>(
@@ -110,28 +110,28 @@ impl Client {
         body: &impl Serialize,
     ) -> Result<T, Error> {
         let body = serde_json::to_string(body).map_err(|error| self.unreadable(error.to_string()))?;
-        let answer = self
+        let response = self
             .send(method, path, &[], Some(body), Some(CALL_TIME_MAX))
             .await?;
-        self.read(answer).await
+        self.read(response).await
     }
 
     pub(crate) async fn delete(&self, path: &[&str]) -> Result<(), Error> {
-        let answer = self
+        let response = self
             .send(Method::DELETE, path, &[], None, Some(CALL_TIME_MAX))
             .await?;
-        self.whole(answer).await.map(|_| ())
+        self.whole(response).await.map(|_| ())
     }
 
     /// A streaming response: only its start has a time limit.
     pub(crate) async fn open(&self, path: &[&str]) -> Result<Response, Error> {
         let opened = self.send(Method::GET, path, &[], None, None);
-        let answer = opened.await?;
-        if answer.status().is_success() {
-            return Ok(answer);
+        let response = opened.await?;
+        if response.status().is_success() {
+            return Ok(response);
         }
-        match self.whole(answer).await {
-            Ok(_) => Err(self.unreadable("the stream ended at once".to_owned())),
+        match self.whole(response).await {
+            Ok(_) => Err(self.unreadable("the stream ended immediately".to_owned())),
             Err(error) => Err(error),
         }
     }
@@ -161,27 +161,27 @@ impl Client {
         request.send().await.map_err(|error| self.unreachable(&error))
     }
 
-    async fn read<T: DeserializeOwned>(&self, answer: Response) -> Result<T, Error> {
-        let bytes = self.whole(answer).await?;
+    async fn read<T: DeserializeOwned>(&self, response: Response) -> Result<T, Error> {
+        let bytes = self.whole(response).await?;
         serde_json::from_slice(&bytes).map_err(|error| self.unreadable(error.to_string()))
     }
 
     /// The body of a successful response, or the problem.
-    async fn whole(&self, mut answer: Response) -> Result<Vec<u8>, Error> {
+    async fn whole(&self, mut response: Response) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(|error| self.unreachable(&error))? {
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.unreachable(&error))? {
             bytes.extend_from_slice(&chunk);
-            if bytes.len() > ANSWER_BYTES_MAX {
-                return Err(self.unreadable(format!("it is larger than {ANSWER_BYTES_MAX} bytes")));
+            if bytes.len() > RESPONSE_BYTES_MAX {
+                return Err(self.unreadable(format!("it is larger than {RESPONSE_BYTES_MAX} bytes")));
             }
         }
-        let status = answer.status();
+        let status = response.status();
         if status.is_success() {
             return Ok(bytes);
         }
         let mut problem: Problem = serde_json::from_slice(&bytes)
             .map_err(|_| self.unreadable(format!("status {status} without a problem document")))?;
-        problem.retry_after_seconds = answer
+        problem.retry_after_seconds = response
             .headers()
             .get(RETRY_AFTER)
             .and_then(|value| value.to_str().ok()?.parse().ok());

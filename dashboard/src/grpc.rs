@@ -65,16 +65,16 @@ pub(crate) async fn serve(listener: TcpListener, app: Arc<App>, stop: Cancellati
         .add_service(v1alpha.max_decoding_message_size(REFLECTION_BYTES_MAX));
     let routes = routes
         .into_axum_router()
-        .layer(map_response(told_as_a_problem))
+        .layer(map_response(with_problem))
         .layer(from_fn_with_state(gate, gate::check));
     connections::serve(listener, routes, proxies, stop).await;
     Ok(())
 }
 
 /// `tonic` rejects an oversized message before it reaches a service, with a status code used for nothing else.
-async fn told_as_a_problem(response: HttpResponse) -> HttpResponse {
+async fn with_problem(response: HttpResponse) -> HttpResponse {
     match Status::from_header_map(response.headers()) {
-        Some(told) if told.code() == Code::OutOfRange => {
+        Some(rejection) if rejection.code() == Code::OutOfRange => {
             let detail = format!("The limit for one message is {}.", size(REQUEST_BYTES_MAX));
             status(Problem::new(Kind::TooLarge, detail)).into_http()
         }
@@ -101,27 +101,27 @@ async fn in_time<T>(work: impl Future<Output = Result<T, Status>>) -> Result<T, 
 #[tonic::async_trait]
 impl Emitter for Service {
     async fn emit(&self, request: Request<v1::EmitRequest>) -> Result<Response<v1::EmitResponse>, Status> {
-        let answer = self.take_one(request).await;
-        METRICS.called(Call::Emit, &answer);
-        answer
+        let response = self.take_one(request).await;
+        METRICS.called(Call::Emit, &response);
+        response
     }
 
     async fn emit_batch(
         &self,
         request: Request<v1::EmitBatchRequest>,
     ) -> Result<Response<v1::EmitBatchResponse>, Status> {
-        let answer = self.take_batch(request).await;
-        METRICS.called(Call::EmitBatch, &answer);
-        answer
+        let response = self.take_batch(request).await;
+        METRICS.called(Call::EmitBatch, &response);
+        response
     }
 
     async fn emit_stream(
         &self,
         request: Request<Streaming<v1::EmitRequest>>,
     ) -> Result<Response<v1::EmitStreamResponse>, Status> {
-        let answer = self.take_stream(request).await;
-        METRICS.called(Call::EmitStream, &answer);
-        answer
+        let response = self.take_stream(request).await;
+        METRICS.called(Call::EmitStream, &response);
+        response
     }
 }
 
@@ -276,8 +276,8 @@ async fn emit_one(app: &App, request: v1::EmitRequest, traced: &Traced) -> Resul
         Ok(event) => emit_traced(app, event, traced.carried()).await,
         Err(problem) => Err(problem),
     };
-    let told = emitted.as_ref().map(|one| std::slice::from_ref(&one.id));
-    traced.end(Source::Grpc, &tenant, told);
+    let ids = emitted.as_ref().map(|one| std::slice::from_ref(&one.id));
+    traced.end(Source::Grpc, &tenant, ids);
     emitted
 }
 
@@ -355,7 +355,7 @@ fn status(mut problem: Problem) -> Status {
         Kind::Unauthorized => Code::Unauthenticated,
         Kind::Forbidden => Code::PermissionDenied,
         Kind::NotFound => Code::NotFound,
-        Kind::Conflict | Kind::Answered | Kind::KeyReused | Kind::EventIdConflict => Code::AlreadyExists,
+        Kind::Conflict | Kind::Handled | Kind::KeyReused | Kind::EventIdConflict => Code::AlreadyExists,
         Kind::SchemaPublished | Kind::EndpointDisabled | Kind::LimitReached => Code::FailedPrecondition,
         Kind::KeyInProgress => Code::Aborted,
         Kind::TooMany => Code::ResourceExhausted,

@@ -27,7 +27,7 @@ use postrider_proto::TenantId;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use http::idle_timeout::Patient;
+use http::idle_timeout::TimedListener;
 use pages::live::Live;
 
 pub use actions::{emits::Emits, trials::Trials};
@@ -40,7 +40,7 @@ pub use auth::{
 pub use http::{shares::Limits, slots::Slots};
 pub use openapi::document as openapi_document;
 pub use routes::Route;
-pub use tables::pool::{Held, Pool, Reserves, STATEMENT_TIMEOUT};
+pub use tables::pool::{Pool, PooledConnection, Reserves, STATEMENT_TIMEOUT};
 
 /// Everything the API and the pages need; created by the root.
 #[derive(Clone)]
@@ -123,7 +123,7 @@ pub async fn serve(
     }
     let service = router.into_make_service_with_connect_info::<SocketAddr>();
     // `tap_io` does nothing here except that it provides the peer's address for a custom listener.
-    let http = axum::serve(Patient(listener).tap_io(|_| {}), service)
+    let http = axum::serve(TimedListener(listener).tap_io(|_| {}), service)
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();
     let http = async { tokio::join!(http, failures).0 };

@@ -17,7 +17,7 @@ pub async fn within<T>(
     work: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
     match timeout(limit, work).await {
-        Ok(answer) => answer,
+        Ok(result) => result,
         Err(_) => Err(sqlx::Error::Io(ErrorKind::TimedOut.into())),
     }
 }

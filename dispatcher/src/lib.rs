@@ -3,6 +3,7 @@
 //! Invariant: no coordination per delivery. A single owner per endpoint, fenced by an epoch, makes the bulkhead exact
 //! across machines.
 
+mod backoff;
 pub mod bind;
 mod clock;
 pub mod db_timeout;

@@ -111,7 +111,7 @@ impl Cluster {
     /// After a `kill -9` of our process the server keeps running. It is stopped, so that it starts with the new configuration.
     fn stop_leftover(&self) -> Result<(), EmbeddedError> {
         if self.is_running() {
-            tracing::info!("stopping the database server left over from an earlier run");
+            tracing::info!("stopping the database server left over from a previous run");
             return self.stop();
         }
         // The pid may belong to another process by now, or to a zombie, and Postgres would refuse to start. In a copy of a

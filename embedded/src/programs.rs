@@ -83,8 +83,8 @@ impl Programs {
 }
 
 /// `postgres (PostgreSQL) 15.3 (Debian …)`, `postgres (PostgreSQL) 18beta1`
-fn parse_major(answer: &str) -> Option<u32> {
-    let version = answer.split("(PostgreSQL) ").nth(1)?;
+fn parse_major(output: &str) -> Option<u32> {
+    let version = output.split("(PostgreSQL) ").nth(1)?;
     let digits: String = version.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().ok()
 }
@@ -95,13 +95,13 @@ mod tests {
 
     #[test]
     fn the_major_version_is_read_from_what_the_server_says() {
-        for (answer, major) in [
+        for (output, major) in [
             ("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)\n", Some(15)),
             ("postgres (PostgreSQL) 18beta1\n", Some(18)),
             ("postgres (PostgreSQL) 9.6.24\n", Some(9)),
             ("something else\n", None),
         ] {
-            assert_eq!(parse_major(answer), major, "{answer}");
+            assert_eq!(parse_major(output), major, "{output}");
         }
     }
 }

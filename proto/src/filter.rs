@@ -9,6 +9,8 @@ use std::cmp::Ordering;
 
 use serde_json::{Map, Number, Value};
 
+use crate::json::pointer_part;
+
 pub const FILTER_BYTES_MAX: usize = 8 * 1024;
 pub const FILTER_DEPTH_MAX: usize = 8;
 pub const FILTER_CONDITIONS_MAX: usize = 100;
@@ -95,7 +97,7 @@ impl Reader {
         }
         let mut all = Vec::new();
         for (name, value) in members {
-            let here = format!("{at}/{}", name.replace('~', "~0").replace('/', "~1"));
+            let here = format!("{at}/{}", pointer_part(name));
             match name.as_str() {
                 "and" => all.push(Condition::All(self.list(value, &here, depth)?)),
                 "or" => all.push(Condition::Any(self.list(value, &here, depth)?)),

@@ -2,7 +2,7 @@
 //! work on the text itself. Invariant: bounded in depth. Invalid JSON reads as nothing without members, so callers
 //! that need valid JSON must check it first.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, iter::Peekable};
 
 use serde_json::value::RawValue;
 
@@ -50,46 +50,75 @@ pub struct LaidOut {
 pub fn lay_out_within(text: &str, bytes_max: usize) -> LaidOut {
     let mut laid_out = String::with_capacity(text.len().saturating_mul(2).min(bytes_max));
     let mut level = 0_usize;
-    let mut rest = text.trim_ascii();
-    while let Some(first) = rest.chars().next() {
-        if laid_out.len() >= bytes_max {
-            return LaidOut {
-                text: laid_out,
-                is_cut: true,
-            };
-        }
-        let length = match first {
-            '"' => string_length(rest),
-            _ => first.len_utf8(),
-        };
-        let (part, behind) = rest.split_at(length);
-        rest = behind.trim_ascii_start();
-        match first {
-            '{' | '[' if rest.starts_with(['}', ']']) => laid_out.push(first),
-            '{' | '[' => {
+    let mut tokens = tokens(text).peekable();
+    while laid_out.len() < bytes_max
+        && let Some(token) = tokens.next()
+    {
+        match token {
+            "{" | "[" if matches!(tokens.peek(), Some(&("}" | "]"))) => laid_out.push_str(token),
+            "{" | "[" => {
                 level += 1;
-                laid_out.push(first);
+                laid_out.push_str(token);
                 begin_line(&mut laid_out, level);
             }
-            '}' | ']' => {
+            "}" | "]" => {
                 if !laid_out.ends_with(['{', '[']) {
                     level = level.saturating_sub(1);
                     begin_line(&mut laid_out, level);
                 }
-                laid_out.push(first);
+                laid_out.push_str(token);
             }
-            ',' => {
-                laid_out.push(first);
+            "," => {
+                laid_out.push_str(token);
                 begin_line(&mut laid_out, level);
             }
-            ':' => laid_out.push_str(": "),
-            _ => laid_out.push_str(part),
+            ":" => laid_out.push_str(": "),
+            _ => laid_out.push_str(token),
         }
     }
     LaidOut {
         text: laid_out,
-        is_cut: false,
+        is_cut: tokens.peek().is_some(),
     }
+}
+
+/// The text without the whitespace between its parts.
+pub fn compact(text: &str) -> String {
+    tokens(text).collect()
+}
+
+/// Escapes a member name for use in a JSON Pointer.
+pub fn pointer_part(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
+}
+
+/// The tokens of a JSON text: a bracket, a comma, a colon, a string with its quotes, or a number or literal. Invalid JSON
+/// has tokens too.
+pub fn tokens(text: &str) -> impl Iterator<Item = &str> {
+    let ends_literal = |byte: u8| br#"{}[],:""#.contains(&byte) || byte.is_ascii_whitespace();
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        rest = rest.trim_ascii_start();
+        let length = match rest.as_bytes().first()? {
+            b'"' => string_length(rest),
+            b'{' | b'}' | b'[' | b']' | b',' | b':' => 1,
+            _ => rest.bytes().position(ends_literal).unwrap_or(rest.len()),
+        };
+        let (token, behind) = rest.split_at(length);
+        rest = behind;
+        Some(token)
+    })
+}
+
+/// Including its quotes.
+fn string_length(text: &str) -> usize {
+    let mut escaped = false;
+    let end = text.bytes().skip(1).position(|byte| {
+        let ends = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    });
+    end.map_or(text.len(), |end| end + 2)
 }
 
 fn begin_line(text: &mut String, level: usize) {
@@ -105,7 +134,7 @@ impl Json<'_> {
         let mut below = |name: &str, value: Option<&Self>| {
             pointer.truncate(length);
             pointer.push('/');
-            pointer.push_str(&name.replace('~', "~0").replace('/', "~1"));
+            pointer.push_str(&pointer_part(name));
             // Without a value, the name itself is the target.
             value.is_none_or(|value| value.find_duplicate(pointer))
         };
@@ -175,71 +204,35 @@ fn number(text: &str) -> Option<(bool, String, i64)> {
 fn read(text: &str) -> Option<Json<'_>> {
     // The code below relies on valid JSON.
     let raw: &RawValue = serde_json::from_str(text).ok()?;
-    let mut rest = raw.get();
-    value(&mut rest, 0)
+    value(&mut tokens(raw.get()).peekable(), 0)
 }
 
-fn value<'a>(rest: &mut &'a str, depth: usize) -> Option<Json<'a>> {
+fn value<'a>(tokens: &mut Peekable<impl Iterator<Item = &'a str>>, depth: usize) -> Option<Json<'a>> {
     if depth > JSON_DEPTH_MAX {
         return None;
     }
-    match rest.as_bytes().first()? {
-        b'"' => string(rest).map(Json::Text),
-        b'[' => {
+    match tokens.next()? {
+        "[" => {
             let mut items = Vec::new();
-            skip(rest);
-            while !rest.starts_with(']') {
-                items.push(value(rest, depth + 1)?);
-                if rest.starts_with(',') {
-                    skip(rest);
-                }
+            while tokens.next_if_eq(&"]").is_none() {
+                items.push(value(tokens, depth + 1)?);
+                tokens.next_if_eq(&",");
             }
-            skip(rest);
             Some(Json::List(items))
         }
-        b'{' => {
+        "{" => {
             let mut members = Vec::new();
-            skip(rest);
-            while !rest.starts_with('}') {
-                let name = string(rest)?;
-                skip(rest);
-                members.push((name, value(rest, depth + 1)?));
-                if rest.starts_with(',') {
-                    skip(rest);
-                }
+            while tokens.next_if_eq(&"}").is_none() {
+                let name = serde_json::from_str(tokens.next()?).ok()?;
+                tokens.next_if_eq(&":");
+                members.push((name, value(tokens, depth + 1)?));
+                tokens.next_if_eq(&",");
             }
-            skip(rest);
             Some(Json::Object(members))
         }
-        _ => {
-            let end = rest.find(|c: char| matches!(c, ',' | ']' | '}') || c.is_ascii_whitespace());
-            let (plain, behind) = rest.split_at(end.unwrap_or(rest.len()));
-            *rest = behind.trim_ascii_start();
-            Some(Json::Plain(plain))
-        }
+        text if text.starts_with('"') => serde_json::from_str(text).ok().map(Json::Text),
+        plain => Some(Json::Plain(plain)),
     }
-}
-
-/// Skips a bracket, a comma or a colon.
-fn skip(rest: &mut &str) {
-    *rest = rest.get(1..).unwrap_or_default().trim_ascii_start();
-}
-
-fn string(rest: &mut &str) -> Option<String> {
-    let (token, behind) = rest.split_at(string_length(rest));
-    *rest = behind.trim_ascii_start();
-    serde_json::from_str(token).ok()
-}
-
-/// Including its quotes.
-fn string_length(text: &str) -> usize {
-    let mut escaped = false;
-    let end = text.bytes().skip(1).position(|byte| {
-        let ends = byte == b'"' && !escaped;
-        escaped = byte == b'\\' && !escaped;
-        ends
-    });
-    end.map_or(text.len(), |end| end + 2)
 }
 
 #[cfg(test)]
@@ -306,6 +299,11 @@ mod tests {
         assert_eq!(lay_out(text), laid_out);
         assert_eq!(lay_out(laid_out), laid_out);
         assert_eq!(lay_out(" true "), "true");
+        assert_eq!(compact(laid_out), compact(text));
+        assert_eq!(
+            compact(" {\"a b\" : [ 1 , \"\\\" \" ] } "),
+            r#"{"a b":[1,"\" "]}"#
+        );
     }
 
     #[test]

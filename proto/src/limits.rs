@@ -18,8 +18,8 @@ pub const URL_BYTES_MAX: usize = 2048;
 pub const DESCRIPTION_BYTES_MAX: usize = 1024;
 pub const LIST_PAGE_MAX: i64 = 1_000;
 pub const LIST_PAGE_DEFAULT: i64 = 50;
-pub const ANSWER_READ_BYTES_MAX: usize = 64 * 1024;
-pub const ANSWER_KEPT_BYTES_MAX: usize = 4 * 1024;
+pub const RESPONSE_READ_BYTES_MAX: usize = 64 * 1024;
+pub const RESPONSE_KEPT_BYTES_MAX: usize = 4 * 1024;
 pub const RETRY_AFTER_SECONDS_MAX: u64 = 24 * 60 * 60;
 pub const SCHEDULE_STEPS_MAX: usize = 50;
 /// Scheduled attempts and replays together. The columns that count them hold 32,767.

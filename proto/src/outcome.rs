@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// An endpoint's response, truncated to what is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Answer {
+pub struct Response {
     pub head: String,
     pub body: Vec<u8>,
 }
@@ -12,12 +12,12 @@ pub struct Answer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// 2xx.
-    Accepted { status: u16, answer: Answer },
+    Accepted { status: u16, response: Response },
     /// Any other status. This includes redirects, which are never followed.
     Refused {
         status: u16,
         retry_after: Option<Duration>,
-        answer: Answer,
+        response: Response,
     },
     /// No response: DNS, the connection, TLS or the protocol failed. The text is for people.
     Unreachable { kind: OutcomeKind, error: String },
@@ -37,7 +37,7 @@ pub enum OutcomeKind {
     ConnectionFailed = 4,
     TlsFailed = 5,
     TimedOut = 6,
-    BrokenAnswer = 7,
+    InvalidResponse = 7,
     Forbidden = 8,
     NotSent = 9,
     /// The operator's egress proxy failed: this says nothing about the endpoint.
@@ -52,7 +52,7 @@ impl OutcomeKind {
         Self::ConnectionFailed,
         Self::TlsFailed,
         Self::TimedOut,
-        Self::BrokenAnswer,
+        Self::InvalidResponse,
         Self::Forbidden,
         Self::NotSent,
         Self::ProxyFailed,
@@ -66,7 +66,7 @@ impl OutcomeKind {
             Self::ConnectionFailed => "connection_failed",
             Self::TlsFailed => "tls_failed",
             Self::TimedOut => "timed_out",
-            Self::BrokenAnswer => "invalid_response",
+            Self::InvalidResponse => "invalid_response",
             Self::Forbidden => "forbidden_address",
             Self::NotSent => "not_sent",
             Self::ProxyFailed => "proxy_failed",
@@ -96,9 +96,9 @@ impl Outcome {
         }
     }
 
-    pub fn answer(&self) -> Option<&Answer> {
+    pub fn response(&self) -> Option<&Response> {
         match self {
-            Self::Accepted { answer, .. } | Self::Refused { answer, .. } => Some(answer),
+            Self::Accepted { response, .. } | Self::Refused { response, .. } => Some(response),
             Self::Unreachable { .. } | Self::Forbidden { .. } | Self::NotSent { .. } => None,
         }
     }

@@ -9,6 +9,7 @@
 //! Receivers need [`verify`], [`verify_standard`] or [`verify_ed25519`]. While a secret is being rotated, a header
 //! carries one signature for each active secret; one match is enough.
 
+pub mod diagnose;
 mod verify;
 
 use std::fmt;

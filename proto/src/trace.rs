@@ -69,9 +69,19 @@ impl SpanId {
 
     /// The span of a delivery's waiting time. Attempts name it as their parent, whichever process makes them.
     pub fn of_delivery(delivery: DeliveryId) -> Self {
+        Self::derived(delivery, &[])
+    }
+
+    /// The span of an attempt, derived from what is stored about it, so that it can be shown later.
+    pub fn of_attempt(delivery: DeliveryId, started_at_unix_us: i64) -> Self {
+        Self::derived(delivery, &started_at_unix_us.to_be_bytes())
+    }
+
+    fn derived(delivery: DeliveryId, more: &[u8]) -> Self {
         let mut hash = Sha256::new();
         hash.update(delivery.event.0.as_bytes());
         hash.update(delivery.endpoint.0.to_be_bytes());
+        hash.update(more);
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&hash.finalize()[..8]);
         Self::new(bytes).unwrap_or(Self([1; 8]))

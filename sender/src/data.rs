@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use postrider_proto::limits::JSON_DEPTH_MAX;
+use postrider_proto::{json, limits::JSON_DEPTH_MAX};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
@@ -28,11 +28,30 @@ pub enum BadData {
 pub fn check_data(text: &str) -> Result<(), BadData> {
     // RawValue skips a value with a loop, so that 100,000 brackets are as harmless as one.
     let raw: &RawValue = serde_json::from_str(text).map_err(|e| BadData::NotJson(e.to_string()))?;
-    let bytes = raw.get().as_bytes();
-    if bytes.first() != Some(&b'{') {
+    if !raw.get().starts_with('{') {
         return Err(BadData::NotAnObject);
     }
-    walk(bytes)
+    let mut depth = 0_usize;
+    for token in json::tokens(raw.get()) {
+        match token.as_bytes().first() {
+            Some(b'{' | b'[') => {
+                depth += 1;
+                if depth > JSON_DEPTH_MAX {
+                    return Err(BadData::TooDeep);
+                }
+            }
+            Some(b'}' | b']') => depth -= 1,
+            // The text is valid JSON: nothing else can fail here.
+            Some(b'"') if token.contains("\\u") && serde_json::from_str::<String>(token).is_err() => {
+                return Err(BadData::LoneSurrogate);
+            }
+            Some(b'-' | b'0'..=b'9') if !is_integer(token) && !is_finite(token) => {
+                return Err(BadData::NumberOutOfRange);
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Parses data for inspection. It has passed `check_data`, so its depth is bounded.
@@ -64,29 +83,17 @@ fn with_short_integers(text: &str) -> Cow<'_, str> {
     if !has_long_run_of_digits(text) {
         return text.into();
     }
-    let bytes = text.as_bytes();
-    let (mut short, mut kept, mut at) = (String::new(), 0, 0);
-    while let Some(byte) = bytes.get(at) {
-        at += match byte {
-            b'"' => string_length(&bytes[at..]).unwrap_or(1),
-            b'-' | b'0'..=b'9' => {
-                let length = number_length(&bytes[at..]).unwrap_or(1);
-                if length > INTEGER_CHARS_MAX
-                    && bytes[at..at + length]
-                        .iter()
-                        .all(|b| matches!(b, b'-' | b'0'..=b'9'))
-                {
-                    short.push_str(&text[kept..at]);
-                    short.push_str(if *byte == b'-' { "-1e300" } else { "1e300" });
-                    kept = at + length;
-                }
-                length
+    let short = |token| match token {
+        long if is_integer(long) && long.len() > INTEGER_CHARS_MAX => {
+            if long.starts_with('-') {
+                "-1e300"
+            } else {
+                "1e300"
             }
-            _ => 1,
-        };
-    }
-    short.push_str(&text[kept..]);
-    short.into()
+        }
+        token => token,
+    };
+    json::tokens(text).map(short).collect::<String>().into()
 }
 
 fn has_long_run_of_digits(text: &str) -> bool {
@@ -97,79 +104,12 @@ fn has_long_run_of_digits(text: &str) -> bool {
     })
 }
 
-/// Checks each token once. The bytes are known to be valid JSON.
-fn walk(bytes: &[u8]) -> Result<(), BadData> {
-    let mut depth = 0_usize;
-    let mut at = 0;
-    while let Some(byte) = bytes.get(at) {
-        at += match byte {
-            b'{' | b'[' => {
-                depth += 1;
-                if depth > JSON_DEPTH_MAX {
-                    return Err(BadData::TooDeep);
-                }
-                1
-            }
-            b'}' | b']' => {
-                depth -= 1;
-                1
-            }
-            b'"' => string_length(&bytes[at..])?,
-            b'-' | b'0'..=b'9' => number_length(&bytes[at..])?,
-            _ => 1,
-        };
-    }
-    Ok(())
+fn is_integer(token: &str) -> bool {
+    token.bytes().all(|b| matches!(b, b'-' | b'0'..=b'9'))
 }
 
-fn string_length(bytes: &[u8]) -> Result<usize, BadData> {
-    let mut at = 1;
-    loop {
-        match bytes.get(at) {
-            None | Some(b'"') => return Ok(at + 1),
-            Some(b'\\') => at += escape_length(&bytes[at..])?,
-            Some(_) => at += 1,
-        }
-    }
-}
-
-/// The length of the escape at the start; of both halves for a surrogate pair.
-fn escape_length(bytes: &[u8]) -> Result<usize, BadData> {
-    match unit(bytes) {
-        None => Ok(2),
-        Some(0xd800..=0xdbff) => match unit(bytes.get(6..).unwrap_or_default()) {
-            Some(0xdc00..=0xdfff) => Ok(12),
-            _ => Err(BadData::LoneSurrogate),
-        },
-        Some(0xdc00..=0xdfff) => Err(BadData::LoneSurrogate),
-        Some(_) => Ok(6),
-    }
-}
-
-/// The code unit of a `\uXXXX` at the start.
-fn unit(bytes: &[u8]) -> Option<u16> {
-    let digits = bytes.strip_prefix(b"\\u")?.get(..4)?;
-    u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
-}
-
-fn number_length(bytes: &[u8]) -> Result<usize, BadData> {
-    let length = bytes
-        .iter()
-        .take_while(|b| matches!(b, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E'))
-        .count();
-    let token = &bytes[..length];
-    let is_integer = !token.iter().any(|b| matches!(b, b'.' | b'e' | b'E'));
-    let fits = || {
-        std::str::from_utf8(token)
-            .ok()
-            .and_then(|text| text.parse::<f64>().ok())
-            .is_some_and(f64::is_finite)
-    };
-    if is_integer || fits() {
-        Ok(length)
-    } else {
-        Err(BadData::NumberOutOfRange)
-    }
+fn is_finite(token: &str) -> bool {
+    token.parse().is_ok_and(f64::is_finite)
 }
 
 #[cfg(test)]

@@ -168,7 +168,7 @@ pub enum Patience {
 }
 
 #[derive(Debug, FromRow)]
-struct Answer {
+struct EmitRow {
     position: i32,
     event_id: Option<EventId>,
     id: Option<String>,
@@ -183,11 +183,11 @@ struct Answer {
 
 /// Emits on connections of one database. Clones share cached schemas.
 #[derive(Debug, Clone, Default)]
-pub struct Sender {
+pub struct Emitter {
     schemas: Arc<Schemas>,
 }
 
-impl Sender {
+impl Emitter {
     /// Emits on the connection of the caller's transaction. Nothing is sent before that transaction commits.
     pub async fn emit(
         &self,
@@ -209,8 +209,8 @@ impl Sender {
         events: &[NewEvent<'_>],
         patience: Patience,
     ) -> Result<Vec<Result<Emitted, EmitError>>, sqlx::Error> {
-        let mut answers: Vec<Option<Result<Emitted, EmitError>>> = Vec::new();
-        answers.resize_with(events.len(), || None);
+        let mut results: Vec<Option<Result<Emitted, EmitError>>> = Vec::new();
+        results.resize_with(events.len(), || None);
         let mut open: Vec<usize> = (0..events.len()).collect();
         let rounds = match patience {
             Patience::Own => ROUNDS_MAX,
@@ -221,24 +221,22 @@ impl Sender {
             for index in open {
                 match self.check(connection, &events[index], round > 0).await? {
                     Ok(schema) => checked.push((index, schema)),
-                    Err(refused) => answers[index] = Some(Err(refused)),
+                    Err(refused) => results[index] = Some(Err(refused)),
                 }
             }
             if checked.is_empty() {
                 break;
             }
             open = Vec::new();
-            for answer in call(connection, events, &checked, patience).await? {
-                let Some((index, _)) = usize::try_from(answer.position)
-                    .ok()
-                    .and_then(|at| checked.get(at))
+            for row in call(connection, events, &checked, patience).await? {
+                let Some((index, _)) = usize::try_from(row.position).ok().and_then(|at| checked.get(at))
                 else {
                     continue;
                 };
-                if answer.refusal.as_deref() == Some("PR000") && round + 1 < rounds {
+                if row.refusal.as_deref() == Some("PR000") && round + 1 < rounds {
                     open.push(*index);
                 } else {
-                    answers[*index] = Some(answer.read());
+                    results[*index] = Some(row.read());
                 }
             }
             if open.is_empty() {
@@ -246,9 +244,9 @@ impl Sender {
             }
         }
         let missing = || Err(EmitError::Database(sqlx::Error::RowNotFound));
-        Ok(answers
+        Ok(results
             .into_iter()
-            .map(|answer| answer.unwrap_or_else(missing))
+            .map(|result| result.unwrap_or_else(missing))
             .collect())
     }
 
@@ -313,7 +311,7 @@ async fn call(
     events: &[NewEvent<'_>],
     checked: &[(usize, i32)],
     patience: Patience,
-) -> Result<Vec<Answer>, sqlx::Error> {
+) -> Result<Vec<EmitRow>, sqlx::Error> {
     let of = |part: fn(&NewEvent<'_>) -> Option<String>| -> Vec<Option<String>> {
         checked.iter().map(|(index, _)| part(&events[*index])).collect()
     };
@@ -343,7 +341,7 @@ async fn call(
         .await
 }
 
-impl Answer {
+impl EmitRow {
     fn read(self) -> Result<Emitted, EmitError> {
         match self.refusal.as_deref() {
             None => {}
@@ -375,8 +373,8 @@ impl Answer {
 mod tests {
     use super::*;
 
-    fn refused(refusal: &str) -> Answer {
-        Answer {
+    fn refused(refusal: &str) -> EmitRow {
+        EmitRow {
             position: 0,
             event_id: None,
             id: None,

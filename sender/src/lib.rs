@@ -3,13 +3,13 @@
 //!
 //! ```no_run
 //! # async fn pay(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
-//! use postrider_sender::{NewEvent, Sender};
+//! use postrider_sender::{NewEvent, Emitter};
 //!
-//! let sender = Sender::default(); // one for each database; it keeps compiled schemas
+//! let emitter = Emitter::default(); // one for each database; it keeps compiled schemas
 //! let mut transaction = pool.begin().await?;
 //! // … your own change …
 //! let event = NewEvent::new("acme", "invoice.paid", r#"{"id":"inv_123"}"#).id("inv_123:paid");
-//! let emitted = sender.emit(&mut transaction, &event).await?;
+//! let emitted = emitter.emit(&mut transaction, &event).await?;
 //! transaction.commit().await?;
 //! # let _ = emitted; Ok(()) }
 //! ```
@@ -25,7 +25,7 @@ mod sample;
 mod schema;
 
 pub use data::{BadData, check_data, read_data, read_data_of_body};
-pub use emit::{EmitError, Emitted, NewEvent, Patience, Sender};
+pub use emit::{EmitError, Emitted, Emitter, NewEvent, Patience};
 pub use reference::resolve as resolve_reference;
-pub use sample::sample;
+pub use sample::{approximate_sample, sample};
 pub use schema::{Effort, Published, Schema, VIOLATIONS_MAX, Verdict, Violation};

@@ -201,7 +201,7 @@ impl Schema {
 }
 
 fn too_complex() -> Violation {
-    Violation::whole("is too complex for its schema: validation takes too many steps")
+    Violation::whole("is too complex: validating it against the schema takes too many steps")
 }
 
 fn has_patterns(schema: &Value) -> bool {
@@ -346,7 +346,7 @@ mod circles {
         match schema {
             Value::Object(map) => {
                 for (key, value) in map {
-                    let at = format!("{at}/{}", key.replace('~', "~0").replace('/', "~1"));
+                    let at = format!("{at}/{}", postrider_proto::json::pointer_part(key));
                     match (key.as_str(), value) {
                         ("$ref" | "$dynamicRef", Value::String(text)) => found.push((at, text)),
                         ("const" | "enum" | "default" | "examples", _) => {}

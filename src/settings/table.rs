@@ -126,7 +126,7 @@ settings! {
         optional allow_networks: Vec<IpNet> = "POSTRIDER_ALLOW_NETWORKS",
             "none; `up` on its own database: loopback",
             parse::networks,
-            "networks that endpoints may be in although they are not public";
+            "private networks that endpoints may be in";
         optional deny_networks: Vec<IpNet> = "POSTRIDER_DENY_NETWORKS", "none", parse::networks,
             "networks that endpoints may not be in";
         optional deny_ports: Vec<u16> = "POSTRIDER_DENY_PORTS",

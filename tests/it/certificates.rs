@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    date_time_ymd,
+};
 use reqwest::{Method, StatusCode};
 use rustls::{
     RootCertStore, ServerConfig, crypto::ring, pki_types::PrivateKeyDer, server::WebPkiClientVerifier,
@@ -11,7 +14,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsAcceptor;
 
-use crate::support::{Database, MASTER_KEY, Postrider};
+use crate::support::{Database, MASTER_KEY, Person, Postrider};
 
 const NEW_KEY: &str = "ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=";
 
@@ -24,6 +27,11 @@ struct Receiver {
 
 /// Takes only those who show a certificate of its own authority.
 async fn start() -> Receiver {
+    start_until(4_000).await
+}
+
+/// The certificate expires on 2 January of this year.
+async fn start_until(year: i32) -> Receiver {
     let mut params = CertificateParams::new(Vec::new()).expect("no names");
     params
         .distinguished_name
@@ -35,6 +43,7 @@ async fn start() -> Receiver {
     let sign = |name: &str, usage| {
         let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
         params.extended_key_usages = vec![usage];
+        params.not_after = date_time_ymd(year, 1, 2);
         let key = KeyPair::generate().expect("a key");
         (params.signed_by(&key, &issuer).expect("a certificate"), key)
     };
@@ -78,6 +87,31 @@ async fn start() -> Receiver {
         ca: ca.pem(),
         client_certificate: client.pem(),
         client_key: client_key.serialize_pem(),
+    }
+}
+
+#[tokio::test]
+async fn an_expired_certificate_is_shown_with_its_date() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = start_until(2024).await;
+    let api = program.api();
+    let more = json!({ "retry_schedule": ["0s"], "tls": { "ca_certificates": receiver.ca } });
+    api.acme(&receiver.url, more).await;
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    let dead = api.wait_for_state("acme", "dead", 1).await;
+    let id = dead[0]["id"].as_str().expect("an id");
+    let shown = api.get(&format!("/tenants/acme/deliveries/{id}")).await;
+    let error = "the TLS certificate expired on 2024-01-02";
+    assert_eq!(shown["attempts"][0]["error"], error, "{shown}");
+    let mut person = Person::signed_in(&program).await;
+    for path in [&*format!("/deliveries/{id}"), "/deliveries", "/dead-letters"] {
+        let (_, page) = person.visit(path).await;
+        assert!(
+            page.contains("The TLS certificate expired on 2024-01-02"),
+            "{path}: {page}"
+        );
     }
 }
 

@@ -246,8 +246,5 @@ async fn an_endpoint_at_localhost_is_refused_with_the_address_to_write_instead()
         .call(Method::POST, "/tenants/acme/endpoints", Some(body))
         .await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
-    assert!(
-        problem.to_string().contains("write 127.0.0.1 instead"),
-        "{problem}"
-    );
+    assert!(problem.to_string().contains("use 127.0.0.1 instead"), "{problem}");
 }

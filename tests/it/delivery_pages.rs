@@ -3,7 +3,7 @@
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 
-use crate::support::{Answer, Database, Person, Postrider, Receiver, until};
+use crate::support::{ADMIN_API_KEY, Answer, Database, Person, Postrider, Receiver, until};
 
 #[tokio::test]
 async fn deliveries_are_found_by_each_filter_and_by_pages() {
@@ -89,6 +89,76 @@ async fn deliveries_are_found_by_each_filter_and_by_pages() {
     assert_eq!(status, StatusCode::OK, "found by the id that was chosen, too");
     assert!(page.contains(&event), "{page}");
     assert_eq!(person.visit("/events/evt_none").await.0, StatusCode::NOT_FOUND);
+}
+
+/// With a trace, a custom header and a replay, so that every header there is occurs.
+#[tokio::test]
+async fn the_request_headers_shown_are_those_that_the_receiver_got() {
+    let (database, collector) = (Database::fresh().await, Receiver::start().await);
+    collector.answer(Answer::Body(200, "{}".to_owned()));
+    let otlp = collector.url("");
+    let program = Postrider::start_with(&database, &[("POSTRIDER_OTLP_ENDPOINT", &otlp)]).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({ "headers": { "X-Token": "abc" } }))
+        .await;
+    let emitted = reqwest::Client::new()
+        .post(program.url("/v1/tenants/acme/events"))
+        .bearer_auth(ADMIN_API_KEY)
+        .header("content-type", "application/json")
+        .header(
+            "traceparent",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        )
+        .header("tracestate", "rojo=00f067aa0ba902b7")
+        .body(json!({ "type": "invoice.paid", "data": {} }).to_string())
+        .send()
+        .await
+        .expect("a response");
+    assert!(emitted.status().is_success(), "{}", emitted.status());
+    let delivered = api.wait_for_state("acme", "delivered", 1).await;
+    let id = delivered[0]["id"].as_str().expect("an id");
+    let path = format!("/tenants/acme/deliveries/{id}");
+    let (status, _) = api.call(Method::POST, &format!("{path}/replay"), None).await;
+    assert_eq!(status, StatusCode::ACCEPTED);
+    let requests = receiver.wait_for(2).await;
+    let attempts = until("both attempts are recorded", || async {
+        let attempts = api.get(&path).await["attempts"].as_array().cloned();
+        attempts.filter(|attempts| attempts.len() == 2)
+    })
+    .await;
+    let (_, page) = Person::signed_in(&program)
+        .await
+        .visit(&format!("/deliveries/{id}"))
+        .await;
+    // The newest attempt is the first.
+    for (request, attempt) in requests.iter().rev().zip(&attempts) {
+        let shown = attempt["request_headers"].as_object().expect("headers");
+        assert_eq!(
+            shown.len(),
+            request.headers.len() - 2,
+            "{shown:?} {:?}",
+            request.headers
+        );
+        for (name, sent) in &request.headers {
+            let found = shown
+                .iter()
+                .find(|(shown, _)| name.as_str().eq_ignore_ascii_case(shown));
+            match name.as_str() {
+                "host" | "content-length" => assert!(found.is_none(), "{name}"),
+                "x-token" => assert_eq!(found.expect("a header").1, "[hidden]"),
+                _ => {
+                    let (name, value) = found.unwrap_or_else(|| panic!("no {name} in {shown:?}"));
+                    assert_eq!(value, sent.to_str().expect("plain"), "{name}");
+                    let line = format!("{name}: {}", value.as_str().expect("text"));
+                    assert!(page.contains(&line), "no {line} in {page}");
+                }
+            }
+        }
+    }
+    for name in ["accept", "traceparent", "tracestate", "webhook-replay"] {
+        assert!(requests[1].headers.contains_key(name), "{name}");
+    }
 }
 
 /// More accepted deliveries than a page looks through, made newer than all that is there.

@@ -131,7 +131,7 @@ async fn every_bad_file_is_named_and_nothing_is_changed_before_all_are_good() {
     );
     let (done, told) = types(&program, "types import --apply .", folder.path());
     assert!(
-        !done && told.contains("b.long.json: stopped here; 1 of 2 types have been changed"),
+        !done && told.contains("b.long.json: failed; 1 of 2 types were changed before it"),
         "{told}"
     );
 }

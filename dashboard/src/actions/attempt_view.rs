@@ -1,12 +1,21 @@
-//! The request and response of an attempt, as stored. Request headers are not stored; they are reconstructed here.
+//! The request and response of an attempt, as stored. Request headers are not stored: they are built again by the code that
+//! sends them, from the attempt and from today's custom headers and tracing settings.
 //! Invariant: values of custom headers are never shown, because they often contain tokens.
 
 use std::collections::BTreeMap;
 
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use chrono::{DateTime, Utc};
-use postrider_dispatcher::vault::{Purpose, Vault};
-use postrider_proto::{OutcomeKind, limits::ANSWER_KEPT_BYTES_MAX};
+use postrider_dispatcher::{
+    http::headers::{Marker, RequestHeaders},
+    traces::Tracer,
+    vault::{Vault, custom_headers::CustomHeaders},
+};
+use postrider_proto::{
+    DeliveryId, OutcomeKind,
+    limits::RESPONSE_KEPT_BYTES_MAX,
+    trace::{TraceContext, TraceState},
+};
 use serde::Serialize;
 use sqlx::PgConnection;
 use utoipa::ToSchema;
@@ -18,13 +27,11 @@ use crate::{
         attempts::{self, AttemptRow},
         deliveries::Delivery,
         endpoints::{self, EndpointRow},
+        events,
     },
 };
 
-/// Placeholder for the value of a custom header.
-pub(crate) const HIDDEN: &str = "[hidden]";
-
-pub(crate) const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
+pub(crate) use postrider_dispatcher::http::headers::MASKED as HIDDEN;
 
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Attempt {
@@ -43,12 +50,40 @@ pub(crate) struct Attempt {
     pub(crate) replay: Option<String>,
 }
 
-impl Attempt {
-    pub(crate) fn of(row: AttemptRow, event_id: &str, custom_headers: &[String]) -> Self {
-        let request_headers = match &row.signature {
-            None => BTreeMap::new(),
-            Some(signature) => request_headers(&row, event_id, signature, custom_headers),
+/// What the request headers of a delivery depend on, besides its attempts.
+struct Context {
+    delivery: DeliveryId,
+    event_id: String,
+    custom: HeaderMap,
+    tracer: Tracer,
+    trace: Option<(TraceContext, Option<TraceState>)>,
+}
+
+impl Context {
+    fn request_headers(&self, row: &AttemptRow) -> BTreeMap<String, String> {
+        let stored = self.trace.as_ref();
+        let context = self
+            .tracer
+            .attempt_context(self.delivery, stored.map(|trace| trace.0), row.started_at);
+        let headers = RequestHeaders {
+            event_id: &self.event_id,
+            unix_seconds: row.started_at.timestamp(),
+            signature: row.signature.as_deref(),
+            custom: Some(&self.custom),
+            marker: row.replay_id.as_deref().map(Marker::Replay),
+            trace: context.map(|context| (context, stored.and_then(|trace| trace.1.as_ref()))),
         };
+        // Without a signature, nothing was sent.
+        row.signature
+            .as_ref()
+            .map(|_| headers.shown())
+            .unwrap_or_default()
+    }
+}
+
+impl Attempt {
+    fn of(row: AttemptRow, context: &Context) -> Self {
+        let request_headers = context.request_headers(&row);
         Self {
             number: row.number,
             started_at: row.started_at,
@@ -59,7 +94,7 @@ impl Attempt {
             request_headers,
             response_head: row.response_head,
             response_body: row.response_body.map(|bytes| {
-                let kept = &bytes[..bytes.len().min(ANSWER_KEPT_BYTES_MAX)];
+                let kept = &bytes[..bytes.len().min(RESPONSE_KEPT_BYTES_MAX)];
                 String::from_utf8_lossy(kept).into_owned()
             }),
             replay: row.replay_id,
@@ -109,91 +144,24 @@ fn status_line(status: i16) -> String {
     }
 }
 
-/// Rewrites the error messages of TLS libraries for the people who run the receiver. Other messages are shown as stored.
+/// The stored error, which is written for people, as a sentence.
 pub(crate) fn error_summary(error: &str) -> String {
-    // The dispatcher words certificate errors itself, with the date: only raw errors of the TLS library are translated.
-    let raw = !error.starts_with("the TLS certificate");
-    let found = |part: &str| raw && error.contains(part);
-    if found("certificate expired") || found("CertExpired") || found("certificate has expired") {
-        match unix_time_after(error, "not valid after ") {
-            Some(at) => format!(
-                "The TLS certificate expired on {}",
-                at.format("%-d %B %Y, %H:%M UTC")
-            ),
-            None => "The TLS certificate has expired".to_owned(),
-        }
-    } else if found("not valid yet") || found("NotValidYet") {
-        match unix_time_after(error, "not valid before ") {
-            Some(at) => format!(
-                "The TLS certificate is not valid before {}",
-                at.format("%-d %B %Y, %H:%M UTC")
-            ),
-            None => "The TLS certificate is not valid yet".to_owned(),
-        }
-    } else if found("UnknownIssuer") {
-        "The TLS certificate was not issued by a trusted authority. Is an intermediate certificate missing?"
-            .to_owned()
-    } else if found("not valid for name") || found("NotValidForName") {
-        "The TLS certificate is not valid for the host name of the URL".to_owned()
-    } else {
-        let mut letters = error.chars();
-        match letters.next() {
-            Some(first) => first.to_uppercase().chain(letters).collect(),
-            None => "Unknown error".to_owned(),
-        }
+    let mut letters = error.chars();
+    match letters.next() {
+        Some(first) => first.to_uppercase().chain(letters).collect(),
+        None => "Unknown error".to_owned(),
     }
-}
-
-/// The Unix timestamp that follows `phrase`.
-fn unix_time_after(text: &str, phrase: &str) -> Option<DateTime<Utc>> {
-    let (_, rest) = text.split_once(phrase)?;
-    let digits = rest
-        .find(|c: char| !c.is_ascii_digit())
-        .map_or(rest, |end| &rest[..end]);
-    DateTime::from_timestamp(digits.parse().ok()?, 0)
 }
 
 pub(crate) fn outcome_name(number: i16) -> &'static str {
     OutcomeKind::from_number(number).map_or("unknown", OutcomeKind::as_str)
 }
 
-fn request_headers(
-    row: &AttemptRow,
-    event_id: &str,
-    signature: &str,
-    custom_headers: &[String],
-) -> BTreeMap<String, String> {
-    let mut headers: BTreeMap<String, String> = custom_headers
-        .iter()
-        .map(|name| (name.clone(), HIDDEN.to_owned()))
-        .collect();
-    let ours = [
-        ("Content-Type", "application/json".to_owned()),
-        ("User-Agent", USER_AGENT.to_owned()),
-        ("Webhook-Id", event_id.to_owned()),
-        ("Webhook-Timestamp", row.started_at.timestamp().to_string()),
-        ("Webhook-Signature", signature.to_owned()),
-    ];
-    for (name, value) in ours {
-        headers.insert(name.to_owned(), value);
-    }
-    if let Some(replay) = &row.replay_id {
-        headers.insert("Webhook-Replay".to_owned(), replay.clone());
-    }
-    headers
-}
-
 /// The names of an endpoint's current custom headers. Headers that can't be decrypted are treated as absent.
 pub(crate) fn custom_header_names(vault: &Vault, endpoint: &EndpointRow) -> Vec<String> {
-    let Some(sealed) = &endpoint.headers else {
-        return Vec::new();
-    };
-    vault
-        .open(endpoint.owner(), Purpose::Headers, sealed)
-        .ok()
-        .and_then(|clear| serde_json::from_slice::<BTreeMap<String, String>>(&clear).ok())
-        .map(|headers| headers.into_keys().collect())
+    CustomHeaders::open(vault, endpoint.owner(), endpoint.headers.as_deref())
         .unwrap_or_default()
+        .into_names()
 }
 
 pub(crate) async fn attempts_of(
@@ -202,21 +170,38 @@ pub(crate) async fn attempts_of(
     delivery: &Delivery,
 ) -> Result<Vec<Attempt>, Problem> {
     let id = delivery.id();
-    let headers = endpoints::find_by_id(&mut *connection, id.endpoint)
-        .await?
-        .map(|endpoint| custom_header_names(&app.vault, &endpoint))
-        .unwrap_or_default();
-    let event = delivery.event();
+    let endpoint = endpoints::find_by_id(&mut *connection, id.endpoint).await?;
+    let custom = endpoint.and_then(|endpoint| {
+        let headers = CustomHeaders::open(&app.vault, endpoint.owner(), endpoint.headers.as_deref());
+        headers.and_then(|headers| headers.to_map()).ok()
+    });
+    let (mut tracer, mut trace) = (Tracer::default(), None);
+    if app.tracer.is_on() {
+        let found = events::find_trace(&mut *connection, id.event).await?;
+        // Rather no trace than a wrong one.
+        if found.stored.is_some() || !found.may_be_deleted {
+            (tracer, trace) = (app.tracer.clone(), found.stored);
+        }
+    }
+    let context = Context {
+        delivery: id,
+        event_id: delivery.event(),
+        custom: custom.unwrap_or_default(),
+        tracer,
+        trace,
+    };
     Ok(attempts::of_delivery(connection, id)
         .await?
         .into_iter()
-        .map(|row| Attempt::of(row, &event, &headers))
+        .map(|row| Attempt::of(row, &context))
         .collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::http::HeaderValue;
+    use postrider_proto::{EndpointId, EventId};
 
     fn row(signature: Option<&str>) -> AttemptRow {
         AttemptRow {
@@ -233,49 +218,58 @@ mod tests {
         }
     }
 
+    fn context(tracer: Tracer) -> Context {
+        let mut token = HeaderValue::from_static("Bearer abc");
+        token.set_sensitive(true);
+        Context {
+            delivery: DeliveryId {
+                event: EventId::LOWEST,
+                endpoint: EndpointId(1),
+            },
+            event_id: "evt_1".to_owned(),
+            custom: HeaderMap::from_iter([(axum::http::header::AUTHORIZATION, token)]),
+            tracer,
+            trace: None,
+        }
+    }
+
     #[test]
     fn the_request_is_reconstructed_without_secrets() {
-        let attempt = Attempt::of(row(Some("t=1,v1=ab")), "evt_1", &["authorization".to_owned()]);
+        let attempt = Attempt::of(row(Some("t=1,v1=ab")), &context(Tracer::default()));
         let headers = attempt.request_headers;
         assert_eq!(headers["Webhook-Timestamp"], "1700000000");
         assert_eq!(headers["Webhook-Signature"], "t=1,v1=ab");
         assert_eq!(headers["Webhook-Replay"], "dlv_1");
+        assert_eq!(headers["Accept"], "*/*");
         assert_eq!(headers["authorization"], HIDDEN);
+        assert!(!headers.contains_key("traceparent"));
         assert_eq!(attempt.outcome, "refused");
         assert_eq!(attempt.response_body.as_deref(), Some("a\u{fffd}\0b"));
+        let traced = Attempt::of(row(Some("t=1,v1=ab")), &context(Tracer::new(1.0).0));
+        assert!(traced.request_headers["traceparent"].ends_with("-01"));
     }
 
     #[test]
-    fn errors_are_readable() {
-        let expired = "invalid peer certificate: certificate expired: verification time 1763295187 (UNIX), \
-                       but certificate is not valid after 1763208000 (87187 seconds ago)";
+    fn an_error_is_shown_as_the_dispatcher_wrote_it() {
+        for (stored, shown) in [
+            ("connection refused", "Connection refused"),
+            (
+                "the TLS certificate expired on 2026-01-02",
+                "The TLS certificate expired on 2026-01-02",
+            ),
+            ("", "Unknown error"),
+        ] {
+            assert_eq!(attempt_summary(None, Some(stored), "tls_failed"), shown);
+        }
         assert_eq!(
-            error_summary(expired),
-            "The TLS certificate expired on 15 November 2025, 12:00 UTC"
-        );
-        assert_eq!(error_summary("connection refused"), "Connection refused");
-        // The dispatcher already names the day: it must reach the page.
-        assert_eq!(
-            error_summary("the TLS certificate expired on 2026-01-02"),
-            "The TLS certificate expired on 2026-01-02"
-        );
-        assert_eq!(
-            error_summary("no response within 10 s"),
-            "No response within 10 s"
-        );
-        assert!(error_summary("invalid peer certificate: UnknownIssuer").contains("trusted"));
-        assert_eq!(
-            error_summary("not valid after x certificate expired"),
-            "The TLS certificate has expired"
-        );
-        assert_eq!(
-            Attempt::of(row(None), "evt_1", &[]).summary(),
+            Attempt::of(row(None), &context(Tracer::default())).summary(),
             "500 Internal Server Error"
         );
     }
 
     #[test]
     fn an_attempt_without_a_request_has_no_headers() {
-        assert!(Attempt::of(row(None), "evt_1", &[]).request_headers.is_empty());
+        let attempt = Attempt::of(row(None), &context(Tracer::default()));
+        assert!(attempt.request_headers.is_empty());
     }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use postrider_proto::json::pointer_part;
 use postrider_sender::resolve_reference;
 use serde::Serialize;
 use serde_json::Value;
@@ -52,7 +53,7 @@ pub(crate) fn compare(before: &Value, after: &Value) -> Vec<Break> {
         above: Vec::new(),
         found: Vec::new(),
     };
-    comparison.walk(&[before], &[after], "");
+    comparison.compare_schemas(&[before], &[after], "");
     comparison.found.truncate(BREAKS_MAX);
     comparison.found
 }
@@ -69,7 +70,7 @@ struct Comparison<'a> {
 }
 
 impl<'a> Comparison<'a> {
-    fn walk(&mut self, before: &[&'a Value], after: &[&'a Value], pointer: &str) {
+    fn compare_schemas(&mut self, before: &[&'a Value], after: &[&'a Value], pointer: &str) {
         let been_here =
             |(old, new): &(Here<'a>, Here<'a>)| is_same_place(old, before) && is_same_place(new, after);
         if self.above.len() > DEPTH_MAX || self.found.len() >= BREAKS_MAX || self.above.iter().any(been_here)
@@ -109,11 +110,11 @@ impl<'a> Comparison<'a> {
         self.above.push((before.to_vec(), after.to_vec()));
         for (name, old) in &old.properties {
             if let Some(new) = new.properties.get(name) {
-                self.walk(old, new, &below(pointer, name));
+                self.compare_schemas(old, new, &below(pointer, name));
             }
         }
         if !new.items.is_empty() {
-            self.walk(&old.items, &new.items, &below(pointer, "*"));
+            self.compare_schemas(&old.items, &new.items, &below(pointer, "*"));
         }
         self.above.pop();
     }
@@ -246,7 +247,7 @@ impl<'a> Joined<'a> {
 }
 
 fn below(pointer: &str, name: &str) -> String {
-    format!("{pointer}/{}", name.replace('~', "~0").replace('/', "~1"))
+    format!("{pointer}/{}", pointer_part(name))
 }
 
 fn list<'a>(schema: &'a Value, keyword: &str) -> &'a [Value] {

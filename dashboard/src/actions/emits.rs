@@ -16,7 +16,7 @@ use std::{
 };
 
 use postrider_dispatcher::Wake;
-use postrider_sender::{EmitError, Emitted, NewEvent, Patience, Sender};
+use postrider_sender::{EmitError, Emitted, Emitter, NewEvent, Patience};
 use sqlx::{Postgres, Transaction};
 use tokio::{sync::oneshot, time::timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -122,17 +122,17 @@ impl Emits {
 
     pub fn new(pool: Pool, wake: Wake) -> Self {
         let stop = CancellationToken::new();
-        let sender = Sender::default();
+        let emitter = Emitter::default();
         Self {
-            checks: Checks::new(sender.clone(), pool.clone()),
+            checks: Checks::new(emitter.clone(), pool.clone()),
             worker: Worker {
                 pool,
-                sender,
+                emitter,
                 wake,
                 queue: Arc::default(),
                 contended: Arc::default(),
                 transactions: Shares::new(TRANSACTIONS),
-                patient: Shares::new(CONTENDED),
+                contended_shares: Shares::new(CONTENDED),
             },
             singles: Shares::new(SINGLES),
             idle: Mutex::new(Some(stop.clone())),
@@ -145,13 +145,13 @@ impl Emits {
         let event = self.checks.check(event).await?;
         let share = self.singles.take(&event.tenant).await?;
         self.start();
-        let (answer, answered) = oneshot::channel();
-        let waiting = Waiting::new(event, answer, share);
+        let (reply, replied) = oneshot::channel();
+        let waiting = Waiting::new(event, reply, share);
         match self.worker.contended.is_contended(&waiting.event) {
             true => self.worker.start_alone(waiting),
             false => self.worker.queue.push(waiting),
         }
-        answered.await.unwrap_or_else(|_| Err(Problem::busy()))
+        replied.await.unwrap_or_else(|_| Err(Problem::busy()))
     }
 
     /// A transaction for emits of this tenant that is not shared with others.
@@ -163,8 +163,8 @@ impl Emits {
         Ok((tables::begin(&self.worker.pool).await?, share))
     }
 
-    pub(crate) fn sender(&self) -> &Sender {
-        &self.worker.sender
+    pub(crate) fn emitter(&self) -> &Emitter {
+        &self.worker.emitter
     }
 
     pub(crate) fn checks(&self) -> &Checks {
@@ -195,12 +195,12 @@ enum Failed {
 #[derive(Clone)]
 struct Worker {
     pool: Pool,
-    sender: Sender,
+    emitter: Emitter,
     wake: Wake,
     queue: Arc<Queue>,
     contended: Arc<Contended>,
     transactions: Arc<Shares>,
-    patient: Arc<Shares>,
+    contended_shares: Arc<Shares>,
 }
 
 impl Worker {
@@ -213,28 +213,28 @@ impl Worker {
 
     async fn emit_together(&self, group: Vec<Waiting>) {
         match self.try_together(&group).await {
-            Ok(answers) => {
+            Ok(results) => {
                 self.wake.now();
-                for (waiting, answer) in group.into_iter().zip(answers) {
-                    match answer {
+                for (waiting, result) in group.into_iter().zip(results) {
+                    match result {
                         Err(EmitError::Stale) => self.start_alone(waiting),
-                        Ok(emitted) => waiting.answer(Ok(emitted)),
-                        Err(refused) => waiting.answer(Err(refusal(refused, ""))),
+                        Ok(emitted) => waiting.reply(Ok(emitted)),
+                        Err(refused) => waiting.reply(Err(refusal(refused, ""))),
                     }
                 }
             }
             Err(Failed::RolledBack(error)) => self.take_apart(group, &error),
-            Err(Failed::Unknown(answers)) => {
+            Err(Failed::Unknown(results)) => {
                 tracing::warn!(members = group.len(), "outcome of an emit group is unknown");
-                let mut answers = answers.into_iter().flatten();
+                let mut results = results.into_iter().flatten();
                 for waiting in group {
-                    let problem = match answers.next() {
+                    let problem = match results.next() {
                         Some(Err(EmitError::Stale)) => Problem::busy(),
                         Some(Err(refused)) => refusal(refused, ""),
                         Some(Ok(emitted)) => waiting.event.unknown(Some(&emitted)),
                         None => waiting.event.unknown(None),
                     };
-                    waiting.answer(Err(problem));
+                    waiting.reply(Err(problem));
                 }
             }
         }
@@ -243,24 +243,24 @@ impl Worker {
     /// One statement that is a transaction of its own: no more round trips than a single event needs.
     async fn try_together(&self, group: &[Waiting]) -> Result<Vec<Result<Emitted, EmitError>>, Failed> {
         let events: Vec<NewEvent<'_>> = group.iter().map(|waiting| waiting.event.borrow()).collect();
-        let mut held = self.pool.acquire().await.map_err(Failed::RolledBack)?;
-        let is_transaction = held.is_transaction();
+        let mut connection = self.pool.acquire().await.map_err(Failed::RolledBack)?;
+        let is_transaction = connection.is_transaction();
         let began = Instant::now();
-        let emitting = self.sender.emit_all(&mut held, &events, Patience::Short);
-        let answers = in_time(emitting).await.map_err(|error| {
+        let emitting = self.emitter.emit_all(&mut connection, &events, Patience::Short);
+        let results = in_time(emitting).await.map_err(|error| {
             // A transaction whose commit was never requested is rolled back.
             match is_transaction || proves_rollback(&error) {
                 true => Failed::RolledBack(error),
                 false => Failed::Unknown(None),
             }
         })?;
-        match in_time(held.done()).await {
+        match in_time(connection.done()).await {
             Ok(()) => {}
             Err(error) if proves_rollback(&error) => return Err(Failed::RolledBack(error)),
-            Err(_) => return Err(Failed::Unknown(Some(answers))),
+            Err(_) => return Err(Failed::Unknown(Some(results))),
         }
         METRICS.statement(events.len(), began.elapsed());
-        Ok(answers)
+        Ok(results)
     }
 
     /// Emits that take no lock can be grouped again; each of the others could be the cause.
@@ -269,7 +269,7 @@ impl Worker {
         if !proves_rollback(error) {
             tracing::warn!(%error, members = group.len(), "emit group failed");
             for waiting in group {
-                waiting.answer(Err(Problem::busy()));
+                waiting.reply(Err(Problem::busy()));
             }
             return;
         }
@@ -288,15 +288,20 @@ impl Worker {
     fn start_alone(&self, waiting: Waiting) {
         let worker = self.clone();
         tokio::spawn(async move {
-            let answer = worker.emit_alone(&waiting.event).await;
-            waiting.answer(answer);
+            let result = worker.emit_alone(&waiting.event).await;
+            waiting.reply(result);
         });
     }
 
     async fn emit_alone(&self, event: &OwnedEvent) -> Result<Emitted, Problem> {
         // Emits known to wait must not use up the permits of the tenant's other emits.
-        let _patient = match self.contended.is_contended(event) {
-            true => Some(self.patient.take(&event.tenant).await.map_err(|_| held())?),
+        let _share = match self.contended.is_contended(event) {
+            true => Some(
+                self.contended_shares
+                    .take(&event.tenant)
+                    .await
+                    .map_err(|_| lock_conflict())?,
+            ),
             false => None,
         };
         let _share = self.transactions.take(&event.tenant).await?;
@@ -315,7 +320,7 @@ impl Worker {
             _ => self.contended.forget(event),
         }
         done.map_err(|failed| match failed {
-            Alone::Refused(EmitError::Database(error)) if is_locked(&error) => held(),
+            Alone::Refused(EmitError::Database(error)) if is_locked(&error) => lock_conflict(),
             Alone::Refused(error) => refusal(error, ""),
             Alone::Unknown(emitted) => event.unknown(Some(&emitted)),
         })
@@ -323,7 +328,7 @@ impl Worker {
 
     async fn try_alone(&self, event: &OwnedEvent) -> Result<Emitted, Alone> {
         let mut transaction = tables::begin(&self.pool).await?;
-        let emitted = self.sender.emit(&mut transaction, &event.borrow()).await?;
+        let emitted = self.emitter.emit(&mut transaction, &event.borrow()).await?;
         if let Err(error) = transaction.commit().await {
             return Err(match proves_rollback(&error) {
                 true => error.into(),
@@ -359,7 +364,7 @@ async fn in_time<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Resul
         .unwrap_or_else(|_| Err(sqlx::Error::Io(ErrorKind::TimedOut.into())))
 }
 
-fn held() -> Problem {
+fn lock_conflict() -> Problem {
     Problem::new(
         Kind::Busy,
         "Another transaction holds a lock on this event id or ordering key. Try again once it has finished.",

@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
 use data_encoding::BASE64;
-use postrider_dispatcher::http::client::webhook_headers;
+use postrider_dispatcher::http::headers::RequestHeaders;
 use postrider_proto::{
     EventId, TenantId,
     signature::{Secret, sign},
@@ -23,7 +23,6 @@ use uuid::Uuid;
 
 use crate::{
     Pool,
-    actions::attempt_view::USER_AGENT,
     http::slots::Slot,
     tables::listeners::{self, ListenerRow, TakenRow},
 };
@@ -115,12 +114,17 @@ impl Session {
     fn line(&self, row: &TakenRow) -> Bytes {
         let (id, t) = (row.public_id(), row.now.timestamp());
         let signature = sign(self.listener.signature, &id, t, &row.body, &self.secrets);
-        let ours = webhook_headers(&id, t, &signature);
-        let mut headers = vec![("content-type", "application/json"), ("user-agent", USER_AGENT)];
-        headers.extend(
-            ours.iter()
-                .filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?))),
-        );
+        let headers = RequestHeaders {
+            event_id: &id,
+            unix_seconds: t,
+            signature: Some(&signature),
+            ..RequestHeaders::default()
+        };
+        let headers = headers.build();
+        let headers: Vec<(&str, &str)> = headers
+            .iter()
+            .filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?)))
+            .collect();
         let line =
             json!({"event": id, "type": row.type_name, "headers": headers, "body": BASE64.encode(&row.body)});
         Bytes::from(format!("{line}\n"))

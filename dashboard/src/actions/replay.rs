@@ -59,7 +59,7 @@ pub(crate) async fn replay(
         )));
     }
     let seen = asked.seen.unwrap_or(delivery.attempt_count);
-    match back_in_line(connection, id, seen, asked.arrived.0).await? {
+    match queue_again(connection, id, seen, asked.arrived.0).await? {
         Some(Moved::Now) => {}
         Some(Moved::Before) => return Ok(()),
         None => {
@@ -88,7 +88,7 @@ enum Moved {
     Before,
 }
 
-async fn back_in_line(
+async fn queue_again(
     connection: &mut PgConnection,
     id: DeliveryId,
     seen: i16,

@@ -326,7 +326,7 @@ async fn taken_back(app: &App, tenant: Option<TenantId>, id: &str) -> Result<Rep
     let began = Instant::now();
     loop {
         let replay = find(app, tenant, id).await?;
-        if replay.in_line() == 0 || began.elapsed() >= TAKE_BACK_WAIT {
+        if replay.queued() == 0 || began.elapsed() >= TAKE_BACK_WAIT {
             return Ok(replay);
         }
         tokio::time::sleep(TAKE_BACK_POLL).await;

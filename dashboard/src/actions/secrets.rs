@@ -193,7 +193,7 @@ pub(crate) async fn rotate(
             .map_or_else(DateTime::default, |new| new.created_at),
         overlap_seconds: overlap,
     };
-    if let Some(refusal) = rotating.tell(connection).await? {
+    if let Some(refusal) = rotating.announce(connection).await? {
         tracing::warn!(endpoint, refusal, "could not emit the rotation event");
     }
     Ok(Rotated {

@@ -149,7 +149,7 @@ async fn take(
     if claim.is_some() {
         let event = app.emits.checks().check(event).await?;
         let mut work = Work::begin_emit(app, claim, tenant).await?;
-        let emitted = app.emits.sender().emit(&mut work, &event.borrow()).await;
+        let emitted = app.emits.emitter().emit(&mut work, &event.borrow()).await;
         let emitted = emitted.map_err(|error| refusal(error, ""))?;
         let (status, view) = answer(&mut work, emitted.clone(), event).await?;
         let response = work.commit(status, &view).await?;

@@ -101,14 +101,14 @@ pub(crate) async fn check(State(gate): State<Gate>, mut request: Request, next: 
     let client = client_address(&gate.app, &request);
     request.extensions_mut().insert(client);
     let (mut request, body) = BodyWait::watch(request);
-    let answer = async {
+    let response = async {
         match admit(&gate, &mut request).await {
             Ok(_) if gate.refuses_query && has_query(&request) => no_parameters(&request).into_response(),
             Ok(name) => run(&gate, &name, request, next).await,
             Err(refused) => refused,
         }
     };
-    match timeout(REQUEST_TIME_MAX, answer).await {
+    match timeout(REQUEST_TIME_MAX, response).await {
         Ok(response) => response,
         // The client has not sent the announced body: the server is not busy.
         Err(_) if body.is_waiting() => {

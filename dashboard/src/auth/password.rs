@@ -118,17 +118,17 @@ struct Door {
     hash: Semaphore,
 }
 
-/// A place in the queue, good for one hash.
-pub(super) struct Place {
+/// A slot in the queue, good for one hash.
+pub(super) struct QueueSlot {
     address: Ipv6Addr,
     _slot: Slot<Ipv6Addr>,
 }
 
 /// None if too many are waiting.
-pub(super) fn queue(address: Option<IpAddr>) -> Option<Place> {
+pub(super) fn queue(address: Option<IpAddr>) -> Option<QueueSlot> {
     let address = address.map_or(Ipv6Addr::UNSPECIFIED, network);
     let slot = DOOR.waiting.take(Some(address))?;
-    Some(Place { address, _slot: slot })
+    Some(QueueSlot { address, _slot: slot })
 }
 
 impl Door {
@@ -150,7 +150,7 @@ impl Door {
     }
 }
 
-impl Place {
+impl QueueSlot {
     /// For somebody who is not signed in yet.
     pub(super) async fn verify(self, hash: Option<&str>, password: &str) -> Result<bool, PasswordError> {
         let acquire = |semaphore: &'static Semaphore| async {
@@ -175,14 +175,14 @@ mod tests {
         assert!(!verify(Some(&hash), "wrong").await.expect("a verdict"));
         assert!(!verify(None, "correct horse").await.expect("a verdict"));
         assert!(matches!(super::hash("").await, Err(PasswordError::Length)));
-        let place = || queue(None).expect("a place");
+        let slot = || queue(None).expect("a slot");
         assert!(
-            place()
+            slot()
                 .verify(Some(&hash), "correct horse")
                 .await
                 .expect("a verdict")
         );
-        assert!(!place().verify(None, "correct horse").await.expect("a verdict"));
+        assert!(!slot().verify(None, "correct horse").await.expect("a verdict"));
     }
 
     #[tokio::test]
@@ -193,8 +193,8 @@ mod tests {
         let tries = |n: u8, count: usize| {
             let mut running = tokio::task::JoinSet::new();
             for _ in 0..count {
-                let place = queue(Some(address(n))).expect("a place");
-                running.spawn(place.verify(None, "a guess"));
+                let slot = queue(Some(address(n))).expect("a slot");
+                running.spawn(slot.verify(None, "a guess"));
             }
             running
         };

@@ -39,11 +39,11 @@ pub(crate) async fn sign_in(
         Ok(attempt) => attempt,
         Err(wait) => return Ok(SignIn::TooOften(wait)),
     };
-    let Some(place) = password::queue(address) else {
+    let Some(slot) = password::queue(address) else {
         attempt.withdrawn();
         return Ok(SignIn::TooOften(CROWD_PAUSE));
     };
-    let identified = match identify(app, place, login, password).await {
+    let identified = match identify(app, slot, login, password).await {
         Ok(identified) => identified,
         Err(problem) => {
             attempt.withdrawn();
@@ -83,7 +83,7 @@ enum Identified {
 /// The person with this login and password.
 async fn identify(
     app: &Shared,
-    place: password::Place,
+    slot: password::QueueSlot,
     login: &str,
     password: &str,
 ) -> Result<Identified, Problem> {
@@ -93,7 +93,7 @@ async fn identify(
         false => None,
     };
     let hash = person.as_ref().map(|person| person.password_hash.as_str());
-    let is_right = place
+    let is_right = slot
         .verify(hash, password)
         .await
         .map_err(|error| Problem::internal("could not verify a password", error))?;

@@ -161,7 +161,7 @@ impl Connection {
         let connection = self.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(connection.clone());
-            answer(
+            respond(
                 routes.clone(),
                 Call::begin(connection.clone()),
                 request.map(Body::new),
@@ -212,7 +212,7 @@ fn builder() -> http2::Builder<TokioExecutor> {
     builder
 }
 
-async fn answer(
+async fn respond(
     mut routes: Router,
     call: Call,
     request: Request<Body>,

@@ -75,7 +75,7 @@ pub(super) async fn check(State(gate): State<Gate>, request: Request, next: Next
     let own = (call != Call::EmitStream).then_some(UNARY_TIME_MAX);
     let limit = deadline(request.headers()).into_iter().chain(own).min();
     let (headers, connection) = (request.headers().clone(), connection_of(&request));
-    let answer = async {
+    let response = async {
         let _admitted = match admit(&gate, call, &headers, connection).await {
             Ok(admitted) => admitted,
             Err(problem) => return refused(call, problem),
@@ -83,8 +83,8 @@ pub(super) async fn check(State(gate): State<Gate>, request: Request, next: Next
         next.run(request).await
     };
     match limit {
-        None => answer.await,
-        Some(limit) => timeout(limit, answer).await.unwrap_or_else(|_| {
+        None => response.await,
+        Some(limit) => timeout(limit, response).await.unwrap_or_else(|_| {
             let detail = "The deadline was exceeded.";
             refused(call, Problem::new(Kind::RequestTimeout, detail))
         }),
@@ -132,10 +132,10 @@ async fn admit(
 
 fn refused(call: Call, problem: Problem) -> Response {
     METRICS.called(call, &Err::<(), _>(()));
-    told(status(problem))
+    rejected(status(problem))
 }
 
-fn told(status: Status) -> Response {
+fn rejected(status: Status) -> Response {
     status.into_http::<tonic::body::Body>().map(Body::new)
 }
 
@@ -144,7 +144,7 @@ async fn open(gate: &Gate, request: Request, next: Next) -> Response {
     let peer = connection_of(&request).map(|connection| network(connection.peer()));
     let Some(slot) = gate.open_calls.take(peer) else {
         let detail = "Too many concurrent calls without a key.";
-        return told(status(Problem::too_many(detail, Duration::from_secs(1))));
+        return rejected(status(Problem::too_many(detail, Duration::from_secs(1))));
     };
     let request = request.map(|inner| {
         Body::new(Ending {

@@ -38,7 +38,7 @@ use crate::{
     http::{
         input::read_body,
         metrics::{Key, METRICS, Repeated},
-        problem::{AnsweredBefore, Kind, Problem},
+        problem::{HandledBefore, Kind, Problem},
         shares::Share,
         wait_until_applied::{self, Xid},
     },
@@ -83,7 +83,7 @@ impl<S: Sync> FromRequestParts<S> for Claim {
 pub(crate) async fn keep(State(app): State<Shared>, request: Request, next: Next) -> Response {
     match read_key(request.headers()) {
         Ok(None) => next.run(request).await,
-        Ok(Some(key)) => match answer(&app, &key, request, next).await {
+        Ok(Some(key)) => match respond(&app, &key, request, next).await {
             Ok(response) => response,
             Err(problem) => problem.into_response(),
         },
@@ -108,7 +108,7 @@ fn read_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     }
 }
 
-async fn answer(app: &App, key: &str, request: Request, next: Next) -> Result<Response, Problem> {
+async fn respond(app: &App, key: &str, request: Request, next: Next) -> Result<Response, Problem> {
     let (mut parts, body) = request.into_parts();
     let actor = parts.extensions.get::<Actor>().map_or("", |actor| &actor.0);
     let body = read_body(body, BATCH_BYTES_MAX).await?;
@@ -119,15 +119,15 @@ async fn answer(app: &App, key: &str, request: Request, next: Next) -> Result<Re
         tenant: tenant_of(&mut parts).await,
         left: Mutex::default(),
     };
-    if let Some(given) = claimed.stored_answer(app).await? {
+    if let Some(given) = claimed.stored_response(app).await? {
         return Ok(given);
     }
     let claimed = Arc::new(claimed);
     parts.extensions.insert(Claim(Some(claimed.clone())));
     let response = next.run(Request::from_parts(parts, Body::from(body))).await;
     claimed.roll_back().await;
-    if response.extensions().get::<AnsweredBefore>().is_some()
-        && let Some(given) = claimed.stored_answer(app).await?
+    if response.extensions().get::<HandledBefore>().is_some()
+        && let Some(given) = claimed.stored_response(app).await?
     {
         return Ok(given);
     }
@@ -161,7 +161,7 @@ impl Claimed {
         }
     }
 
-    async fn stored_answer(&self, app: &App) -> Result<Option<Response>, Problem> {
+    async fn stored_response(&self, app: &App) -> Result<Option<Response>, Problem> {
         let Some(row) = idempotency::find(&app.lookups, &self.scope).await? else {
             return Ok(None);
         };
@@ -172,7 +172,7 @@ impl Claimed {
                 "This Idempotency-Key was already used with a different body.",
             ));
         }
-        let opened = app.vault.open_answer(&self.scope, &row.answer);
+        let opened = app.vault.open_response(&self.scope, &row.response);
         let (Ok(body), Ok(status)) = (opened, StatusCode::from_u16(row.status as u16)) else {
             return Err(Problem::conflict(
                 "The request was already completed, but its response can no longer be decrypted because the master key changed.",
@@ -272,18 +272,18 @@ impl Work {
     pub(crate) async fn commit<T: Serialize>(
         mut self,
         status: StatusCode,
-        answer: &T,
+        view: &T,
     ) -> Result<Response, Problem> {
-        let body = serde_json::to_vec(answer)
+        let body = serde_json::to_vec(view)
             .map_err(|error| Problem::internal("could not serialize a response", error))?;
         if let Some(claimed) = self.claim.0.clone() {
-            let sealed = self.vault.seal_answer(&claimed.scope, &body);
+            let sealed = self.vault.seal_response(&claimed.scope, &body);
             let (tenant, settles) = (self.tenant.clone(), self.settles.clone());
-            let new = idempotency::NewAnswer {
+            let new = idempotency::NewResponse {
                 scope: &claimed.scope,
                 fingerprint: &claimed.fingerprint,
                 status: status.as_u16() as i16,
-                answer: &sealed,
+                response: &sealed,
                 tenant: tenant.as_deref(),
                 settles: settles.as_ref().map(|(shard, xid)| (*shard, xid.as_str())),
             };
@@ -375,7 +375,7 @@ fn still_running() -> Problem {
 
 fn done_just_now() -> Problem {
     Problem::new(
-        Kind::Answered,
+        Kind::Handled,
         "A request with this Idempotency-Key was completed a moment ago.",
     )
 }

@@ -1,7 +1,7 @@
 //! Connection timeouts. A client that connects and sends nothing, or a byte now and then, would hold a connection
 //! forever: the request timeout starts only once its headers are complete.
-//! Invariants: a connection is closed if we have written nothing to it for `PATIENCE`, or if a started request was
-//! not answered for `REQUEST_PATIENCE`. Once its headers are complete each request is answered sooner, and streams
+//! Invariants: a connection is closed if we have written nothing to it for `IDLE_TIMEOUT`, or if a started request was
+//! without a response for `REQUEST_TIMEOUT`. Once its headers are complete each request gets one sooner, and streams
 //! write more often.
 
 use std::{
@@ -20,20 +20,20 @@ use tokio::{
 };
 
 /// Longer than pools and proxies usually keep an idle connection: they should be the ones to close it.
-const PATIENCE: Duration = Duration::from_secs(120);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// From the first byte of a request: an incomplete request head is not waited for longer.
-const REQUEST_PATIENCE: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A listener whose connections time out.
-pub(crate) struct Patient(pub(crate) TcpListener);
+pub(crate) struct TimedListener(pub(crate) TcpListener);
 
-impl Listener for Patient {
+impl Listener for TimedListener {
     type Io = Waiting<TcpStream>;
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, SocketAddr) {
         let (stream, peer) = Listener::accept(&mut self.0).await;
-        (Waiting::new(stream, PATIENCE, REQUEST_PATIENCE), peer)
+        (Waiting::new(stream, IDLE_TIMEOUT, REQUEST_TIMEOUT), peer)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -43,8 +43,8 @@ impl Listener for Patient {
 
 pub(crate) struct Waiting<S> {
     stream: S,
-    patience: Duration,
-    request_patience: Duration,
+    idle_timeout: Duration,
+    request_timeout: Duration,
     written: Instant,
     /// When the first byte since then was read.
     asked: Option<Instant>,
@@ -53,14 +53,14 @@ pub(crate) struct Waiting<S> {
 }
 
 impl<S> Waiting<S> {
-    fn new(stream: S, patience: Duration, request_patience: Duration) -> Self {
+    fn new(stream: S, idle_timeout: Duration, request_timeout: Duration) -> Self {
         Self {
             stream,
-            patience,
-            request_patience,
+            idle_timeout,
+            request_timeout,
             written: Instant::now(),
             asked: None,
-            alarm: Box::pin(tokio::time::sleep(patience)),
+            alarm: Box::pin(tokio::time::sleep(idle_timeout)),
         }
     }
 
@@ -73,9 +73,9 @@ impl<S> Waiting<S> {
     }
 
     fn end(&self) -> Instant {
-        let idle = self.written + self.patience;
+        let idle = self.written + self.idle_timeout;
         self.asked
-            .map_or(idle, |asked| idle.min(asked + self.request_patience))
+            .map_or(idle, |asked| idle.min(asked + self.request_timeout))
     }
 }
 

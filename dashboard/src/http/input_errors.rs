@@ -2,6 +2,7 @@
 //! the parameter by its name, and what is allowed.
 //! Invariant: the value is not repeated, because it may be a secret. Pure.
 
+use postrider_proto::json::pointer_part;
 use serde::{Deserialize, de::value};
 use serde_path_to_error::Segment;
 
@@ -77,7 +78,7 @@ fn fault(pointer: String, detail: String) -> Fault {
 
 fn add(pointer: &mut String, name: &str) {
     pointer.push('/');
-    pointer.push_str(&name.replace('~', "~0").replace('/', "~1"));
+    pointer.push_str(&pointer_part(name));
 }
 
 /// Returns the name of a nested field, if the error is about one, and a message. `serde` reports errors only as text

@@ -158,8 +158,8 @@ impl Meters {
         self.repeated[Key::EventId as usize][Repeated::Same as usize].increment(again);
     }
 
-    pub(crate) fn repeated(&self, key: Key, answer: Repeated) {
-        self.repeated[key as usize][answer as usize].increment(1);
+    pub(crate) fn repeated(&self, key: Key, result: Repeated) {
+        self.repeated[key as usize][result as usize].increment(1);
     }
 
     pub(crate) fn statement(&self, events: usize, took: Duration) {
@@ -171,7 +171,7 @@ impl Meters {
         self.calls[call as usize][usize::from(result.is_err())].increment(1);
     }
 
-    fn answered(&self, kind: Kind, status: StatusCode, took: Duration) {
+    fn responded(&self, kind: Kind, status: StatusCode, took: Duration) {
         let requests = &self.requests[kind as usize];
         let class = usize::from(status.as_u16() / 100).clamp(1, CLASSES.len()) - 1;
         requests.by_class[class].increment(1);
@@ -183,7 +183,7 @@ impl Meters {
 pub(crate) async fn measure(State(kind): State<Kind>, request: Request, next: Next) -> Response {
     let began = Instant::now();
     let response = next.run(request).await;
-    METRICS.answered(kind, response.status(), began.elapsed());
+    METRICS.responded(kind, response.status(), began.elapsed());
     response
 }
 

@@ -49,7 +49,7 @@ pub(crate) enum Kind {
     /// A fixed limit of a tenant, an endpoint or a delivery.
     LimitReached,
     /// The same request was completed a moment ago: its stored response is returned instead.
-    Answered,
+    Handled,
     TooLarge,
     UnsupportedEncoding,
     UnsupportedMediaType,
@@ -88,7 +88,7 @@ impl Kind {
                 "Method not allowed",
             ),
             Self::RequestTimeout => ("request-timeout", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
-            Self::Conflict | Self::Answered => (
+            Self::Conflict | Self::Handled => (
                 "conflict",
                 StatusCode::CONFLICT,
                 "Conflict with the current state",
@@ -155,7 +155,7 @@ impl Kind {
 
 /// Marks a response that `idempotency` replaces with the stored one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AnsweredBefore;
+pub(crate) struct HandledBefore;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Problem {
@@ -416,8 +416,8 @@ impl Problem {
             Kind::Unauthorized => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            Kind::Answered => {
-                response.extensions_mut().insert(AnsweredBefore);
+            Kind::Handled => {
+                response.extensions_mut().insert(HandledBefore);
             }
             // The rest of the body may still arrive and would be read as the next request.
             Kind::RequestTimeout => {

@@ -146,8 +146,8 @@ fn introduction() -> String {
         format!("page size: {}", limits::LIST_PAGE_MAX),
         format!(
             "response of an endpoint: {} KiB read, {} KiB stored",
-            kib(limits::ANSWER_READ_BYTES_MAX),
-            kib(limits::ANSWER_KEPT_BYTES_MAX)
+            kib(limits::RESPONSE_READ_BYTES_MAX),
+            kib(limits::RESPONSE_KEPT_BYTES_MAX)
         ),
     ];
     format!(

@@ -6,7 +6,7 @@ use axum::{Extension, extract::State};
 use postrider_proto::{DeadReason, DeliveryState, EndpointState};
 use serde::Deserialize;
 
-use super::{Frame, Line, Moment, PageProblem};
+use super::{DeliverySummary, Frame, Moment, PageProblem};
 use crate::{
     Shared,
     auth::Session,
@@ -31,7 +31,7 @@ pub(crate) struct DeadLettersQuery {
 }
 
 struct DeadLine {
-    line: Line,
+    line: DeliverySummary,
     reason: &'static str,
     failed_at: Moment,
 }
@@ -107,7 +107,7 @@ pub(crate) async fn show(
         lines: found
             .iter()
             .map(|delivery| DeadLine {
-                line: Line::from(delivery),
+                line: DeliverySummary::from(delivery),
                 reason: delivery.reason.map_or("Unknown reason", reason_label),
                 failed_at: Moment(delivery.died_at),
             })

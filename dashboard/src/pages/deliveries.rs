@@ -7,7 +7,7 @@ use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use postrider_proto::{EventId, TenantId, routing::is_type_name};
 use serde::{Deserialize, Serialize};
 
-use super::{Frame, Line, Moment, PageProblem};
+use super::{DeliverySummary, Frame, Moment, PageProblem};
 use crate::{
     Shared,
     actions::delivery_filter::{parse_state, parse_status, parse_time},
@@ -113,7 +113,7 @@ pub(crate) struct DeliveriesPage {
     nothing: Option<Nothing>,
     /// How many tenants have an event with the given ID; the newest is shown.
     tenants_with_event: usize,
-    lines: Vec<Line>,
+    lines: Vec<DeliverySummary>,
     /// How far back the search went, if it stopped before the page was full.
     searched_to: Moment,
     next: Option<String>,
@@ -149,7 +149,7 @@ pub(crate) async fn show(
         Err(nothing) => page.nothing = Some(nothing),
         Ok(filter) => {
             let (found, next) = deliveries::list(&app.pool, &filter, after, LINES).await?;
-            page.lines = found.iter().map(Line::from).collect();
+            page.lines = found.iter().map(DeliverySummary::from).collect();
             if let Some(last) = next.filter(|_| (found.len() as i64) < LINES) {
                 page.searched_to = Moment(DateTime::from_timestamp_millis(last.event.unix_ms()));
             }

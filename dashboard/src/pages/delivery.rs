@@ -11,7 +11,9 @@ use axum::{
 };
 use postrider_proto::{DeadReason, DeliveryId, DeliveryState, TenantId};
 
-use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, Pretty, dead_letters::reason_label};
+use super::{
+    DeliverySummary, DoneQuery, Frame, Markup, Moment, PageProblem, Pretty, dead_letters::reason_label,
+};
 use crate::{
     Shared,
     actions::{
@@ -41,7 +43,7 @@ const DONE: [(&str, &str); 1] = [(
 #[template(path = "delivery.html")]
 pub(crate) struct DeliveryPage {
     frame: Frame,
-    line: Line,
+    line: DeliverySummary,
     /// The event's generated ID, which its page is found by.
     event_number: String,
     version: String,
@@ -58,7 +60,7 @@ pub(crate) struct DeliveryPage {
 #[derive(Template)]
 #[template(path = "delivery_now.html")]
 struct Now {
-    line: Line,
+    line: DeliverySummary,
     reason: Option<String>,
     due: Moment,
     is_pending: bool,
@@ -95,7 +97,7 @@ async fn load(app: &Shared, scope: Option<TenantId>, id: DeliveryId) -> Result<(
         .ok_or_else(|| Problem::not_found("delivery"))?;
     let attempts = attempts_of(app, &mut *app.pool.acquire().await?, &delivery).await?;
     let now = Now {
-        line: Line::from(&delivery),
+        line: DeliverySummary::from(&delivery),
         reason: delivery.reason.map(|reason| failure_reason(reason, &attempts)),
         due: Moment(delivery.due_at),
         is_pending: delivery.state() == DeliveryState::Pending,

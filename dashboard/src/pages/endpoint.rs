@@ -13,7 +13,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::EndpointState;
 use serde::Deserialize;
 
-use super::{DoneQuery, Frame, Line, Markup, PageProblem, endpoint_trials::Tried};
+use super::{DeliverySummary, DoneQuery, Frame, Markup, PageProblem, endpoint_trials::Tried};
 use crate::{
     Pool, Shared,
     actions::{
@@ -122,7 +122,7 @@ pub(crate) struct EndpointPage {
     pins: Vec<OutdatedPin>,
     refusals: i64,
     tried: Tried,
-    lines: Vec<Line>,
+    lines: Vec<DeliverySummary>,
 }
 
 /// The part that is updated live.
@@ -251,7 +251,7 @@ async fn page(
         now: Markup::of(&load(app, &subject.row).await?)?,
         pins: endpoints::outdated_pins(&app.pool, &[subject.row.id]).await?,
         refusals: rotation.map_or(0, |row| row.refusals_since),
-        lines: found.iter().map(Line::from).collect(),
+        lines: found.iter().map(DeliverySummary::from).collect(),
         tried,
         subject,
     })

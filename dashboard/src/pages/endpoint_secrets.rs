@@ -37,7 +37,7 @@ const OVERLAPS: [(&str, &str); 5] = [
     ("0", "None – revoke the old secret now"),
 ];
 
-struct Line {
+struct SecretSummary {
     state: &'static str,
     created: Moment,
     retires: Moment,
@@ -51,7 +51,7 @@ struct SecretsPage {
     frame: Frame,
     tab: &'static str,
     subject: Subject,
-    lines: Vec<Line>,
+    lines: Vec<SecretSummary>,
     rotation: Option<RotationRow>,
     revealed: bool,
 }
@@ -81,7 +81,7 @@ async fn page(
         .await?
         .into_iter()
         .enumerate()
-        .map(|(index, row)| Line {
+        .map(|(index, row)| SecretSummary {
             state: if row.retires_at.is_none() {
                 "current"
             } else {

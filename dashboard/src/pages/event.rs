@@ -9,7 +9,7 @@ use axum::{
 use chrono::DateTime;
 use postrider_proto::{EventId, TenantId, limits::LIST_PAGE_MAX};
 
-use super::{Frame, Line, Moment, PageProblem, Pretty};
+use super::{DeliverySummary, Frame, Moment, PageProblem, Pretty};
 use crate::{
     Shared,
     auth::Session,
@@ -38,7 +38,7 @@ pub(crate) struct EventPage {
     raw: String,
     /// The data that receivers of a thin event fetch from the API.
     full_data: Option<String>,
-    lines: Vec<Line>,
+    lines: Vec<DeliverySummary>,
 }
 
 pub(crate) async fn show(
@@ -78,7 +78,7 @@ pub(crate) async fn show(
         version: event.version,
         ordering_key: event.ordering_key,
         sequence: event.sequence,
-        lines: found.iter().map(Line::from).collect(),
+        lines: found.iter().map(DeliverySummary::from).collect(),
     })
 }
 

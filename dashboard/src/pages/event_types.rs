@@ -8,7 +8,7 @@ use axum::{
     extract::{Path, State},
 };
 use postrider_proto::{TypeId, routing::is_type_name};
-use postrider_sender::sample;
+use postrider_sender::{approximate_sample, sample};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ use crate::{
     actions::trials::event::{compose, thin},
     auth::Session,
     http::{input::Query, pagination, problem::Problem},
-    pages::schema_table::{Difference, Field, differences, example, fields},
+    pages::schema_table::{Difference, Field, differences, fields},
     tables::{
         event_types::{self, EventTypeRow},
         schemas::{self, SchemaRow},
@@ -35,7 +35,7 @@ pub(crate) struct TypesQuery {
     cursor: Option<String>,
 }
 
-struct Line {
+struct TypeSummary {
     row: EventTypeRow,
     versions: Vec<String>,
 }
@@ -44,7 +44,7 @@ struct Line {
 #[template(path = "event_types.html")]
 pub(crate) struct TypesPage {
     frame: Frame,
-    lines: Vec<Line>,
+    lines: Vec<TypeSummary>,
     next: Option<String>,
 }
 
@@ -68,7 +68,7 @@ pub(crate) async fn list(
         lines: page
             .data
             .into_iter()
-            .map(|row| Line {
+            .map(|row| TypeSummary {
                 versions: of(row.id).rev().map(|(_, version)| version.clone()).collect(),
                 row,
             })
@@ -145,7 +145,7 @@ pub(crate) async fn show(
     // Falls back to an approximate example if no valid one can be generated.
     let (data, fits) = match sample(&schema) {
         Ok(data) => (data, true),
-        Err(_) => (example(&schema).to_string(), false),
+        Err(_) => (approximate_sample(&schema), false),
     };
     let data = if row.thin { thin(&data) } else { data };
     let body = compose(

@@ -163,7 +163,7 @@ pub(crate) struct DoneQuery {
 
 /// A delivery as a row of a list.
 #[derive(Debug, Clone)]
-struct Line {
+struct DeliverySummary {
     id: String,
     event: String,
     event_type: String,
@@ -177,7 +177,7 @@ struct Line {
     created: Moment,
 }
 
-impl From<&Delivery> for Line {
+impl From<&Delivery> for DeliverySummary {
     fn from(delivery: &Delivery) -> Self {
         Self {
             id: delivery.id().to_string(),

@@ -1,8 +1,8 @@
-//! Renders a JSON Schema for documentation: its fields as a table, the differences between two versions, and an example.
+//! Renders a JSON Schema for documentation: its fields as a table, and the differences between two versions.
 //! Pure functions. Invariant: the output is bounded, however deeply the schema is nested or refers to itself.
 
 use postrider_sender::resolve_reference;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use crate::pages::stats_format::counted;
 
@@ -10,8 +10,6 @@ const FIELDS_MAX: usize = 500;
 const DEPTH_MAX: usize = 12;
 /// How many values of an `enum` are listed.
 const VALUES_SHOWN_MAX: usize = 12;
-/// How many values an example may contain.
-const EXAMPLE_VALUES_MAX: usize = 1_000;
 
 /// One row of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -276,139 +274,10 @@ fn notes(schema: &Value) -> Vec<String> {
     notes
 }
 
-/// Data that matches the simple parts of the schema. `pattern` is ignored.
-pub(crate) fn example(schema: &Value) -> Value {
-    let mut left = EXAMPLE_VALUES_MAX;
-    // Event data is always an object, even if the schema does not require it.
-    match sample_value(schema, schema, &mut Vec::new(), &mut left) {
-        Some(object @ Value::Object(_)) => object,
-        _ => json!({}),
-    }
-}
-
-/// `None` where the schema recurses into itself; optional parts are left out there.
-fn sample_value<'a>(
-    root: &'a Value,
-    schema: &'a Value,
-    above: &mut Vec<&'a str>,
-    left: &mut usize,
-) -> Option<Value> {
-    let name = reference(schema).unwrap_or_default();
-    let is_recursive = !name.is_empty() && above.contains(&name);
-    if is_recursive || above.len() > DEPTH_MAX || *left == 0 {
-        return None;
-    }
-    *left -= 1;
-    let schema = resolved(root, schema);
-    let given = ["const", "example", "default"]
-        .iter()
-        .find_map(|keyword| schema.get(keyword));
-    let given = given.or_else(|| list(schema, "examples").first());
-    if let Some(value) = given.or_else(|| list(schema, "enum").first()) {
-        return Some(value.clone());
-    }
-    above.push(name);
-    let value = generated_value(root, schema, above, left);
-    above.pop();
-    Some(value)
-}
-
-fn generated_value<'a>(
-    root: &'a Value,
-    schema: &'a Value,
-    above: &mut Vec<&'a str>,
-    left: &mut usize,
-) -> Value {
-    let all = list(schema, "allOf");
-    let any = list(schema, "oneOf").iter().chain(list(schema, "anyOf")).next();
-    let word = match schema.get("type") {
-        Some(Value::String(word)) => word.as_str(),
-        Some(Value::Array(words)) => {
-            let mut words = words.iter().filter_map(Value::as_str);
-            words.find(|word| *word != "null").unwrap_or("null")
-        }
-        _ if schema.get("properties").is_some() || !all.is_empty() => "object",
-        _ => match any {
-            None => "string",
-            Some(form) => return sample_value(root, form, above, left).unwrap_or(Value::Null),
-        },
-    };
-    match word {
-        "object" => {
-            let mut object = Map::new();
-            for part in all.iter().chain(any) {
-                if let Some(Value::Object(part)) = sample_value(root, part, above, left) {
-                    object.extend(part);
-                }
-            }
-            for (name, property) in properties(schema) {
-                if let Some(value) = sample_value(root, property, above, left) {
-                    object.insert(name.clone(), value);
-                }
-            }
-            Value::Object(object)
-        }
-        "array" => {
-            let count = whole(schema, "minItems").unwrap_or(1).clamp(1, 3);
-            let count = whole(schema, "maxItems").map_or(count, |most| count.min(most.max(0)));
-            let items = schema.get("items").into_iter();
-            let items = items.flat_map(|items| (0..count).map(move |_| items));
-            items
-                .filter_map(|items| sample_value(root, items, above, left))
-                .collect()
-        }
-        "integer" => json!(number(schema, 1.0).round() as i64),
-        "number" => json!(number(schema, 1.5)),
-        "boolean" => json!(true),
-        "null" => Value::Null,
-        _ => Value::String(text(schema)),
-    }
-}
-
-fn whole(schema: &Value, keyword: &str) -> Option<i64> {
-    schema.get(keyword)?.as_i64()
-}
-
-fn number(schema: &Value, otherwise: f64) -> f64 {
-    let of = |keyword: &str| schema.get(keyword).and_then(Value::as_f64);
-    let low = of("minimum").or(of("exclusiveMinimum").map(|low| low + 1.0));
-    let high = of("maximum").or(of("exclusiveMaximum").map(|high| high - 1.0));
-    let value = low.map_or(otherwise, |low| low.max(otherwise));
-    let value = high.map_or(value, |high| high.min(value));
-    match of("multipleOf") {
-        Some(step) if step > 0.0 => (value / step).ceil() * step,
-        _ => value,
-    }
-}
-
-fn text(schema: &Value) -> String {
-    let formed = match schema.get("format").and_then(Value::as_str).unwrap_or_default() {
-        "date-time" => "2026-01-15T09:30:00Z",
-        "date" => "2026-01-15",
-        "time" => "09:30:00Z",
-        "duration" => "P3D",
-        "email" => "ada@example.com",
-        "hostname" => "example.com",
-        "ipv4" => "192.0.2.1",
-        "ipv6" => "2001:db8::1",
-        "uri" | "uri-reference" => "https://example.com/",
-        "uuid" => "0190b6a8-7c1e-7c3a-9d5e-2f6b8c1d4e7f",
-        _ => "",
-    };
-    if !formed.is_empty() {
-        return formed.to_owned();
-    }
-    let least = whole(schema, "minLength").unwrap_or(0).clamp(0, 100) as usize;
-    let most = whole(schema, "maxLength").unwrap_or(i64::MAX).max(0);
-    let mut text = "text".repeat(least.div_ceil(4).max(1));
-    text.truncate(usize::try_from(most).unwrap_or(usize::MAX).min(least.max(4)));
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_sender::Schema;
+    use serde_json::{Map, json};
 
     fn invoice() -> Value {
         json!({
@@ -452,23 +321,6 @@ mod tests {
     }
 
     #[test]
-    fn an_example_matches_its_schema() {
-        for schema in [
-            invoice(),
-            json!(true),
-            json!({}),
-            json!({"oneOf": [{"type": "object", "properties": {"a": {"type": "number", "maximum": 0.5}}}]}),
-            json!({"allOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"b": {"type": "boolean"}}}]}),
-            json!({"type": "object", "properties": {"n": {"type": "integer", "exclusiveMinimum": 3, "multipleOf": 5}}}),
-            json!({"type": "object", "properties": {"s": {"type": "string", "maxLength": 2}}}),
-        ] {
-            let compiled = Schema::compile(&schema).expect("a schema");
-            let data = example(&schema);
-            assert_eq!(compiled.violations(&data.to_string()), [], "{schema}: {data}");
-        }
-    }
-
-    #[test]
     fn differences_are_reported_by_field() {
         let before = invoice();
         let mut after = invoice();
@@ -505,6 +357,5 @@ mod tests {
             .collect();
         let wide = json!({"type": "object", "properties": wide});
         assert_eq!(fields(&wide).len(), FIELDS_MAX);
-        example(&wide);
     }
 }

@@ -1,11 +1,14 @@
 //! The signature debugger page: inspects the signatures of a delivery or of a pasted request.
-//! Signatures computed with a secret are shown only to users who may see the secret; see `signed`.
+//! Signatures computed with a secret are shown only to users who may see the secret; see `signature_debugger`.
 
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::{Extension, extract::State};
 use chrono::Utc;
-use postrider_proto::{DeliveryId, EndpointId, TenantId};
+use postrider_proto::{
+    DeliveryId, EndpointId, TenantId,
+    signature::{SignatureFormat, diagnose::Captured},
+};
 use serde::Deserialize;
 
 use super::{Frame, Moment, PageProblem};
@@ -13,7 +16,7 @@ use crate::{
     Shared,
     auth::{Session, Submitted},
     http::{input::Query, problem::Problem},
-    pages::signature_debugger::{self, Command, Known, Mistake, Request, Verdict},
+    pages::signature_debugger::{self, Command, Known, Mistake, Verdict},
     tables::{
         attempts,
         deliveries::{self, Filter},
@@ -131,9 +134,13 @@ async fn blank(app: &Shared, session: Session) -> Result<SignaturesPage, PagePro
     })
 }
 
-async fn known(app: &Shared, endpoint: &EndpointRow) -> Result<Vec<Known>, Problem> {
+async fn known(
+    app: &Shared,
+    endpoint: &EndpointRow,
+    format: Option<SignatureFormat>,
+) -> Result<Known, Problem> {
     let rows = secrets::latest(&app.pool, endpoint.id, SECRETS_SHOWN_MAX).await?;
-    Ok(Known::open(&app.vault, endpoint.owner(), rows))
+    Ok(Known::open(&app.vault, endpoint.owner(), rows, format))
 }
 
 #[expect(
@@ -167,52 +174,51 @@ async fn inspect(app: &Shared, session: &Session, text: &str, number: Option<i16
         })?;
     let header = attempt.signature.clone().unwrap_or_default();
     let event = delivery.event();
-    let request = Request {
-        format: endpoint.settings.signature,
-        event_id: &event,
-        unix_seconds: attempt.started_at.timestamp(),
+    let timestamp = attempt.started_at.timestamp().to_string();
+    let request = Captured {
+        id: &event,
+        timestamp: &timestamp,
+        signature: &header,
         body: &body,
     };
-    let secrets = known(app, &endpoint).await?;
+    let known = known(app, &endpoint, None).await?;
     let now = Utc::now();
-    let made: Vec<Made> = signature_debugger::signatures(&header)
+    let made: Vec<Made> = request
+        .signatures()
         .into_iter()
         .map(|signature| {
-            let secret = request.secret_of(&signature, &secrets);
+            let life = known.life_of(&request, signature);
             Made {
-                state: secret.map_or("unknown", |known| known.state(now)),
-                created: Moment(secret.map(|known| known.created_at)),
-                retires: Moment(secret.and_then(|known| known.retires_at)),
-                signature,
+                state: life.map_or("unknown", |life| life.state(now)),
+                created: Moment(life.map(|life| life.created_at)),
+                retires: Moment(life.and_then(|life| life.retires_at)),
+                signature: signature.to_owned(),
             }
         })
         .collect();
     // Users who may not see the secret get the explanations without the signatures.
     let frame = Frame::new(session.clone(), "signatures");
-    let mut mistakes = secrets
-        .first()
-        .map_or(Vec::new(), |known| request.mistakes(known));
+    let secret = known.secrets.iter().find(|secret| secret.fits(request.format()));
+    let mut mistakes = secret.map_or(Vec::new(), |secret| {
+        signature_debugger::mistakes(&request, secret)
+    });
     if !frame.may_manage() {
         mistakes.iter_mut().for_each(|mistake| mistake.signature.clear());
     }
-    let content = request.content();
-    let prefix = content.len() - body.len();
-    let cut = content.len().min(SHOWN_BYTES_MAX);
+    let shown = &body[..body.len().min(SHOWN_BYTES_MAX)];
+    let prefix = request.signed_prefix();
     Ok(Shown {
         delivery: id.to_string(),
         url: delivery.url.clone(),
         number: attempt.number,
         numbers: sent.iter().map(|attempt| attempt.number).collect(),
-        format: endpoint.settings.signature.as_str(),
+        format: request.format().as_str(),
         sent: Moment(Some(attempt.started_at)),
-        prefix: String::from_utf8_lossy(&content[..prefix]).into_owned(),
-        content: String::from_utf8_lossy(&content[prefix..cut.max(prefix)]).into_owned(),
-        content_bytes: content.len(),
-        is_cut: cut < content.len(),
-        commands: request.commands(
-            made.first().map_or("", |made| made.signature.as_str()),
-            secrets.first().and_then(Known::public_key).as_deref(),
-        ),
+        content: String::from_utf8_lossy(shown).into_owned(),
+        content_bytes: prefix.len() + body.len(),
+        is_cut: shown.len() < body.len(),
+        commands: signature_debugger::commands(&request, secret),
+        prefix,
         mistakes,
         made,
         header,
@@ -232,25 +238,17 @@ pub(crate) async fn check(
 ) -> Result<SignaturesPage, PageProblem> {
     let number = endpoints::find_number(&app.pool, session.scope(), form.endpoint.trim()).await?;
     let endpoint = load(&app, session.scope(), number).await?;
-    let header = form.signature.trim();
-    let time = signature_debugger::time_of(header).or_else(|| form.timestamp.trim().parse().ok());
-    let secrets = known(&app, &endpoint).await?;
+    let format = endpoint.settings.signature;
+    let known = known(&app, &endpoint, Some(format)).await?;
     // Browsers submit line breaks as \r\n; bodies are sent with \n.
     let body = form.body.replace("\r\n", "\n");
-    let request = Request {
-        format: endpoint.settings.signature,
-        event_id: form.id.trim(),
-        unix_seconds: time.unwrap_or_default(),
+    let request = Captured {
+        id: form.id.trim(),
+        timestamp: form.timestamp.trim(),
+        signature: form.signature.trim(),
         body: body.as_bytes(),
     };
-    let verdict = match time {
-        Some(_) => request.verdict(header, &secrets, Utc::now()),
-        None => Verdict {
-            is_valid: false,
-            message: "The timestamp is missing: enter Webhook-Timestamp, or a Webhook-Signature with t=."
-                .to_owned(),
-        },
-    };
+    let verdict = signature_debugger::verdict(&request, format, &known, Utc::now());
     let mut page = blank(&app, session).await?;
     page.verdict = Some(verdict);
     page.pasted = form;

@@ -87,7 +87,7 @@ pub(crate) const fn class_label(class: Class) -> &'static str {
         Class::ConnectionFailed => "Connection failed",
         Class::TlsFailed => "TLS error",
         Class::TimedOut => "Timeout",
-        Class::BrokenAnswer => "Invalid response",
+        Class::InvalidResponse => "Invalid response",
         Class::Forbidden => "Address not allowed",
         Class::NotSent => "Not sent",
     }

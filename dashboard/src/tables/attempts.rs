@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use postrider_proto::{DeliveryId, EndpointId, TenantId};
 use sqlx::{FromRow, PgExecutor};
 
-use crate::tables::deliveries::{Filter, Place, Span};
+use crate::tables::deliveries::{DeliveryKey, Filter, Span};
 
 #[derive(Debug, FromRow)]
 pub(crate) struct AttemptRow {
@@ -50,7 +50,7 @@ pub(crate) async fn list_ended_of_endpoint(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
     span: Span<'_>,
-) -> Result<Vec<Place>, sqlx::Error> {
+) -> Result<Vec<DeliveryKey>, sqlx::Error> {
     sqlx::query_as(
         "select event_id, endpoint_id, ($6::int[] is null or type_id = any($6)) and ($7::smallint is null or status is not distinct from $7) as may_match
          from postrider.attempts
@@ -73,7 +73,7 @@ pub(crate) async fn list_ended_of_tenant(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
     span: Span<'_>,
-) -> Result<Vec<Place>, sqlx::Error> {
+) -> Result<Vec<DeliveryKey>, sqlx::Error> {
     sqlx::query_as(
         "select event_id, endpoint_id, ($6::int[] is null or type_id = any($6)) and ($7::smallint is null or status is not distinct from $7) as may_match
          from postrider.attempts
@@ -93,7 +93,10 @@ pub(crate) async fn list_ended_of_tenant(
 }
 
 /// Across all tenants: scans the primary key, where nearly every row is a final one.
-pub(crate) async fn list_ended(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<Place>, sqlx::Error> {
+pub(crate) async fn list_ended(
+    db: impl PgExecutor<'_>,
+    span: Span<'_>,
+) -> Result<Vec<DeliveryKey>, sqlx::Error> {
     sqlx::query_as(
         "select event_id, endpoint_id, ($5::int[] is null or type_id = any($5)) and ($6::smallint is null or status is not distinct from $6) as may_match
          from postrider.attempts
@@ -117,7 +120,7 @@ pub(crate) async fn list_refused(
     code: i16,
     filter: &Filter,
     span: Span<'_>,
-) -> Result<Vec<Place>, sqlx::Error> {
+) -> Result<Vec<DeliveryKey>, sqlx::Error> {
     sqlx::query_as(
         "select x.event_id, x.endpoint_id,
             ($6::int[] is null or x.type_id = any($6)) and ($7::int is null or x.tenant_id = $7)

@@ -3,13 +3,13 @@
 use postrider_proto::{DeadReason, EndpointId, EndpointState, EventId, TenantId, TypeId};
 use sqlx::{FromRow, PgExecutor, Postgres, postgres::PgArguments, query::QueryAs};
 
-use crate::tables::deliveries::{Place, Span};
+use crate::tables::deliveries::{DeliveryKey, Span};
 
 pub(crate) async fn list_of_endpoint(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
     span: Span<'_>,
-) -> Result<Vec<Place>, sqlx::Error> {
+) -> Result<Vec<DeliveryKey>, sqlx::Error> {
     sqlx::query_as(
         "select event_id, endpoint_id,
             ($6::int[] is null or type_id = any($6)) and ($7::text is null or reason = $7::postrider.dead_reason) as may_match
@@ -32,7 +32,7 @@ pub(crate) async fn list_of_tenant(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
     span: Span<'_>,
-) -> Result<Vec<Place>, sqlx::Error> {
+) -> Result<Vec<DeliveryKey>, sqlx::Error> {
     sqlx::query_as(
         "select event_id, endpoint_id,
             ($6::int[] is null or type_id = any($6)) and ($7::text is null or reason = $7::postrider.dead_reason)
@@ -53,7 +53,7 @@ pub(crate) async fn list_of_tenant(
 }
 
 /// Across all tenants.
-pub(crate) async fn list(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<Place>, sqlx::Error> {
+pub(crate) async fn list(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<DeliveryKey>, sqlx::Error> {
     sqlx::query_as(
         "select event_id, endpoint_id,
             ($5::int[] is null or type_id = any($5)) and ($6::text is null or reason = $6::postrider.dead_reason)

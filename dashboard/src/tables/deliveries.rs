@@ -1,6 +1,6 @@
 //! Deliveries as the API shows them. They have no table: each is a row of `queue` or `retries`, or the attempt that
 //! ended it. A list merges those by (event, endpoint), newest first; the cursor is that pair.
-//! Invariant: a page takes at most `WALK_STEPS_MAX` steps, and no further one after `WALK_MAX` deliveries were
+//! Invariant: a page takes at most `SCAN_STEPS_MAX` steps, and no further one after `SCAN_MAX` deliveries were
 //! examined, however few of them match. The cursor continues from there.
 
 use std::cmp::Reverse;
@@ -18,17 +18,17 @@ use crate::{
 };
 
 /// Deliveries examined for one page before it is returned as it is, with a cursor.
-const WALK_MAX: usize = 2_000;
-const WALK_STEPS_MAX: usize = 5;
-const WALK_STEP_MAX: i64 = 1_000;
+const SCAN_MAX: usize = 2_000;
+const SCAN_STEPS_MAX: usize = 5;
+const SCAN_STEP_MAX: i64 = 1_000;
 /// First step of a search in which few rows may match, and of one in which most do.
-const WALK_STEP_NARROW: i64 = 1_000;
-const WALK_STEP_REFUSED: i64 = 200;
-const WALK_STEP_REFUSED_MAX: i64 = 600;
+const SCAN_STEP_NARROW: i64 = 1_000;
+const SCAN_STEP_REFUSED: i64 = 200;
+const SCAN_STEP_REFUSED_MAX: i64 = 600;
 /// Rows that a step reads from `queue`, and from `retries`, before it sorts them.
 const WAITING_READ_MAX: i64 = 100_000;
 /// Endpoints whose pending deliveries are read.
-const ENDPOINTS_WALKED_MAX: i64 = 20_000;
+const ENDPOINTS_SCANNED_MAX: i64 = 20_000;
 /// Deliveries looked up in one statement, if that many are available.
 const DESCRIBED_LEAST: usize = 100;
 
@@ -47,15 +47,15 @@ pub(crate) struct Span<'a> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
-pub(crate) struct Place {
+pub(crate) struct DeliveryKey {
     pub(crate) event_id: EventId,
     pub(crate) endpoint_id: EndpointId,
     /// Rows that can't match are skipped without a lookup.
     pub(crate) may_match: bool,
 }
 
-impl Place {
-    fn key(&self) -> (EventId, EndpointId) {
+impl DeliveryKey {
+    fn ids(&self) -> (EventId, EndpointId) {
         (self.event_id, self.endpoint_id)
     }
 }
@@ -188,10 +188,10 @@ pub(crate) async fn list(
     let step_max = scope.step_max().max(step);
     let mut span = filter.span(after, step, types.as_deref());
     let mut found: Vec<Delivery> = Vec::new();
-    let mut walked = 0;
-    for _ in 0..WALK_STEPS_MAX {
-        let places = scope.places(pool, filter, span).await?;
-        let matching: Vec<Place> = places.iter().filter(|place| place.may_match).copied().collect();
+    let mut scanned = 0;
+    for _ in 0..SCAN_STEPS_MAX {
+        let keys = scope.keys(pool, filter, span).await?;
+        let matching: Vec<DeliveryKey> = keys.iter().filter(|key| key.may_match).copied().collect();
         for delivery in describe_in_parts(pool, &matching, limit as usize - found.len() + 1, filter).await? {
             if !filter.admits(&delivery) {
                 continue;
@@ -202,9 +202,9 @@ pub(crate) async fn list(
             }
             found.push(delivery);
         }
-        walked += places.len();
-        match places.last() {
-            Some(last) if places.len() as i64 == span.limit => {
+        scanned += keys.len();
+        match keys.last() {
+            Some(last) if keys.len() as i64 == span.limit => {
                 span.before = DeliveryId {
                     event: last.event_id,
                     endpoint: last.endpoint_id,
@@ -214,7 +214,7 @@ pub(crate) async fn list(
             }
             _ => return Ok((found, None)),
         }
-        if walked >= WALK_MAX {
+        if scanned >= SCAN_MAX {
             break;
         }
     }
@@ -227,12 +227,12 @@ pub(crate) async fn find(
     tenant: Option<TenantId>,
     id: DeliveryId,
 ) -> Result<Option<Delivery>, sqlx::Error> {
-    let place = Place {
+    let key = DeliveryKey {
         event_id: id.event,
         endpoint_id: id.endpoint,
         may_match: true,
     };
-    let found = describe(db, &[place]).await?.into_iter().next();
+    let found = describe(db, &[key]).await?.into_iter().next();
     Ok(found.filter(|delivery| tenant.is_none_or(|tenant| tenant == delivery.tenant_id)))
 }
 
@@ -264,11 +264,11 @@ impl Scope {
             (Some(DeliveryState::Delivered | DeliveryState::Dead), _, _) => Ok(Vec::new()),
             (_, Some(endpoint), _) => Ok(vec![endpoint]),
             (_, None, Some(tenant)) => {
-                endpoints::live_numbers(pool, Some(tenant), ENDPOINTS_WALKED_MAX).await
+                endpoints::live_numbers(pool, Some(tenant), ENDPOINTS_SCANNED_MAX).await
             }
             (_, None, None) => {
-                let mut waiting = queue::endpoints(pool, ENDPOINTS_WALKED_MAX).await?;
-                waiting.extend(retries::endpoints(pool, ENDPOINTS_WALKED_MAX).await?);
+                let mut waiting = queue::endpoints(pool, ENDPOINTS_SCANNED_MAX).await?;
+                waiting.extend(retries::endpoints(pool, ENDPOINTS_SCANNED_MAX).await?);
                 waiting.sort_unstable();
                 waiting.dedup();
                 Ok(waiting)
@@ -279,31 +279,36 @@ impl Scope {
     /// Step size, depending on whether the row itself decides the filter.
     fn step_first(&self, is_narrow: bool) -> i64 {
         match self {
-            Self::Refused(_) => WALK_STEP_REFUSED,
-            Self::All { has_status, .. } if *has_status || is_narrow => WALK_STEP_NARROW.min(self.step_max()),
+            Self::Refused(_) => SCAN_STEP_REFUSED,
+            Self::All { has_status, .. } if *has_status || is_narrow => SCAN_STEP_NARROW.min(self.step_max()),
             Self::All { .. } => 0,
         }
     }
 
     fn step_max(&self) -> i64 {
         match self {
-            Self::Refused(_) => WALK_STEP_REFUSED_MAX,
-            Self::All { waiting, .. } => WALK_STEP_MAX.min(WAITING_READ_MAX / waiting.len().max(1) as i64),
+            Self::Refused(_) => SCAN_STEP_REFUSED_MAX,
+            Self::All { waiting, .. } => SCAN_STEP_MAX.min(WAITING_READ_MAX / waiting.len().max(1) as i64),
         }
     }
 
     /// In the order in which a delivery moves, so that one that moves meanwhile is seen twice rather than missed.
-    async fn places(&self, pool: &Pool, filter: &Filter, span: Span<'_>) -> Result<Vec<Place>, sqlx::Error> {
+    async fn keys(
+        &self,
+        pool: &Pool,
+        filter: &Filter,
+        span: Span<'_>,
+    ) -> Result<Vec<DeliveryKey>, sqlx::Error> {
         let (waiting, has_status) = match self {
             Self::Refused(code) => return attempts::list_refused(pool, *code, filter, span).await,
             Self::All { waiting, has_status } => (waiting, *has_status),
         };
-        let mut places = Vec::new();
+        let mut keys = Vec::new();
         if !waiting.is_empty() {
-            places.extend(queue::list(pool, waiting, span).await?);
+            keys.extend(queue::list(pool, waiting, span).await?);
             // A delivery waiting for a retry was not accepted.
             if !has_status {
-                places.extend(retries::list(pool, waiting, span).await?);
+                keys.extend(retries::list(pool, waiting, span).await?);
             }
         }
         let ended = match (filter.state, filter.endpoint, filter.tenant) {
@@ -319,27 +324,27 @@ impl Scope {
             (_, None, Some(tenant)) => attempts::list_ended_of_tenant(pool, tenant, span).await?,
             (_, None, None) => attempts::list_ended(pool, span).await?,
         };
-        places.extend(ended);
-        places.sort_unstable_by_key(|place| Reverse(place.key()));
-        places.dedup_by(|later, kept| {
-            let same = later.key() == kept.key();
+        keys.extend(ended);
+        keys.sort_unstable_by_key(|key| Reverse(key.ids()));
+        keys.dedup_by(|later, kept| {
+            let same = later.ids() == kept.ids();
             kept.may_match |= same && later.may_match;
             same
         });
-        places.truncate(span.limit as usize);
-        Ok(places)
+        keys.truncate(span.limit as usize);
+        Ok(keys)
     }
 }
 
 /// At most the requested number, newest first. In parts: fifty of a thousand candidates may be enough.
 async fn describe_in_parts(
     pool: &Pool,
-    places: &[Place],
+    keys: &[DeliveryKey],
     wanted: usize,
     filter: &Filter,
 ) -> Result<Vec<Delivery>, sqlx::Error> {
     let mut found = Vec::new();
-    for part in places.chunks(wanted.max(DESCRIBED_LEAST)) {
+    for part in keys.chunks(wanted.max(DESCRIBED_LEAST)) {
         found.extend(describe(pool, part).await?);
         if found.iter().filter(|delivery| filter.admits(delivery)).count() >= wanted {
             break;
@@ -349,12 +354,12 @@ async fn describe_in_parts(
 }
 
 /// Loads the deliveries in one snapshot, newest first.
-async fn describe(db: impl PgExecutor<'_>, places: &[Place]) -> Result<Vec<Delivery>, sqlx::Error> {
-    if places.is_empty() {
+async fn describe(db: impl PgExecutor<'_>, keys: &[DeliveryKey]) -> Result<Vec<Delivery>, sqlx::Error> {
+    if keys.is_empty() {
         return Ok(Vec::new());
     }
-    let events: Vec<Uuid> = places.iter().map(|place| place.event_id.0).collect();
-    let endpoints: Vec<i32> = places.iter().map(|place| place.endpoint_id.0).collect();
+    let events: Vec<Uuid> = keys.iter().map(|key| key.event_id.0).collect();
+    let endpoints: Vec<i32> = keys.iter().map(|key| key.endpoint_id.0).collect();
     sqlx::query_as(
         "select d.event_id, d.endpoint_id, e.tenant_id, t.slug as tenant, y.name as type_name, e.chosen_id,
             p.public_id as endpoint, p.url,

@@ -1,6 +1,10 @@
 //! `events` and `event_ids`: only read here; `postrider.emit` writes them.
 
-use postrider_proto::{EventId, TenantId, limits::EVENT_ID_CHARS_MAX};
+use postrider_proto::{
+    EventId, TenantId,
+    limits::EVENT_ID_CHARS_MAX,
+    trace::{TraceContext, TraceState},
+};
 use sqlx::{FromRow, PgExecutor};
 use uuid::Uuid;
 
@@ -96,6 +100,28 @@ pub(crate) async fn load(db: impl PgExecutor<'_>, ids: &[EventId]) -> Result<Vec
     .bind(ids)
     .fetch_all(db)
     .await
+}
+
+/// What is known of an event's trace.
+pub(crate) struct EventTrace {
+    /// The producer's context. Without one, the trace is derived from the event.
+    pub(crate) stored: Option<(TraceContext, Option<TraceState>)>,
+    /// The event is so old that a context may have been stored and deleted.
+    pub(crate) may_be_deleted: bool,
+}
+
+pub(crate) async fn find_trace(db: impl PgExecutor<'_>, id: EventId) -> Result<EventTrace, sqlx::Error> {
+    let (context, may_be_deleted): (Option<Vec<u8>>, bool) = sqlx::query_as(
+        "select (select context from postrider.traces where event_id = $1::uuid),
+            $1::uuid < postrider.uuid_floor(clock_timestamp() - interval '7 days')",
+    )
+    .bind(id)
+    .fetch_one(db)
+    .await?;
+    Ok(EventTrace {
+        stored: context.and_then(|bytes| TraceContext::from_bytes(&bytes)),
+        may_be_deleted,
+    })
 }
 
 /// Ids and sizes, newest first. The bodies are not read for this.

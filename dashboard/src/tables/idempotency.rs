@@ -7,30 +7,30 @@ use postrider_proto::Shard;
 use sqlx::{FromRow, PgConnection, PgExecutor};
 
 #[derive(Debug, FromRow)]
-pub(crate) struct AnswerRow {
+pub(crate) struct ResponseRow {
     pub(crate) fingerprint: Vec<u8>,
     pub(crate) status: i16,
     /// Encrypted.
-    pub(crate) answer: Vec<u8>,
+    pub(crate) response: Vec<u8>,
     /// The shard and transaction that must be applied before the response is true.
     pub(crate) settles_shard: Option<Shard>,
     pub(crate) settles_xid: Option<String>,
 }
 
 /// The stored result of a completed request.
-pub(crate) struct NewAnswer<'a> {
+pub(crate) struct NewResponse<'a> {
     pub(crate) scope: &'a [u8],
     pub(crate) fingerprint: &'a [u8],
     pub(crate) status: i16,
     /// Encrypted.
-    pub(crate) answer: &'a [u8],
+    pub(crate) response: &'a [u8],
     pub(crate) tenant: Option<&'a str>,
     pub(crate) settles: Option<(Shard, &'a str)>,
 }
 
-pub(crate) async fn find(db: impl PgExecutor<'_>, scope: &[u8]) -> Result<Option<AnswerRow>, sqlx::Error> {
+pub(crate) async fn find(db: impl PgExecutor<'_>, scope: &[u8]) -> Result<Option<ResponseRow>, sqlx::Error> {
     sqlx::query_as(
-        "select fingerprint, status, answer, settles_shard, settles_xid::text as settles_xid from postrider.idempotency
+        "select fingerprint, status, answer as response, settles_shard, settles_xid::text as settles_xid from postrider.idempotency
          where scope = $1 and created_at > clock_timestamp() - interval '72 hours'",
     )
     .bind(scope)
@@ -49,7 +49,7 @@ pub(crate) async fn try_lock(connection: &mut PgConnection, scope: &[u8]) -> Res
         .await
 }
 
-pub(crate) async fn insert(connection: &mut PgConnection, new: NewAnswer<'_>) -> Result<(), sqlx::Error> {
+pub(crate) async fn insert(connection: &mut PgConnection, new: NewResponse<'_>) -> Result<(), sqlx::Error> {
     sqlx::query(
         "insert into postrider.idempotency as i
              (scope, fingerprint, status, answer, tenant_id, settles_shard, settles_xid)
@@ -63,7 +63,7 @@ pub(crate) async fn insert(connection: &mut PgConnection, new: NewAnswer<'_>) ->
     .bind(new.scope)
     .bind(new.fingerprint)
     .bind(new.status)
-    .bind(new.answer)
+    .bind(new.response)
     .bind(new.tenant)
     .bind(new.settles.map(|(shard, _)| shard))
     .bind(new.settles.map(|(_, xid)| xid))

@@ -105,10 +105,10 @@ impl Pool {
     }
 
     /// For several independent statements. Writers must call `done`.
-    pub async fn acquire(&self) -> Result<Held, Error> {
+    pub async fn acquire(&self) -> Result<PooledConnection, Error> {
         Ok(match self.way {
-            Way::Sessions => Held::Connection(self.connections.acquire().await?),
-            Way::Pooled | Way::Transactions => Held::Transaction(self.begin().await?),
+            Way::Sessions => PooledConnection::Connection(self.connections.acquire().await?),
+            Way::Pooled | Way::Transactions => PooledConnection::Transaction(self.begin().await?),
         })
     }
 
@@ -124,26 +124,26 @@ pub(crate) fn proves_rollback(error: &Error) -> bool {
     const CLASSES: [&str; 9] = ["22", "23", "26", "40", "42", "54", "55", "P0", "PR"];
     const CANCELLED: &str = "57014";
     const COMPLETION_UNKNOWN: &str = "40003";
-    let Some(told) = error
+    let Some(reported) = error
         .as_database_error()
         .and_then(|error| error.try_downcast_ref::<PgDatabaseError>())
     else {
         return false;
     };
-    let code = told.code();
-    told.severity() == PgSeverity::Error
+    let code = reported.code();
+    reported.severity() == PgSeverity::Error
         && code != COMPLETION_UNKNOWN
         && (code == CANCELLED || CLASSES.iter().any(|class| code.starts_with(class)))
 }
 
 /// A connection until it is dropped.
 #[derive(Debug)]
-pub enum Held {
+pub enum PooledConnection {
     Connection(PoolConnection<Postgres>),
     Transaction(Transaction<'static, Postgres>),
 }
 
-impl Held {
+impl PooledConnection {
     /// Whether nothing is committed before `done`.
     pub(crate) fn is_transaction(&self) -> bool {
         matches!(self, Self::Transaction(_))
@@ -158,7 +158,7 @@ impl Held {
     }
 }
 
-impl Deref for Held {
+impl Deref for PooledConnection {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
@@ -169,7 +169,7 @@ impl Deref for Held {
     }
 }
 
-impl DerefMut for Held {
+impl DerefMut for PooledConnection {
     fn deref_mut(&mut self) -> &mut PgConnection {
         match self {
             Self::Connection(connection) => connection,

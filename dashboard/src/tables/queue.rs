@@ -3,7 +3,7 @@
 use postrider_proto::{DeliveryId, EndpointId};
 use sqlx::PgExecutor;
 
-use crate::tables::deliveries::{Place, Span};
+use crate::tables::deliveries::{DeliveryKey, Span};
 
 /// Endpoints with queued deliveries: a loose index scan from one endpoint to the next.
 pub(crate) async fn endpoints(db: impl PgExecutor<'_>, limit: i64) -> Result<Vec<EndpointId>, sqlx::Error> {
@@ -29,7 +29,7 @@ pub(crate) async fn list(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
     span: Span<'_>,
-) -> Result<Vec<Place>, sqlx::Error> {
+) -> Result<Vec<DeliveryKey>, sqlx::Error> {
     let endpoints: Vec<i32> = endpoints.iter().map(|id| id.0).collect();
     sqlx::query_as(
         "select q.event_id, q.endpoint_id,

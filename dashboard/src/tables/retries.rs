@@ -3,7 +3,7 @@
 use postrider_proto::EndpointId;
 use sqlx::PgExecutor;
 
-use crate::tables::deliveries::{Place, Span};
+use crate::tables::deliveries::{DeliveryKey, Span};
 
 /// Like `queue::endpoints`.
 pub(crate) async fn endpoints(db: impl PgExecutor<'_>, limit: i64) -> Result<Vec<EndpointId>, sqlx::Error> {
@@ -28,7 +28,7 @@ pub(crate) async fn list(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
     span: Span<'_>,
-) -> Result<Vec<Place>, sqlx::Error> {
+) -> Result<Vec<DeliveryKey>, sqlx::Error> {
     let endpoints: Vec<i32> = endpoints.iter().map(|id| id.0).collect();
     sqlx::query_as(
         "select r.event_id, r.endpoint_id, $6::int[] is null or r.type_id = any($6) as may_match

@@ -7,7 +7,6 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use http::{HeaderName, HeaderValue};
 use postrider_proto::{DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature};
 use postrider_sender::{read_data, read_data_of_body};
 use sqlx::postgres::PgConnectOptions;
@@ -31,7 +30,10 @@ use crate::{
         round_robin::RoundRobin,
         worker_pool::WorkerPool,
     },
-    http::client::{HttpSender, Request, webhook_headers},
+    http::{
+        client::{HttpSender, Request},
+        headers::{Marker, RequestHeaders},
+    },
     ownership::lease::Lease,
     store::transitions::AttemptRecord,
     telemetry::{
@@ -52,10 +54,6 @@ const CAREFUL_PAUSE: Duration = Duration::from_millis(2);
 const AFTER_OWN_FAULT: Duration = Duration::from_secs(1);
 /// Back-off after a failed read of bodies.
 const READ_AGAIN: Duration = Duration::from_millis(100);
-
-const REPLAY: HeaderName = HeaderName::from_static("webhook-replay");
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// A delivery that the engine admitted for sending.
 pub(crate) struct Picked {
@@ -249,7 +247,7 @@ impl Attempts {
         };
         let started_at = self.clock.now();
         let began = Instant::now();
-        let archived = content.as_ref().is_some_and(|content| content.held);
+        let archived = content.as_ref().is_some_and(|content| content.archived);
         if let Some(content) = &content
             && !is_wanted(&picked.endpoint, &picked.delivery, content)
         {
@@ -259,9 +257,12 @@ impl Attempts {
         let public_id = content.as_ref().map(|content| content.public_id.clone());
         let trace = content.as_ref().and_then(|content| content.trace.as_ref());
         let replayed = picked.delivery.replay.is_some();
-        let traced = self
-            .tracer
-            .attempt_begins(picked.delivery_id(), trace.map(|trace| trace.0), replayed);
+        let traced = self.tracer.attempt_begins(
+            picked.delivery_id(),
+            trace.map(|trace| trace.0),
+            started_at,
+            replayed,
+        );
         let sent = match content {
             None => Sent::nothing("the event has exceeded its retention and its body was deleted"),
             Some(content) => {
@@ -315,27 +316,18 @@ impl Attempts {
         let secrets = endpoint.secrets_in_force(started_at);
         let signature = signature::sign(endpoint.format, &content.public_id, t, &content.body, &secrets);
         let permission = self.lease.under(picked.term.clone());
-        let mut headers = webhook_headers(&content.public_id, t, &signature);
-        for (name, value) in &endpoint.headers {
-            headers.insert(name.clone(), value.clone());
-        }
-        let mut set = |name: HeaderName, value: &str| {
-            if let Ok(value) = HeaderValue::from_str(value) {
-                headers.insert(name, value);
-            }
+        let state = content.trace.as_ref().and_then(|(_, state)| state.as_ref());
+        let headers = RequestHeaders {
+            event_id: &content.public_id,
+            unix_seconds: t,
+            signature: Some(&signature),
+            custom: Some(&endpoint.headers),
+            marker: picked.delivery.replay.as_deref().map(Marker::Replay),
+            trace: traced.map(|traced| (traced.context, state)),
         };
-        if let Some(replay) = &picked.delivery.replay {
-            set(REPLAY, replay);
-        }
-        if let Some(traced) = traced {
-            set(TRACEPARENT, &traced.context.to_string());
-            if let Some((_, Some(state))) = &content.trace {
-                set(TRACESTATE, state.as_str());
-            }
-        }
         let request = Request {
             url: &endpoint.url,
-            headers,
+            headers: headers.build(),
             body: bodies::with_share(content, share),
             timeout: endpoint.timeout,
             tls: endpoint.tls.as_ref(),

@@ -50,7 +50,7 @@ pub(crate) struct Content {
     /// The producer's trace context; always `None` when tracing is off.
     pub(crate) trace: Option<(TraceContext, Option<TraceState>)>,
     /// The event has outlived its partition.
-    pub(crate) held: bool,
+    pub(crate) archived: bool,
 }
 
 /// One event of a batch read.
@@ -74,7 +74,7 @@ type StoredRow = (
 
 const STORED: &str = include_str!("sql/events.sql");
 const STORED_WITH_TRACE: &str = include_str!("sql/events_with_trace.sql");
-const HELD: &str = include_str!("sql/events_held.sql");
+const ARCHIVED: &str = include_str!("sql/events_held.sql");
 
 /// Reads events by id; ids must be sorted and unique. Events larger than `most` are returned as their size only.
 pub(crate) async fn read(
@@ -94,19 +94,19 @@ pub(crate) async fn read(
         .with_db_timeout()
         .await?;
     // Events whose partition was dropped while deliveries were pending.
-    let held = if rows.len() < ids.len() {
-        held(connection, ids, &rows, most, with_traces).await?
+    let archived = if rows.len() < ids.len() {
+        archived(connection, ids, &rows, most, with_traces).await?
     } else {
         Vec::new()
     };
     let found = rows.len();
-    let all = rows.into_iter().chain(held).enumerate();
+    let all = rows.into_iter().chain(archived).enumerate();
     Ok(all
         .map(|(index, row)| (row.0, stored(row, index >= found)))
         .collect())
 }
 
-async fn held(
+async fn archived(
     connection: &mut PgConnection,
     ids: &[EventId],
     found: &[StoredRow],
@@ -115,14 +115,14 @@ async fn held(
 ) -> Result<Vec<StoredRow>, sqlx::Error> {
     let found: HashSet<EventId> = found.iter().map(|row| row.0).collect();
     let missing: Vec<EventId> = ids.iter().copied().filter(|id| !found.contains(id)).collect();
-    sqlx::query_as(HELD)
+    sqlx::query_as(ARCHIVED)
         .bind_all((missing, with_traces, most))
         .fetch_all(connection)
         .with_db_timeout()
         .await
 }
 
-fn stored((id, chosen_id, body, full_data, trace, size): StoredRow, held: bool) -> Stored {
+fn stored((id, chosen_id, body, full_data, trace, size): StoredRow, archived: bool) -> Stored {
     let Some(body) = body else {
         return Stored::Large(usize::try_from(size).unwrap_or(0));
     };
@@ -131,7 +131,7 @@ fn stored((id, chosen_id, body, full_data, trace, size): StoredRow, held: bool) 
         body: body.into(),
         full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
         trace: trace.and_then(|bytes| TraceContext::from_bytes(&bytes)),
-        held,
+        archived,
     }))
 }
 

@@ -64,7 +64,7 @@ impl Share {
 pub(crate) type Attempt = (EndpointId, EventId, u16);
 
 /// Shares held by an attempt in flight.
-struct Held {
+struct AttemptShares {
     holder: Holder,
     shares: [bool; Share::COUNT],
 }
@@ -133,7 +133,7 @@ impl Part {
 pub(crate) struct Capacity {
     parts: [Part; Share::COUNT],
     result_permits: Arc<Semaphore>,
-    held: HashMap<Attempt, Held>,
+    held: HashMap<Attempt, AttemptShares>,
     /// Attempts in start order, until they are found finished or slow.
     begun: VecDeque<(Monotonic, Attempt)>,
 }
@@ -210,7 +210,7 @@ impl Capacity {
         for share in Share::ALL.into_iter().filter(|share| shares[*share as usize]) {
             self.parts[share as usize].held.take(holder, 1);
         }
-        let before = self.held.insert(attempt, Held { holder, shares });
+        let before = self.held.insert(attempt, AttemptShares { holder, shares });
         // The shard was lost and regained while the same attempt was still in flight.
         if let Some(before) = before {
             self.give_back(&before);
@@ -225,7 +225,7 @@ impl Capacity {
         }
     }
 
-    fn give_back(&mut self, held: &Held) {
+    fn give_back(&mut self, held: &AttemptShares) {
         for share in Share::ALL {
             if held.shares[share as usize] {
                 self.parts[share as usize].give_back(held.holder);

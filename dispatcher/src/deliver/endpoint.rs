@@ -7,7 +7,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::HeaderMap;
 use postrider_proto::{
     DeadReason, EndpointId, EndpointState, Shard, TenantId,
     filter::Filter,
@@ -21,7 +21,10 @@ use crate::{
     Settings,
     deliver::retry::Schedule,
     http::tls::TlsSettings,
-    vault::{Owner, Purpose, Vault, VaultError},
+    vault::{
+        Owner, Purpose, Vault, VaultError,
+        custom_headers::{CustomHeaders, CustomHeadersError},
+    },
 };
 
 /// Settings are immutable: a change creates a new value.
@@ -104,6 +107,8 @@ pub(crate) struct EndpointRow {
 pub(crate) enum Unusable {
     #[error(transparent)]
     Vault(#[from] VaultError),
+    #[error(transparent)]
+    Headers(#[from] CustomHeadersError),
     #[error("invalid stored settings: {0}")]
     Stored(String),
 }
@@ -125,18 +130,7 @@ impl EndpointRow {
                 Ok((Secret::new(text), *retires_at))
             })
             .collect::<Result<Vec<_>, Unusable>>()?;
-        let mut headers = HeaderMap::new();
-        if let Some(sealed) = &self.headers {
-            let clear = vault.open(owner, Purpose::Headers, sealed)?;
-            let pairs: std::collections::BTreeMap<String, String> =
-                serde_json::from_slice(&clear).map_err(|e| stored(&e))?;
-            for (name, value) in pairs {
-                let name = HeaderName::try_from(name).map_err(|e| stored(&e))?;
-                let mut value = HeaderValue::try_from(value).map_err(|e| stored(&e))?;
-                value.set_sensitive(true);
-                headers.insert(name, value);
-            }
-        }
+        let headers = CustomHeaders::open(vault, owner, self.headers.as_deref())?;
         let mut tls = None;
         if let Some(sealed) = &self.tls {
             let clear = vault.open(owner, Purpose::Tls, sealed)?;
@@ -173,7 +167,7 @@ impl EndpointRow {
                 .timeout_ms
                 .map_or(defaults.timeout, |ms| Duration::from_millis(ms.max(1) as u64)),
             format: self.signature,
-            headers,
+            headers: headers.to_map()?,
             tls,
             filter: filter.transpose().map_err(|e| stored(&e))?,
             cancelled: self.cancelled.clone(),

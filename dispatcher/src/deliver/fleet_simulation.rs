@@ -14,7 +14,7 @@ use std::{
 
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::{
-    Answer, EndpointState, Epoch, EventId, Outcome, Shard, TenantId, TypeId, limits::SHARDS,
+    EndpointState, Epoch, EventId, Outcome, Response, Shard, TenantId, TypeId, limits::SHARDS,
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio_util::sync::CancellationToken;
@@ -582,7 +582,7 @@ impl World {
                     };
             }
             if attempt.ends <= now {
-                self.answer(node, attempt);
+                self.respond(node, attempt);
             } else {
                 kept.push(attempt);
             }
@@ -590,19 +590,19 @@ impl World {
         self.nodes[node].wire = kept;
     }
 
-    fn answer(&mut self, node: usize, attempt: InFlight) {
+    fn respond(&mut self, node: usize, attempt: InFlight) {
         let failing = self.customers[attempt.endpoint].fails_until > self.now;
         let success = !failing && self.rng.random_bool(0.9);
         let outcome = if success {
             Outcome::Accepted {
                 status: 204,
-                answer: Answer::default(),
+                response: Response::default(),
             }
         } else {
             Outcome::Refused {
                 status: 500,
                 retry_after: None,
-                answer: Answer::default(),
+                response: Response::default(),
             }
         };
         let jitter = Jitter::new(0.2).expect("a share");

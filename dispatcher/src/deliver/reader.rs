@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Wake,
+    backoff::Backoff,
     clock::Clock,
     db_timeout::WithDbTimeout,
     deliver::{
@@ -47,7 +48,7 @@ const LOAD_MAX: usize = 1024;
 const POLL_EVERY: Duration = Duration::from_millis(18);
 /// While they are notified, the database is checked this often all the same.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
-const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
+const RECONNECT: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// What the engine requests in one cycle.
 #[derive(Debug, Default)]
@@ -172,7 +173,7 @@ impl Reader {
     /// Runs each requested cycle, until the engine has stopped or `stop` is cancelled.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut session: Option<Session> = None;
-        let mut wait = Duration::from_millis(50);
+        let mut backoff = RECONNECT;
         loop {
             let cycle = tokio::select! {
                 cycle = self.cycles.recv() => cycle,
@@ -191,13 +192,13 @@ impl Reader {
                 },
             };
             match result {
-                Ok(()) => wait = Duration::from_millis(50),
+                Ok(()) => backoff.reset(),
                 Err(ReadError::Closed) => break,
                 Err(error) => {
                     tracing::warn!(%error, "connection to the database lost; reloading every shard");
                     session = None;
-                    tokio::time::sleep(wait.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
-                    wait = (wait * 2).min(RECONNECT_WAIT_MAX);
+                    let jitter = 0.5 + rand::random::<f64>() / 2.0;
+                    tokio::time::sleep(backoff.delay().mul_f64(jitter)).await;
                     if self.out.send(ReaderMessage::Lost).await.is_err() {
                         break;
                     }

@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use crate::{
     Wake,
+    backoff::Backoff,
     clock::Clock,
     db_timeout::WithDbTimeout,
     dedicated_connection::DedicatedConnection,
@@ -27,7 +28,7 @@ use crate::{
 };
 
 const BATCH_MAX: usize = 500;
-const RETRY_WAIT_MAX: Duration = Duration::from_secs(1);
+const RETRY: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
 
 /// An attempt that has ended.
 #[derive(Debug)]
@@ -118,7 +119,7 @@ impl Recorder {
     }
 
     async fn record(&mut self, batch: &mut [AttemptRecord]) {
-        let mut wait = Duration::from_millis(20);
+        let mut backoff = RETRY;
         loop {
             let began = Instant::now();
             match self.write(batch).await {
@@ -140,8 +141,7 @@ impl Recorder {
                 Err(error) => {
                     self.connection.close();
                     tracing::warn!(%error, results = batch.len(), "recording results failed; retrying");
-                    tokio::time::sleep(wait).await;
-                    wait = (wait * 2).min(RETRY_WAIT_MAX);
+                    tokio::time::sleep(backoff.delay()).await;
                 }
             }
         }

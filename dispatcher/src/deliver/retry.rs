@@ -185,7 +185,7 @@ fn by_schedule(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_proto::Answer;
+    use postrider_proto::Response;
     use proptest::prelude::*;
     use rand::{SeedableRng, rngs::StdRng};
 
@@ -193,7 +193,7 @@ mod tests {
         Outcome::Refused {
             status,
             retry_after: retry_after.map(Duration::from_secs),
-            answer: Answer::default(),
+            response: Response::default(),
         }
     }
 
@@ -270,7 +270,7 @@ mod tests {
             }
             let accepted = Outcome::Accepted {
                 status: 204,
-                answer: Answer::default(),
+                response: Response::default(),
             };
             assert_eq!(decide(&accepted, number), Next::Delivered);
         }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    bind::BindAll, db_timeout::within, dedicated_connection::DedicatedConnection,
+    backoff::Backoff, bind::BindAll, db_timeout::within, dedicated_connection::DedicatedConnection,
     deliver::engine::EngineMessage,
 };
 
@@ -24,8 +24,7 @@ const PAGE_MAX: i64 = 1024;
 const PAGE_TIME: Duration = Duration::from_millis(250);
 /// Time limit of one statement. Nothing else waits for it.
 const STATEMENT_MAX: Duration = Duration::from_secs(600);
-const AGAIN: Duration = Duration::from_millis(200);
-const AGAIN_MAX: Duration = Duration::from_secs(5);
+const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 /// Recently deleted endpoints that are checked for rows of late producers.
 const DELETED_MAX: i64 = 10_000;
 
@@ -167,7 +166,7 @@ impl Surveyor {
     /// The endpoints after this one, or with `None` the deleted ones. Retries until the query succeeds. A slow page makes
     /// the next one smaller, so that results arrive sooner.
     async fn find(&mut self, shards: &[Shard], after: Option<EndpointId>) -> Vec<Found> {
-        let mut wait = AGAIN;
+        let mut backoff = RETRY;
         loop {
             let (began, page) = (Instant::now(), self.page);
             let found = async {
@@ -188,8 +187,7 @@ impl Surveyor {
                 Err(error) => {
                     tracing::warn!(%error, "searching for pending deliveries failed; retrying");
                     self.connection.close();
-                    tokio::time::sleep(wait).await;
-                    wait = (wait * 2).min(AGAIN_MAX);
+                    tokio::time::sleep(backoff.delay()).await;
                 }
             }
         }

@@ -21,7 +21,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Uri, header,
+    HeaderMap, HeaderValue, Method, Uri, header,
     uri::{PathAndQuery, Scheme},
 };
 use postrider_proto::{Outcome, OutcomeKind};
@@ -44,7 +44,6 @@ use crate::{
     ownership::lease::SendPermission,
 };
 
-const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
 /// Cached TLS configurations of endpoints with their own certificates. The least recently used are evicted.
 const OWN_TLS_MAX: usize = 256;
 
@@ -80,6 +79,7 @@ pub enum HttpSenderError {
 /// A request to send. The body is sent unchanged.
 pub struct Request<'a> {
     pub url: &'a Url,
+    /// Built by [`RequestHeaders`](crate::http::headers::RequestHeaders); `Host` and `Content-Length` are added.
     pub headers: HeaderMap,
     pub body: Bytes,
     pub timeout: Duration,
@@ -227,10 +227,6 @@ fn outgoing(
         .body(Body::new(request.body, request.permission))?;
     let headers = outgoing.headers_mut();
     *headers = request.headers;
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
-    let any = HeaderValue::from_static("*/*");
-    headers.entry(header::ACCEPT).or_insert(any);
     let named = if port == default_port {
         HeaderValue::from_str(&host)?
     } else {
@@ -244,19 +240,4 @@ fn outgoing(
         tls,
     };
     Ok((outgoing, receiver))
-}
-
-/// Headers of an attempt that every receiver can rely on.
-pub fn webhook_headers(event_id: &str, unix_seconds: i64, signature: &str) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(8);
-    for (name, value) in [
-        ("webhook-id", event_id),
-        ("webhook-timestamp", &unix_seconds.to_string()),
-        ("webhook-signature", signature),
-    ] {
-        if let Ok(value) = HeaderValue::from_str(value) {
-            headers.insert(HeaderName::from_static(name), value);
-        }
-    }
-    headers
 }

@@ -31,21 +31,21 @@ pub struct Guard {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    #[error("the URL is not valid: {0}")]
+    #[error("invalid URL: {0}")]
     NotAUrl(String),
     #[error("the URL is too long: at most {URL_BYTES_MAX} bytes")]
     TooLong,
     #[error("the scheme must be https{}", if *.http_too { " or http" } else { "" })]
     Scheme { http_too: bool },
-    #[error("a URL with a user name or password is not taken: use a custom header")]
+    #[error("the URL must not contain a user name or password: use a custom header")]
     Userinfo,
-    #[error("a URL must not have a fragment (#…)")]
+    #[error("the URL must not have a fragment (#…)")]
     Fragment,
-    #[error("`{0}` is not a host name that can be called from here")]
+    #[error("the host name `{0}` is not allowed")]
     HostName(String),
-    #[error("`{0}` is not a host name that can be called from here: write 127.0.0.1 instead")]
+    #[error("the host name `{0}` is not allowed: use 127.0.0.1 instead")]
     Localhost(String),
-    #[error("port {0} may not be used")]
+    #[error("port {0} is not allowed")]
     Port(u16),
     #[error("the address {0} is not on the public internet")]
     Address(IpAddr),
@@ -64,7 +64,7 @@ impl Guard {
         // The parser silently drops tabs and line breaks and trims spaces: the stored URL must be what was entered.
         if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
             return Err(Refusal::NotAUrl(
-                "it contains white space or control characters".to_owned(),
+                "it contains whitespace or control characters".to_owned(),
             ));
         }
         let url = Url::parse(text).map_err(|e| Refusal::NotAUrl(e.to_string()))?;
@@ -74,11 +74,13 @@ impl Guard {
             .to_ascii_lowercase()
             .starts_with(&format!("{}://", url.scheme()))
         {
-            return Err(Refusal::NotAUrl("write it in full: https://host/path".to_owned()));
+            return Err(Refusal::NotAUrl(
+                "it must be absolute, like https://host/path".to_owned(),
+            ));
         }
         // This parser treats a backslash as a slash; others do not and would see another host.
         if text.contains('\\') {
-            return Err(Refusal::NotAUrl("it has a backslash".to_owned()));
+            return Err(Refusal::NotAUrl("it contains a backslash".to_owned()));
         }
         self.check_target(&url)?;
         Ok(url)
@@ -250,7 +252,7 @@ mod tests {
         guard.allow_networks = vec!["127.0.0.0/8".parse().expect("a network")];
         for url in ["http://localhost:3000/hook", "http://LocalHost./"] {
             let told = guard.check_url(url).expect_err(url).to_string();
-            assert!(told.ends_with("write 127.0.0.1 instead"), "{url}: {told}");
+            assert!(told.ends_with("use 127.0.0.1 instead"), "{url}: {told}");
         }
         assert!(guard.check_url("http://127.0.0.1:3000/hook").is_ok());
     }

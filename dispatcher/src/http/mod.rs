@@ -2,5 +2,6 @@
 
 pub mod client;
 pub mod guard;
+pub mod headers;
 pub mod proxy;
 pub mod tls;

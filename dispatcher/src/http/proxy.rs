@@ -102,7 +102,7 @@ impl Proxy {
         match read_status(stream).await? {
             200..=299 => Ok(()),
             status @ (502..=504) => Err(TunnelError::Endpoint(status)),
-            407 => Err(TunnelError::Proxy("requires other credentials (407)".to_owned())),
+            407 => Err(TunnelError::Proxy("rejected the credentials (407)".to_owned())),
             // The proxy is overloaded.
             status @ (408 | 429) => Err(TunnelError::Proxy(format!("refused with {status}"))),
             status @ 400..=499 => Err(TunnelError::Forbidden(status)),

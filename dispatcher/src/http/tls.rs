@@ -110,9 +110,9 @@ fn certificates(field: &'static str, pem: &str) -> Result<Vec<CertificateDer<'st
     let found: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
         .take(TLS_CERTIFICATES_MAX + 1)
         .collect::<Result<_, _>>()
-        .map_err(|_| fault(field, "is not PEM: -----BEGIN CERTIFICATE-----"))?;
+        .map_err(|_| fault(field, "must be PEM: -----BEGIN CERTIFICATE-----"))?;
     let reason = match found.len() {
-        0 => "contains no certificate: -----BEGIN CERTIFICATE-----".to_owned(),
+        0 => "must contain at least one certificate: -----BEGIN CERTIFICATE-----".to_owned(),
         1..=TLS_CERTIFICATES_MAX => return Ok(found),
         _ => format!("must be at most {TLS_CERTIFICATES_MAX} certificates"),
     };
@@ -134,7 +134,7 @@ impl Trust {
             let mut roots = RootCertStore::empty();
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             if roots.is_empty() {
-                tracing::warn!("this machine has no CA certificates; using the bundled browser set");
+                tracing::warn!("no CA certificates found on this machine; using the bundled ones");
                 roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
             }
             Arc::new(roots)

@@ -8,10 +8,9 @@ use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::{db_timeout::WithDbTimeout, store::transitions, telemetry::metrics::METRICS};
+use crate::{backoff::Backoff, db_timeout::WithDbTimeout, store::transitions, telemetry::metrics::METRICS};
 
-const RETRY_WAIT: Duration = Duration::from_millis(100);
-const RETRY_WAIT_MAX: Duration = Duration::from_secs(5);
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
 pub(crate) async fn run(
     pool: PgPool,
@@ -19,11 +18,11 @@ pub(crate) async fn run(
     stop: CancellationToken,
 ) {
     while let Some(endpoint) = deleted.recv().await {
-        let mut wait = RETRY_WAIT;
+        let mut backoff = RETRY;
         while let Err(error) = drop_rows(&pool, endpoint, &stop).await {
             tracing::warn!(%error, %endpoint, "removing rows of a deleted endpoint failed; retrying");
             tokio::select! {
-                () = tokio::time::sleep(wait) => wait = (wait * 2).min(RETRY_WAIT_MAX),
+                () = tokio::time::sleep(backoff.delay()) => {}
                 () = stop.cancelled() => return,
             }
         }

@@ -69,7 +69,7 @@ impl Rotating<'_> {
     }
 
     /// Runs in the caller's transaction. Returns why the tenant was not notified, if it was not.
-    pub async fn tell(&self, connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
+    pub async fn announce(&self, connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
         let data = json!({
             "endpoint": self.endpoint,
             "url": self.url,
@@ -143,7 +143,7 @@ async fn announce(pool: &PgPool, wanted: &Wanted) -> Result<bool, sqlx::Error> {
         rotates_at: wanted.rotates_at,
         overlap_seconds: OVERLAP_SECONDS,
     };
-    if let Some(refusal) = about.tell(&mut tx).await? {
+    if let Some(refusal) = about.announce(&mut tx).await? {
         // The tenant was just deleted, or the event type was removed. Nothing was planned; it is retried.
         let endpoint = &wanted.public_id;
         tracing::warn!(endpoint, refusal, "announcing a rotation failed; retrying");

@@ -15,6 +15,7 @@ use sqlx::{Connection, FromRow, PgConnection, PgPool, Postgres, Transaction, pos
 
 use crate::{
     Wake,
+    backoff::Backoff,
     bind::BindAll,
     db_timeout::{WithDbTimeout, within},
     store::schema::{self, SchemaError, SchemaSet},
@@ -26,8 +27,7 @@ const BATCH_MAX: i64 = 200;
 const IDLE_WAIT: Duration = Duration::from_millis(50);
 /// While another dispatcher relays from the same source.
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
-const ERROR_WAIT_MIN: Duration = Duration::from_millis(200);
-const ERROR_WAIT_MAX: Duration = Duration::from_secs(10);
+const AFTER_ERROR: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 const STEP_TIME_MAX: Duration = Duration::from_secs(60);
 /// In the main database. A lock not acquired this soon is held by a slow transaction.
 const BEGIN_EMIT: &str = "begin; set local lock_timeout = '100ms'; set local statement_timeout = '10s'";
@@ -58,15 +58,14 @@ pub async fn migrate_outbox(options: &PgConnectOptions) -> Result<(), SchemaErro
 
 /// Relays from one source until it is dropped.
 pub(crate) async fn run(number: usize, source: PgConnectOptions, pool: PgPool, wake: Wake) {
-    let mut wait = ERROR_WAIT_MIN;
+    let mut backoff = AFTER_ERROR;
     let mut aside = Aside::default();
     loop {
-        if let Err(error) = relay(&source, &pool, &wake, &mut aside, &mut wait).await {
+        if let Err(error) = relay(&source, &pool, &wake, &mut aside, &mut backoff).await {
             // The URL contains a password: the source is logged by its position in the list.
             tracing::warn!(source = number, %error, "relaying from a source failed; retrying");
         }
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(ERROR_WAIT_MAX);
+        tokio::time::sleep(backoff.delay()).await;
     }
 }
 
@@ -75,13 +74,13 @@ async fn relay(
     pool: &PgPool,
     wake: &Wake,
     aside: &mut Aside,
-    wait: &mut Duration,
+    backoff: &mut Backoff,
 ) -> Result<(), sqlx::Error> {
     let mut connection = PgConnection::connect_with(source).with_db_timeout().await?;
     loop {
         let began = Instant::now();
         let step = within(STEP_TIME_MAX, step(&mut connection, pool, aside)).await?;
-        *wait = ERROR_WAIT_MIN;
+        backoff.reset();
         match step {
             Step::Moved => wake.now(),
             // A long scan, past many events set aside, is not repeated at once.
@@ -311,8 +310,8 @@ async fn try_emit(pool: &PgPool, rows: &[&Row]) -> Result<Vec<Refused>, sqlx::Er
             .bind(column(rows, |row| row.ordering_key.as_deref()))
             .fetch_all(&mut *transaction)
             .await;
-    let answers: Vec<(i32, Option<String>, Option<String>)> = match emitted {
-        Ok(answers) => answers,
+    let results: Vec<(i32, Option<String>, Option<String>)> = match emitted {
+        Ok(results) => results,
         Err(error) => {
             // Releases its locks before others are tried.
             transaction.rollback().await?;
@@ -320,7 +319,7 @@ async fn try_emit(pool: &PgPool, rows: &[&Row]) -> Result<Vec<Refused>, sqlx::Er
         }
     };
     transaction.commit().await?;
-    Ok(answers
+    Ok(results
         .into_iter()
         .filter_map(|(position, refusal, message)| {
             let row = rows.get(usize::try_from(position).ok()?)?;

@@ -39,7 +39,7 @@ pub(crate) struct ShardRow {
 #[derive(Debug, Default)]
 pub(crate) struct View {
     me: Uuid,
-    held: HashMap<Shard, Epoch>,
+    owned: HashMap<Shard, Epoch>,
     draining: HashSet<Shard>,
     /// This process is stopping: it takes nothing more.
     leaving: bool,
@@ -85,25 +85,25 @@ impl View {
             .map(|row| (row.shard, row.epoch))
             .collect();
         let lost = self
-            .held
+            .owned
             .iter()
             .filter(|(shard, epoch)| mine.get(shard) != Some(epoch));
         let lost: Vec<Shard> = lost.map(|(shard, _)| *shard).collect();
         self.forget(&lost);
         let found: Vec<(Shard, Epoch)> = mine
             .into_iter()
-            .filter(|(shard, _)| !self.held.contains_key(shard))
+            .filter(|(shard, _)| !self.owned.contains_key(shard))
             .collect();
         self.gained(&found);
         Changes { lost, found }
     }
 
     pub(crate) fn gained(&mut self, shards: &[(Shard, Epoch)]) {
-        self.held.extend(shards.iter().copied());
+        self.owned.extend(shards.iter().copied());
     }
 
     fn forget(&mut self, shards: &[Shard]) {
-        self.held.retain(|shard, _| !shards.contains(shard));
+        self.owned.retain(|shard, _| !shards.contains(shard));
         self.draining.retain(|shard| !shards.contains(shard));
     }
 
@@ -140,7 +140,7 @@ impl View {
         now: Instant,
     ) -> Vec<(Shard, Epoch)> {
         let live = Self::live(dispatchers);
-        let missing = self.share(&live).saturating_sub(self.held.len());
+        let missing = self.share(&live).saturating_sub(self.owned.len());
         if missing == 0 {
             return Vec::new();
         }
@@ -160,7 +160,7 @@ impl View {
     /// Shards above this dispatcher's share that are not being released yet; marks them as being released.
     pub(crate) fn surplus(&mut self, dispatchers: &[DispatcherRow]) -> Vec<Shard> {
         let share = self.share(&Self::live(dispatchers));
-        let kept = self.held.keys().filter(|shard| !self.draining.contains(shard));
+        let kept = self.owned.keys().filter(|shard| !self.draining.contains(shard));
         let mut kept: Vec<Shard> = kept.copied().collect();
         if kept.len() <= share {
             return Vec::new();

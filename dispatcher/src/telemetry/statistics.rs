@@ -50,7 +50,7 @@ pub enum Class {
     ConnectionFailed = 5,
     TlsFailed = 6,
     TimedOut = 7,
-    BrokenAnswer = 8,
+    InvalidResponse = 8,
     Forbidden = 9,
     NotSent = 10,
 }
@@ -67,7 +67,7 @@ impl Class {
         Self::ConnectionFailed,
         Self::TlsFailed,
         Self::TimedOut,
-        Self::BrokenAnswer,
+        Self::InvalidResponse,
         Self::Forbidden,
         Self::NotSent,
     ];
@@ -82,7 +82,7 @@ impl Class {
             (OutcomeKind::ConnectionFailed, _) => Self::ConnectionFailed,
             (OutcomeKind::TlsFailed, _) => Self::TlsFailed,
             (OutcomeKind::TimedOut, _) => Self::TimedOut,
-            (OutcomeKind::BrokenAnswer, _) => Self::BrokenAnswer,
+            (OutcomeKind::InvalidResponse, _) => Self::InvalidResponse,
             (OutcomeKind::Forbidden, _) => Self::Forbidden,
             // A fault of our own proxy is not the endpoint's.
             (OutcomeKind::NotSent | OutcomeKind::ProxyFailed, _) => Self::NotSent,

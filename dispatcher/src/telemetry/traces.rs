@@ -140,22 +140,33 @@ impl Tracer {
         }
     }
 
+    /// The context that an attempt sends to the receiver; `stored` is the event's. `None` when tracing is off.
+    pub fn attempt_context(
+        &self,
+        delivery: DeliveryId,
+        stored: Option<TraceContext>,
+        started_at: DateTime<Utc>,
+    ) -> Option<TraceContext> {
+        let inner = self.0.as_ref()?;
+        let trace = stored.map_or_else(|| TraceId::of_event(delivery.event), |context| context.trace);
+        Some(TraceContext {
+            trace,
+            span: SpanId::of_attempt(delivery, started_at.timestamp_micros()),
+            sampled: stored.map_or_else(|| trace.is_among(inner.share), |context| context.sampled),
+        })
+    }
+
     /// An attempt begins. `stored` is the event's stored trace context.
     pub(crate) fn attempt_begins(
         &self,
         delivery: DeliveryId,
         stored: Option<TraceContext>,
+        started_at: DateTime<Utc>,
         is_replay: bool,
     ) -> Option<Attempt> {
-        let inner = self.0.as_ref()?;
-        let trace = stored.map_or_else(|| TraceId::of_event(delivery.event), |context| context.trace);
         let emit = stored.map(|context| context.span);
         Some(Attempt {
-            context: TraceContext {
-                trace,
-                span: SpanId::new(rand::random())?,
-                sampled: stored.map_or_else(|| trace.is_among(inner.share), |context| context.sampled),
-            },
+            context: self.attempt_context(delivery, stored, started_at)?,
             emit,
             // A replay did not wait since the emit.
             parent: if is_replay {
@@ -295,7 +306,7 @@ mod tests {
     fn one_that_is_off_makes_nothing() {
         let off = Tracer::default();
         assert!(off.emit_begins(None, at(0)).is_none());
-        assert!(off.attempt_begins(delivery(), None, false).is_none());
+        assert!(off.attempt_begins(delivery(), None, at(1), false).is_none());
     }
 
     #[test]
@@ -307,7 +318,7 @@ mod tests {
         tracer.emit_ended(&emit, at(2), Vec::new(), None);
         let delivery = delivery();
         for number in [1, 2] {
-            let attempt = tracer.attempt_begins(delivery, Some(emit.context), false);
+            let attempt = tracer.attempt_begins(delivery, Some(emit.context), at(number.into()), false);
             tracer.attempt_ended(&attempt.expect("on"), &made(number, &refused()));
         }
         let spans: Vec<Span> = std::iter::from_fn(|| out.try_recv().ok()).collect();
@@ -331,7 +342,7 @@ mod tests {
             .expect("on");
         tracer.emit_ended(&emit, at(2), Vec::new(), None);
         let attempt = tracer
-            .attempt_begins(delivery(), Some(emit.context), false)
+            .attempt_begins(delivery(), Some(emit.context), at(1), false)
             .expect("passed on all the same");
         assert!(attempt.context.to_string().ends_with("-00"));
         tracer.attempt_ended(&attempt, &made(1, &refused()));
@@ -342,13 +353,13 @@ mod tests {
     fn an_event_without_a_trace_begins_one_of_its_own() {
         let (tracer, mut out) = Tracer::new(1.0);
         let delivery = delivery();
-        let attempt = tracer.attempt_begins(delivery, None, false).expect("on");
+        let attempt = tracer.attempt_begins(delivery, None, at(1), false).expect("on");
         tracer.attempt_ended(&attempt, &made(1, &refused()));
         let root = out.try_recv().expect("a span");
         assert_eq!((root.name, root.parent), ("wait", None));
         assert_eq!(root.trace, TraceId::of_event(delivery.event));
         let (none, mut out) = Tracer::new(0.0);
-        let attempt = none.attempt_begins(delivery, None, false).expect("on");
+        let attempt = none.attempt_begins(delivery, None, at(1), false).expect("on");
         none.attempt_ended(&attempt, &made(1, &refused()));
         assert!(out.try_recv().is_err(), "none are to be sampled");
     }

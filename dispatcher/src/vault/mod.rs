@@ -2,6 +2,7 @@
 //! certificates. AES-256-GCM with a fresh nonce per value, bound to its tenant, endpoint and purpose, so that a value
 //! copied into another row does not decrypt there. `sealed.rs` knows where such values are stored.
 
+pub mod custom_headers;
 pub mod key_holders;
 pub mod sealed;
 
@@ -83,11 +84,11 @@ impl Vault {
     }
 
     /// A stored response to an idempotent request. Some contain a secret, so all are encrypted, each bound to its request.
-    pub fn seal_answer(&self, scope: &[u8], clear: &[u8]) -> Vec<u8> {
+    pub fn seal_response(&self, scope: &[u8], clear: &[u8]) -> Vec<u8> {
         self.encrypt(&[ANSWER, scope].concat(), clear)
     }
 
-    pub fn open_answer(&self, scope: &[u8], sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
+    pub fn open_response(&self, scope: &[u8], sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         self.decrypt(&[ANSWER, scope].concat(), sealed)
     }
 
@@ -186,14 +187,14 @@ mod tests {
 
     #[test]
     fn an_answer_opens_for_its_own_request_only() {
-        let sealed = vault(&[1]).seal_answer(b"one", b"whsec_clear");
+        let sealed = vault(&[1]).seal_response(b"one", b"whsec_clear");
         assert!(!sealed.windows(5).any(|w| w == b"clear"));
         assert_eq!(
-            vault(&[1]).open_answer(b"one", &sealed),
+            vault(&[1]).open_response(b"one", &sealed),
             Ok(b"whsec_clear".to_vec())
         );
         assert_eq!(
-            vault(&[1]).open_answer(b"two", &sealed),
+            vault(&[1]).open_response(b"two", &sealed),
             Err(VaultError::WrongKey)
         );
     }

@@ -179,11 +179,11 @@ pub async fn encrypt_anew(
             });
         }
     }
-    Ok(changed + encrypt_answers_anew(pool, vault, &mut report).await?)
+    Ok(changed + reencrypt_responses(pool, vault, &mut report).await?)
 }
 
 /// A response that does not decrypt is skipped: it expires in three days, and a repeated request reports it.
-async fn encrypt_answers_anew(
+async fn reencrypt_responses(
     pool: &PgPool,
     vault: &Vault,
     report: &mut impl FnMut(Progress),
@@ -204,9 +204,9 @@ async fn encrypt_answers_anew(
         after.clone_from(last);
         let (scopes, sealed): (Vec<Vec<u8>>, Vec<Vec<u8>>) = rows
             .into_iter()
-            .filter_map(|(scope, answer)| {
-                let clear = vault.open_answer(&scope, &answer).ok()?;
-                let sealed = vault.seal_answer(&scope, &clear);
+            .filter_map(|(scope, response)| {
+                let clear = vault.open_response(&scope, &response).ok()?;
+                let sealed = vault.seal_response(&scope, &clear);
                 Some((scope, sealed))
             })
             .unzip();
@@ -220,7 +220,7 @@ async fn encrypt_answers_anew(
         .await?;
         done += replaced.rows_affected();
         report(Progress {
-            name: "answers",
+            name: "stored responses",
             done,
             total: done,
         });

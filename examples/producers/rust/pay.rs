@@ -7,7 +7,7 @@
 use std::env;
 
 use anyhow::Context;
-use postrider_sender::{NewEvent, Sender};
+use postrider_sender::{Emitter, NewEvent};
 use sqlx::{Connection, PgConnection};
 
 #[tokio::main]
@@ -18,7 +18,7 @@ async fn main() -> anyhow::Result<()> {
         env::var("INVOICE").context("INVOICE")?,
     );
     // One per database: it caches compiled schemas.
-    let sender = Sender::default();
+    let emitter = Emitter::default();
     let mut connection = PgConnection::connect(&database).await?;
 
     let mut transaction = connection.begin().await?;
@@ -31,7 +31,7 @@ async fn main() -> anyhow::Result<()> {
         serde_json::json!({"object": "invoice", "id": invoice}).to_string(),
     );
     let event = NewEvent::new(&tenant, "invoice.paid", &data).id(id.as_str());
-    let emitted = sender.emit(&mut transaction, &event).await?;
+    let emitted = emitter.emit(&mut transaction, &event).await?;
     if env::var_os("ROLL_BACK").is_some() {
         transaction.rollback().await?;
     } else {

@@ -13,7 +13,7 @@ use super::{PUBLIC_KEY_PREFIX, Secret, hmac};
 /// How far a signature's timestamp may be from the receiver's clock.
 pub const TOLERANCE_SECONDS: i64 = 300;
 /// Signatures checked in one header. At most three secrets are active at a time.
-const SIGNATURES_MAX: usize = 10;
+pub(super) const SIGNATURES_MAX: usize = 10;
 const HEADER_BYTES_MAX: usize = 4096;
 
 /// Why a request must not be trusted.

@@ -86,16 +86,16 @@ pub(crate) async fn emit_all(
 ) -> Result<Vec<(Emitted, OwnedEvent)>, Problem> {
     let borrowed: Vec<_> = events.iter().map(|(_, event)| event.borrow()).collect();
     let began = Instant::now();
-    let answers = app
+    let results = app
         .emits
-        .sender()
+        .emitter()
         .emit_all(connection, &borrowed, Patience::Own)
         .await
         .map_err(|error| refusal(EmitError::Database(error), "/events"))?;
     METRICS.statement(borrowed.len(), began.elapsed());
-    let mut emitted = Vec::with_capacity(answers.len());
-    for ((index, event), answer) in events.into_iter().zip(answers) {
-        match answer {
+    let mut emitted = Vec::with_capacity(results.len());
+    for ((index, event), result) in events.into_iter().zip(results) {
+        match result {
             Ok(one) => emitted.push((one, event)),
             // The tenant is in the path, so it is missing for all events or for none.
             Err(EmitError::UnknownTenant) => return Err(Problem::not_found("tenant")),

@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use postrider_sender::{Effort, EmitError, Published, Sender, Verdict};
+use postrider_sender::{Effort, EmitError, Emitter, Published, Verdict};
 use tokio::task::spawn_blocking;
 
 use super::{OwnedEvent, rules::refusal};
@@ -25,15 +25,15 @@ const LONG_CHECKS: Bounds = Bounds {
 };
 
 pub(crate) struct Checks {
-    sender: Sender,
+    emitter: Emitter,
     pool: Pool,
     long: Arc<Shares>,
 }
 
 impl Checks {
-    pub(super) fn new(sender: Sender, pool: Pool) -> Self {
+    pub(super) fn new(emitter: Emitter, pool: Pool) -> Self {
         Self {
-            sender,
+            emitter,
             pool,
             long: Shares::new(LONG_CHECKS),
         }
@@ -76,10 +76,10 @@ impl Checks {
 
     async fn schema_of(&self, event: &OwnedEvent) -> Result<Option<Arc<Published>>, Problem> {
         let (name, version) = (&event.type_name, event.version.as_deref());
-        if let Some(known) = self.sender.known_schema(name, version) {
+        if let Some(known) = self.emitter.known_schema(name, version) {
             return Ok(Some(known));
         }
         let mut connection = self.pool.acquire().await?;
-        Ok(self.sender.find_schema(&mut connection, name, version).await?)
+        Ok(self.emitter.find_schema(&mut connection, name, version).await?)
     }
 }

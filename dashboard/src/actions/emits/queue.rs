@@ -12,29 +12,29 @@ use tokio::sync::{Notify, oneshot};
 use super::OwnedEvent;
 use crate::http::{problem::Problem, shares::Share};
 
-type Answer = oneshot::Sender<Result<Emitted, Problem>>;
+type Reply = oneshot::Sender<Result<Emitted, Problem>>;
 
 pub(super) struct Waiting {
     pub(super) event: OwnedEvent,
     pub(super) is_second_try: bool,
-    answer: Answer,
-    /// Of the queue, until the emit is answered.
+    reply: Reply,
+    /// Of the queue, until the emit has a result.
     _share: Share,
 }
 
 impl Waiting {
-    pub(super) fn new(event: OwnedEvent, answer: Answer, share: Share) -> Self {
+    pub(super) fn new(event: OwnedEvent, reply: Reply, share: Share) -> Self {
         Self {
             event,
             is_second_try: false,
-            answer,
+            reply,
             _share: share,
         }
     }
 
     /// The client may be gone.
-    pub(super) fn answer(self, answer: Result<Emitted, Problem>) {
-        let _ = self.answer.send(answer);
+    pub(super) fn reply(self, result: Result<Emitted, Problem>) {
+        let _ = self.reply.send(result);
     }
 }
 

@@ -44,8 +44,8 @@ pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
         EmitError::TooLarge => Problem::new(Kind::TooLarge, sentence(&error)),
         EmitError::Database(error) => match error.as_database_error().and_then(|e| e.code()) {
             Some(code) if code == "PR422" => {
-                let told = error.as_database_error().map(|e| e.message().to_owned());
-                Problem::invalid(below, told.unwrap_or_default())
+                let message = error.as_database_error().map(|e| e.message().to_owned());
+                Problem::invalid(below, message.unwrap_or_default())
             }
             _ => error.into(),
         },

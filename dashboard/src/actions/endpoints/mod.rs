@@ -6,11 +6,7 @@ pub(crate) mod rules;
 
 use std::collections::BTreeMap;
 
-use postrider_dispatcher::{
-    guard::Guard,
-    tls::TlsSettings,
-    vault::{Owner, Purpose, Vault},
-};
+use postrider_dispatcher::{guard::Guard, tls::TlsSettings, vault::custom_headers::CustomHeaders};
 use postrider_proto::{
     EndpointState, Shard,
     limits::{ENDPOINTS_PER_TENANT_MAX, SHARDS},
@@ -42,7 +38,7 @@ use crate::{
 pub(crate) struct NewEndpoint {
     settings: EndpointSettings,
     secret: Secret,
-    headers: BTreeMap<String, String>,
+    headers: CustomHeaders,
     tls: Option<Option<TlsSettings>>,
 }
 
@@ -57,7 +53,7 @@ impl NewEndpoint {
         Ok(Self {
             settings,
             secret,
-            headers: form.headers.flatten().unwrap_or_default(),
+            headers: form.headers.flatten().unwrap_or_default().into(),
             tls: form.tls,
         })
     }
@@ -90,7 +86,7 @@ pub(crate) async fn create(
     }
     let public_id = tables::random_public_id("ep");
     let mut row = table::insert(&mut *connection, tenant.id, &public_id, shard, settings).await?;
-    if let Some(sealed) = seal_headers(&app.vault, row.owner(), &new.headers)? {
+    if let Some(sealed) = new.headers.seal(&app.vault, row.owner()) {
         row = table::update(&mut *connection, row.id, settings, Some(&sealed)).await?;
     }
     keep_tls(&app.vault, &mut *connection, &mut row, new.tls).await?;
@@ -131,7 +127,7 @@ pub(crate) async fn change(
         }
     }
     let sealed = match form.headers {
-        Some(headers) => seal_headers(&app.vault, before.owner(), &headers.unwrap_or_default())?,
+        Some(headers) => CustomHeaders::from(headers.unwrap_or_default()).seal(&app.vault, before.owner()),
         // A caller who can change the URL must not receive the old host's credentials.
         None if is_elsewhere(&before.settings, &settings) => None,
         None => before.headers,
@@ -170,20 +166,6 @@ pub(crate) async fn delete(app: &App, actor: &Actor, tenant: &Tenant, id: &str) 
     };
     audit::write(&mut transaction, entry).await?;
     wait_until_applied::commit(app, transaction, row.shard).await
-}
-
-/// Bound to the endpoint's number, so the row must exist first.
-fn seal_headers(
-    vault: &Vault,
-    owner: Owner,
-    headers: &BTreeMap<String, String>,
-) -> Result<Option<Vec<u8>>, Problem> {
-    if headers.is_empty() {
-        return Ok(None);
-    }
-    let clear = serde_json::to_vec(headers)
-        .map_err(|error| Problem::bad_request(format!("The headers could not be stored: {error}.")))?;
-    Ok(Some(vault.seal(owner, Purpose::Headers, &clear)))
 }
 
 /// A pin to an unpublished version would never match. Existing pins are kept even if their type was deleted: that is

@@ -6,6 +6,7 @@ use axum::http::HeaderName;
 use postrider_dispatcher::retry::parse_wait;
 use postrider_proto::{
     filter::Filter,
+    json::pointer_part,
     limits::{
         CUSTOM_HEADER_BYTES_MAX, CUSTOM_HEADERS_MAX, SCHEDULE_STEPS_MAX, SECRET_BYTES_MAX,
         TYPES_PER_ENDPOINT_MAX,
@@ -58,7 +59,7 @@ pub(crate) fn check_versions(versions: Option<&BTreeMap<String, String>>, faults
         return;
     }
     for (name, version) in versions {
-        let field = format!("versions/{}", name.replace('~', "~0").replace('/', "~1"));
+        let field = format!("versions/{}", pointer_part(name));
         if !is_type_name(name) {
             faults.add(&field, format!("`{}` is not an event type name", excerpt(name)));
         } else if !is_version(version) {
@@ -146,7 +147,7 @@ pub(crate) fn check_headers(headers: &BTreeMap<String, String>, faults: &mut Fau
     }
     let mut seen = Vec::new();
     for (name, value) in headers {
-        let field = format!("headers/{}", name.replace('~', "~0").replace('/', "~1"));
+        let field = format!("headers/{}", pointer_part(name));
         let Ok(parsed) = HeaderName::from_bytes(name.as_bytes()) else {
             faults.add(&field, "is not a valid HTTP header name");
             continue;

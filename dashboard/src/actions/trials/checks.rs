@@ -127,7 +127,7 @@ impl Check {
             Self::Speed => Texts {
                 title: "Handles twenty concurrent requests, each within two seconds",
                 meaning: "Events arrive in bursts. A slow receiver gets events later and times out under load.",
-                fix: "Respond as soon as the event is stored; process it in a queue of your own.",
+                fix: "Respond as soon as the event is stored, and process it from your own queue.",
                 weight: 5,
             },
             Self::NoRedirect => Texts {

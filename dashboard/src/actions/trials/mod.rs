@@ -17,16 +17,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{
-    body::Bytes,
-    http::{HeaderMap, HeaderName, HeaderValue},
-};
+use axum::{body::Bytes, http::HeaderMap};
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::{
     guard::Guard,
-    http::client::{HttpSender, Request, webhook_headers},
+    http::{
+        client::{HttpSender, Request},
+        headers::{Marker, RequestHeaders},
+    },
     tls::TlsSettings,
-    vault::{Purpose, Vault},
+    vault::custom_headers::CustomHeaders,
 };
 use postrider_proto::{
     Outcome,
@@ -38,11 +38,7 @@ use url::Url;
 
 use crate::{
     App, Shared,
-    actions::{
-        attempt_view::{Attempt, HIDDEN, USER_AGENT},
-        endpoints::certificates::open_tls,
-        secrets::open_in_force,
-    },
+    actions::{attempt_view::Attempt, endpoints::certificates::open_tls, secrets::open_in_force},
     http::problem::{Kind, Problem},
     tables::{
         endpoints::EndpointRow,
@@ -65,13 +61,11 @@ const AT_ONCE_MAX: usize = 16;
 /// Connections of all of them. A probe sends twenty concurrent requests; beyond this they wait for each other.
 const SOCKETS_MAX: usize = 100;
 
-const TEST_HEADER: HeaderName = HeaderName::from_static("webhook-test");
-
 /// Sends the tests and probes of this process.
 #[derive(Clone)]
 pub struct Trials {
     pub(crate) sender: HttpSender,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Trials {
@@ -79,12 +73,12 @@ impl Trials {
     pub fn new(guard: Guard) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         Ok(Self {
             sender: HttpSender::new(guard, SOCKETS_MAX)?,
-            places: Arc::new(Semaphore::new(AT_ONCE_MAX)),
+            permits: Arc::new(Semaphore::new(AT_ONCE_MAX)),
         })
     }
 
-    fn place(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        self.places.clone().try_acquire_owned().map_err(|_| {
+    fn permit(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        self.permits.clone().try_acquire_owned().map_err(|_| {
             Problem::too_many(
                 format!("At most {AT_ONCE_MAX} test events and probes can run concurrently."),
                 Duration::from_secs(1),
@@ -99,9 +93,9 @@ pub(crate) async fn admit(
     endpoint: &EndpointRow,
     allowance: Allowance,
 ) -> Result<OwnedSemaphorePermit, Problem> {
-    let place = app.trials.place()?;
+    let permit = app.trials.permit()?;
     match table::take(&app.pool, endpoint.id, allowance).await? {
-        Ok(()) => Ok(place),
+        Ok(()) => Ok(permit),
         Err(wait) => Err(Problem::too_many(
             format!(
                 "This endpoint can be tested at most {} times in {} seconds.",
@@ -134,8 +128,8 @@ pub(crate) struct Sent {
     pub(crate) outcome: Outcome,
     /// The server's certificate, if sent over TLS.
     pub(crate) certificate: Option<Vec<u8>>,
-    event: String,
-    signature: Option<String>,
+    /// Empty when nothing was sent.
+    request_headers: BTreeMap<String, String>,
 }
 
 impl Target {
@@ -161,7 +155,14 @@ impl Target {
             format: settings.signature,
             secrets: opened.into_iter().map(|one| one.secret).collect(),
             timeout,
-            custom: custom_headers(&app.vault, endpoint)?,
+            custom: CustomHeaders::open(&app.vault, endpoint.owner(), endpoint.headers.as_deref())
+                .and_then(|headers| headers.to_map())
+                .map_err(|_| {
+                    Problem::new(
+                        Kind::Internal,
+                        "The endpoint's custom headers can't be decrypted.",
+                    )
+                })?,
             tls: open_tls(&app.vault, endpoint),
             read: (began, now),
         })
@@ -185,19 +186,19 @@ impl Target {
         body: Bytes,
         timeout: Duration,
     ) -> Sent {
-        let mut headers = webhook_headers(event, unix_seconds, signature.as_deref().unwrap_or_default());
-        if signature.is_none() {
-            headers.remove("webhook-signature");
-        }
-        for (name, value) in &self.custom {
-            headers.insert(name.clone(), value.clone());
-        }
-        headers.insert(TEST_HEADER, HeaderValue::from_static("true"));
+        let headers = RequestHeaders {
+            event_id: event,
+            unix_seconds,
+            signature: signature.as_deref(),
+            custom: Some(&self.custom),
+            marker: Some(Marker::Test),
+            trace: None,
+        };
         let started_at = self.now();
         let began = Instant::now();
         let request = Request {
             url: &self.url,
-            headers,
+            headers: headers.build(),
             body,
             timeout,
             tls: self.tls.as_ref(),
@@ -207,74 +208,35 @@ impl Target {
         Sent {
             started_at,
             duration: began.elapsed(),
-            outcome,
             certificate,
-            event: event.to_owned(),
-            signature,
-        }
-    }
-
-    /// Converts it to an attempt. The response body is omitted: a test must not become a way to read pages through
-    /// us.
-    pub(crate) fn attempt(&self, sent: &Sent) -> Attempt {
-        let mut headers = BTreeMap::new();
-        if let (Some(signature), false) = (&sent.signature, matches!(sent.outcome, Outcome::Forbidden { .. }))
-        {
-            headers.extend(
-                self.custom
-                    .keys()
-                    .map(|name| (name.to_string(), HIDDEN.to_owned())),
-            );
-            headers.extend(
-                [
-                    ("Content-Type", "application/json"),
-                    ("User-Agent", USER_AGENT),
-                    ("Webhook-Id", &sent.event),
-                    ("Webhook-Signature", signature),
-                    ("Webhook-Test", "true"),
-                    ("Webhook-Timestamp", &sent.started_at.timestamp().to_string()),
-                ]
-                .map(|(name, value)| (name.to_owned(), value.to_owned())),
-            );
-        }
-        Attempt {
-            number: 1,
-            started_at: sent.started_at,
-            duration_ms: i32::try_from(sent.duration.as_millis()).unwrap_or(i32::MAX),
-            outcome: sent.outcome.kind().as_str(),
-            status: sent
-                .outcome
-                .status()
-                .and_then(|status| i16::try_from(status).ok()),
-            error: sent.outcome.error().map(str::to_owned),
-            request_headers: headers,
-            response_head: sent.outcome.answer().map(|answer| answer.head.clone()),
-            response_body: None,
-            replay: None,
+            request_headers: match outcome {
+                Outcome::Forbidden { .. } | Outcome::NotSent { .. } => BTreeMap::new(),
+                Outcome::Accepted { .. } | Outcome::Refused { .. } | Outcome::Unreachable { .. } => {
+                    headers.shown()
+                }
+            },
+            outcome,
         }
     }
 }
 
-fn custom_headers(vault: &Vault, endpoint: &EndpointRow) -> Result<HeaderMap, Problem> {
-    let unreadable = || {
-        Problem::new(
-            Kind::Internal,
-            "The endpoint's custom headers can't be decrypted.",
-        )
-    };
-    let Some(sealed) = &endpoint.headers else {
-        return Ok(HeaderMap::new());
-    };
-    let clear = vault
-        .open(endpoint.owner(), Purpose::Headers, sealed)
-        .map_err(|_| unreadable())?;
-    let pairs: BTreeMap<String, String> = serde_json::from_slice(&clear).map_err(|_| unreadable())?;
-    pairs
-        .into_iter()
-        .map(|(name, value)| {
-            let mut value = HeaderValue::try_from(value).map_err(|_| unreadable())?;
-            value.set_sensitive(true);
-            Ok((HeaderName::try_from(name).map_err(|_| unreadable())?, value))
-        })
-        .collect()
+impl Sent {
+    /// As an attempt. The response body is omitted: a test must not become a way to read pages through us.
+    pub(crate) fn attempt(&self) -> Attempt {
+        Attempt {
+            number: 1,
+            started_at: self.started_at,
+            duration_ms: i32::try_from(self.duration.as_millis()).unwrap_or(i32::MAX),
+            outcome: self.outcome.kind().as_str(),
+            status: self
+                .outcome
+                .status()
+                .and_then(|status| i16::try_from(status).ok()),
+            error: self.outcome.error().map(str::to_owned),
+            request_headers: self.request_headers.clone(),
+            response_head: self.outcome.response().map(|response| response.head.clone()),
+            response_body: None,
+            replay: None,
+        }
+    }
 }

@@ -299,11 +299,11 @@ fn refused(sent: &Sent) -> Judged {
         } => (Verdict::Pass, summary(sent)),
         Outcome::Refused { .. } => (
             Verdict::Warning,
-            format!("{}: respond with 401 to state the reason", summary(sent)),
+            format!("{}: respond with 401 instead", summary(sent)),
         ),
         _ => (
             Verdict::Warning,
-            format!("{}: no response is not a rejection", summary(sent)),
+            format!("{}: a missing response is not a rejection", summary(sent)),
         ),
     }
 }

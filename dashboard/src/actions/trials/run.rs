@@ -153,7 +153,7 @@ pub(crate) async fn test(
         )
         .await;
     Ok(TestAttempt {
-        attempt: target.attempt(&sent),
+        attempt: sent.attempt(),
         event: event.id,
         r#type: model.type_name,
         version: model.version,

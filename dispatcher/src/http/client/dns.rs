@@ -34,7 +34,7 @@ pub(crate) enum NameError {
     #[error("DNS lookup failed for {0}: no such name")]
     NotFound(String),
     #[error("DNS lookup failed for {0}: the name servers did not respond")]
-    NoAnswer(String),
+    NoResponse(String),
 }
 
 type Resolution = Result<Arc<[IpAddr]>, NameError>;
@@ -106,7 +106,7 @@ impl Names {
             Err(error) => {
                 tracing::debug!(%error, name, "DNS lookup failed");
                 self.read_servers_again();
-                Err(NameError::NoAnswer(name.to_owned()))
+                Err(NameError::NoResponse(name.to_owned()))
             }
         }
     }

@@ -40,7 +40,7 @@ pub(super) fn not_connected(error: ConnectError) -> Result<Outcome, OwnFault> {
 
 /// Connected, but without a usable response.
 pub(super) fn broken(error: &hyper::Error) -> Outcome {
-    let kind = OutcomeKind::BrokenAnswer;
+    let kind = OutcomeKind::InvalidResponse;
     if error.is_parse_too_large() {
         return unreachable(kind, "the response headers are too large".to_owned());
     }

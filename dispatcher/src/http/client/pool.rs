@@ -27,9 +27,9 @@ use super::{
 };
 use crate::lock::lock;
 
-const ANSWER_HEADERS_MAX: usize = 100;
+const RESPONSE_HEADERS_MAX: usize = 100;
 /// All headers of a response together.
-const ANSWER_HEAD_BYTES_MAX: usize = 64 * 1024;
+const RESPONSE_HEAD_BYTES_MAX: usize = 64 * 1024;
 const KEPT_LIFE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Idle connections per receiver.
@@ -78,8 +78,8 @@ impl Connection {
             permit,
         } = wire;
         let (sender, driver) = http1::Builder::new()
-            .max_headers(ANSWER_HEADERS_MAX)
-            .max_buf_size(ANSWER_HEAD_BYTES_MAX)
+            .max_headers(RESPONSE_HEADERS_MAX)
+            .max_buf_size(RESPONSE_HEAD_BYTES_MAX)
             .handshake(TokioIo::new(stream))
             .await?;
         let task = tokio::spawn(Driver { driver, permit }.run());

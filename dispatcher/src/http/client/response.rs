@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use http::{HeaderValue, Response, header};
+use http::{HeaderValue, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use postrider_proto::{
-    Answer, Outcome, OutcomeKind,
-    limits::{ANSWER_KEPT_BYTES_MAX, ANSWER_READ_BYTES_MAX, RETRY_AFTER_SECONDS_MAX},
+    Outcome, OutcomeKind, Response,
+    limits::{RESPONSE_KEPT_BYTES_MAX, RESPONSE_READ_BYTES_MAX, RETRY_AFTER_SECONDS_MAX},
 };
 
 /// Progress of an exchange, kept outside of it so that a timeout does not lose it.
@@ -25,10 +25,10 @@ struct Head {
 }
 
 impl Head {
-    fn of(response: &Response<Incoming>) -> Self {
+    fn of(response: &http::Response<Incoming>) -> Self {
         let mut text = format!("{:?} {}\n", response.version(), response.status());
         for (name, value) in response.headers() {
-            if text.len() >= ANSWER_KEPT_BYTES_MAX {
+            if text.len() >= RESPONSE_KEPT_BYTES_MAX {
                 break;
             }
             text.push_str(name.as_str());
@@ -47,16 +47,16 @@ impl Head {
 impl Progress {
     /// The status has already decided the outcome; the body is only for display. Stops at the cap, at the timeout, or
     /// when the connection breaks. Returns whether it was read to its end.
-    pub(super) async fn read(&mut self, mut response: Response<Incoming>) -> bool {
+    pub(super) async fn read(&mut self, mut response: http::Response<Incoming>) -> bool {
         self.head = Some(Head::of(&response));
         let mut read = 0;
         while let Some(frame) = response.frame().await {
             let Ok(frame) = frame else { return false };
             let Some(chunk) = frame.data_ref() else { continue };
-            let space = ANSWER_KEPT_BYTES_MAX - self.body.len();
+            let space = RESPONSE_KEPT_BYTES_MAX - self.body.len();
             self.body.extend_from_slice(&chunk[..chunk.len().min(space)]);
             read += chunk.len();
-            if read >= ANSWER_READ_BYTES_MAX {
+            if read >= RESPONSE_READ_BYTES_MAX {
                 return false;
             }
         }
@@ -66,23 +66,23 @@ impl Progress {
     pub(super) fn outcome(self) -> Outcome {
         let Some(head) = self.head else {
             return Outcome::Unreachable {
-                kind: OutcomeKind::BrokenAnswer,
+                kind: OutcomeKind::InvalidResponse,
                 error: "no response".to_owned(),
             };
         };
-        let answer = Answer {
+        let response = Response {
             head: head.text,
             body: self.body,
         };
         match head.status {
             200..=299 => Outcome::Accepted {
                 status: head.status,
-                answer,
+                response,
             },
             status => Outcome::Refused {
                 status,
                 retry_after: head.retry_after,
-                answer,
+                response,
             },
         }
     }
@@ -129,7 +129,7 @@ pub fn retry_after(value: &HeaderValue) -> Option<Duration> {
 
 /// Postgres does not accept NUL in text.
 pub(super) fn kept_text(text: String) -> String {
-    let end = text.floor_char_boundary(ANSWER_KEPT_BYTES_MAX);
+    let end = text.floor_char_boundary(RESPONSE_KEPT_BYTES_MAX);
     text[..end].replace('\0', "\u{fffd}")
 }
 
@@ -158,6 +158,6 @@ mod tests {
     #[test]
     fn kept_text_is_cut_at_a_character_and_holds_no_nul() {
         let text = kept_text(format!("a\0{}", "é".repeat(5_000)));
-        assert!(text.len() <= ANSWER_KEPT_BYTES_MAX + 2 && !text.contains('\0'));
+        assert!(text.len() <= RESPONSE_KEPT_BYTES_MAX + 2 && !text.contains('\0'));
     }
 }

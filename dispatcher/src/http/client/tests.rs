@@ -14,13 +14,23 @@ use tokio::{
 };
 
 use super::*;
-use crate::ownership::lease::Lease;
+use crate::{http::headers::RequestHeaders, ownership::lease::Lease};
 
 /// Timeout of each attempt in these tests.
 const LIMIT: Duration = Duration::from_millis(400);
 
 /// Concurrent requests.
 const AT_ONCE: usize = 64;
+
+fn headers() -> HeaderMap {
+    let headers = RequestHeaders {
+        event_id: "evt_1",
+        unix_seconds: 1_700_000_000,
+        signature: Some("t=1,v1=ab"),
+        ..RequestHeaders::default()
+    };
+    headers.build()
+}
 
 /// The real guard with loopback allowed.
 fn guard() -> Guard {
@@ -94,7 +104,7 @@ async fn post_under(
     let url = Url::parse(url).expect("a URL");
     let request = Request {
         url: &url,
-        headers: webhook_headers("evt_1", 1_700_000_000, "t=1,v1=ab"),
+        headers: headers(),
         body: Bytes::from_static(b"{}"),
         timeout: LIMIT,
         tls,

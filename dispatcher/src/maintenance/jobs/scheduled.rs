@@ -15,7 +15,7 @@ use crate::{
 pub(super) enum Duty {
     MakePartitions,
     RotateSecrets,
-    ForgetAnswers,
+    DeleteExpiredResponses,
     RollUpStatistics,
     DropOld,
 }
@@ -25,13 +25,13 @@ pub(super) enum Duty {
 pub(super) struct Retention(pub(super) Duration);
 
 /// Rows removed by one statement.
-const FORGOTTEN_MAX: i64 = 5_000;
+const DELETED_MAX: i64 = 5_000;
 /// Trace contexts of producers are useful for a week. A replay after that starts its own trace.
-const FORGET_TRACES: &str = "delete from postrider.traces where event_id in (
+const EXPIRED_TRACES: &str = "delete from postrider.traces where event_id in (
     select event_id from postrider.traces
     where event_id < postrider.uuid_floor(clock_timestamp() - interval '7 days') order by event_id limit $1)";
 /// Responses to requests with an `Idempotency-Key` are kept for 72 hours.
-const FORGET_ANSWERS: &str = "delete from postrider.idempotency where scope in (
+const EXPIRED_RESPONSES: &str = "delete from postrider.idempotency where scope in (
     select scope from postrider.idempotency
     where created_at < clock_timestamp() - interval '72 hours' order by created_at limit $1)";
 /// Statements per run; the rest waits for the next run.
@@ -41,7 +41,7 @@ impl Duty {
     pub(super) const ALL: [Self; 5] = [
         Self::MakePartitions,
         Self::RotateSecrets,
-        Self::ForgetAnswers,
+        Self::DeleteExpiredResponses,
         Self::RollUpStatistics,
         Self::DropOld,
     ];
@@ -67,9 +67,9 @@ pub(super) async fn perform(
                 );
             }
         }
-        Duty::ForgetAnswers => {
-            forget(&pool, FORGET_ANSWERS).await?;
-            forget(&pool, FORGET_TRACES).await?;
+        Duty::DeleteExpiredResponses => {
+            delete(&pool, EXPIRED_RESPONSES).await?;
+            delete(&pool, EXPIRED_TRACES).await?;
         }
         Duty::RollUpStatistics => rollup::run(&pool).await?,
         Duty::DropOld => match retention::run(&pool, kept).await {
@@ -82,9 +82,9 @@ pub(super) async fn perform(
     Ok(())
 }
 
-async fn forget(pool: &PgPool, statement: &'static str) -> Result<(), sqlx::Error> {
+async fn delete(pool: &PgPool, statement: &'static str) -> Result<(), sqlx::Error> {
     for _ in 0..FORGETTING_STEPS_MAX {
-        let done = sqlx::query(statement).bind(FORGOTTEN_MAX).execute(pool).await?;
+        let done = sqlx::query(statement).bind(DELETED_MAX).execute(pool).await?;
         if done.rows_affected() == 0 {
             break;
         }

@@ -6,8 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::backoff::Backoff;
+
 const WAIT_MIN: Duration = Duration::from_millis(250);
-const WAIT_MAX: Duration = Duration::from_secs(5);
+const RETRY: Backoff = Backoff::new(WAIT_MIN, Duration::from_secs(5));
 /// Entries not seen again for this long after their retry time are forgotten.
 const KEPT: Duration = Duration::from_secs(60);
 /// A tenant with more blocked strands than this is skipped as a whole.
@@ -25,15 +27,15 @@ pub(super) enum Strand {
 #[derive(Debug, Clone, Copy)]
 struct Pause {
     until: Instant,
-    wait: Duration,
+    backoff: Backoff,
 }
 
 impl Pause {
     fn next(before: Option<Self>, now: Instant) -> Self {
-        let wait = before.map_or(WAIT_MIN, |before| (before.wait * 2).min(WAIT_MAX));
+        let mut backoff = before.map_or(RETRY, |before| before.backoff);
         Self {
-            until: now + wait,
-            wait,
+            until: now + backoff.delay(),
+            backoff,
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::bind::BindAll;
 pub use chosen::{Sampled, count, sample};
 
 /// Queued replay deliveries per endpoint, all its replays together.
-pub const IN_LINE_MAX: i64 = 500;
+pub const QUEUED_MAX: i64 = 500;
 /// Per endpoint, unless another rate is requested.
 pub const RATE_DEFAULT: i32 = 1_000;
 pub const RATE_MAX: i32 = 100_000;
@@ -93,7 +93,7 @@ pub struct Replay {
     moved: i64,
     /// No longer there when their turn came.
     pub skipped: i64,
-    in_line: i64,
+    queued: i64,
     /// Failed again and waiting for their next attempt.
     pub retrying: i64,
     /// Became dead letters again.
@@ -103,18 +103,18 @@ pub struct Replay {
 impl Replay {
     /// Attempted or skipped.
     pub fn done(&self) -> i64 {
-        (self.moved + self.skipped - self.in_line).max(0)
+        (self.moved + self.skipped - self.queued).max(0)
     }
 
     /// Queued or in flight.
-    pub fn in_line(&self) -> i64 {
-        self.in_line
+    pub fn queued(&self) -> i64 {
+        self.queued
     }
 
     /// Not sent because the replay was cancelled.
     pub fn cancelled(&self) -> i64 {
         match self.state {
-            ReplayState::Cancelled => (self.total - self.done() - self.in_line).max(0),
+            ReplayState::Cancelled => (self.total - self.done() - self.queued).max(0),
             ReplayState::Running | ReplayState::Done => 0,
         }
     }

@@ -19,12 +19,13 @@ use tokio::task::{self, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Ask, BEGIN_STEP, IN_LINE_MAX,
+    Ask, BEGIN_STEP, QUEUED_MAX,
     chosen::bounds,
     turns::{Due, TENANT_AT_ONCE_MAX, Turns},
 };
 use crate::{
     Wake,
+    backoff::Backoff,
     bind::BindAll,
     db_timeout::WithDbTimeout,
     store::transitions::{Moved, replay_batch},
@@ -42,7 +43,7 @@ const PARTS_PER_TURN: usize = 16;
 const TURN_TIME_MAX: Duration = Duration::from_millis(500);
 /// Between two turns while deliveries move, and at most when they do not.
 const STEP_WAIT: Duration = Duration::from_millis(50);
-const STEP_WAIT_MAX: Duration = Duration::from_secs(10);
+const STEP: Backoff = Backoff::new(STEP_WAIT, Duration::from_secs(10));
 const ERROR_WAIT: Duration = Duration::from_secs(1);
 /// A turn in which nothing could move keeps its slot this long: however many replays are blocked, they cost the database
 /// little.
@@ -78,7 +79,7 @@ impl Round {
 
     /// Delay until the next turn, given the one before this.
     fn wait(self, before: Duration, rate_per_second: i32) -> Duration {
-        let doubled = (before * 2).clamp(STEP_WAIT, STEP_WAIT_MAX);
+        let doubled = STEP.after(before);
         match self {
             Self::Nothing => doubled,
             Self::Moved => STEP_WAIT.max(Duration::from_secs(1) / rate_per_second.max(1).unsigned_abs()),
@@ -127,7 +128,7 @@ struct HeldPart {
     rate_per_second: i32,
     after_event: EventId,
     endpoint_state: EndpointState,
-    in_line: i64,
+    queued: i64,
     now: DateTime<Utc>,
     stepped_at: Option<DateTime<Utc>>,
 }
@@ -373,7 +374,7 @@ async fn hold(
 /// come first.
 async fn movable(connection: &mut PgConnection, id: ReplayId) -> Result<Vec<PartRow>, sqlx::Error> {
     sqlx::query_as(include_str!("../sql/replay_movable_parts.sql"))
-        .bind_all((id, IN_LINE_MAX, PARTS_PER_TURN as i64))
+        .bind_all((id, QUEUED_MAX, PARTS_PER_TURN as i64))
         .fetch_all(connection)
         .await
 }
@@ -411,7 +412,7 @@ fn millis(wait: Duration) -> i64 {
 impl HeldPart {
     fn allowance(&self) -> i64 {
         let since = |at: DateTime<Utc>| (self.now - at).to_std().unwrap_or_default();
-        allowance(self.rate_per_second, self.in_line, self.stepped_at.map(since))
+        allowance(self.rate_per_second, self.queued, self.stepped_at.map(since))
     }
 
     fn ask(&self, endpoint: EndpointId) -> Ask {
@@ -429,11 +430,11 @@ impl HeldPart {
 }
 
 /// How many may be queued now: limited by free space and by the rate since the last step.
-fn allowance(rate_per_second: i32, in_line: i64, since_last_step: Option<Duration>) -> i64 {
+fn allowance(rate_per_second: i32, queued: i64, since_last_step: Option<Duration>) -> i64 {
     let since = since_last_step.unwrap_or(STEP_WAIT).min(Duration::from_secs(1));
     let paced = (f64::from(rate_per_second) * since.as_secs_f64()).floor() as i64;
     let first = i64::from(since_last_step.is_none());
-    paced.max(first).min(IN_LINE_MAX - in_line)
+    paced.max(first).min(QUEUED_MAX - queued)
 }
 
 #[cfg(test)]
@@ -442,14 +443,15 @@ mod tests {
 
     #[test]
     fn a_replay_that_cannot_move_looks_less_and_less_often() {
-        let mut wait = Round::Moved.wait(STEP_WAIT_MAX, 1_000);
+        let max = Duration::from_secs(10);
+        let mut wait = Round::Moved.wait(max, 1_000);
         assert_eq!(wait, STEP_WAIT);
         for _ in 0..20 {
             let next = Round::Nothing.wait(wait, 1_000);
-            assert!(next == wait * 2 || next == STEP_WAIT_MAX);
+            assert!(next == wait * 2 || next == max);
             wait = next;
         }
-        assert_eq!(wait, STEP_WAIT_MAX);
+        assert_eq!(wait, max);
         assert_eq!(Round::Moved.wait(wait, 4), Duration::from_millis(250), "its pace");
         assert_eq!(Round::More.wait(wait, 4), STEP_WAIT);
         assert!(Round::Failed.wait(Duration::ZERO, 4) >= ERROR_WAIT);
@@ -462,23 +464,23 @@ mod tests {
     }
 
     #[test]
-    fn a_replay_of_everything_has_few_deliveries_in_line_and_keeps_its_pace() {
+    fn a_replay_of_everything_has_few_deliveries_queued_and_keeps_its_pace() {
         let ms = |ms| Some(Duration::from_millis(ms));
-        for (rate, in_line, since, expected) in [
+        for (rate, queued, since, expected) in [
             (100, 0, ms(50), 5),
             (100, 0, ms(5), 0),
             // The first step takes at least one, and a long pause earns no more than a second's worth.
             (1, 0, None, 1),
             (100, 0, ms(60_000), 100),
             // However high the rate, the space is limited.
-            (100_000, 0, ms(1_000), IN_LINE_MAX),
-            (100_000, IN_LINE_MAX - 3, ms(1_000), 3),
-            (100_000, IN_LINE_MAX, ms(1_000), 0),
+            (100_000, 0, ms(1_000), QUEUED_MAX),
+            (100_000, QUEUED_MAX - 3, ms(1_000), 3),
+            (100_000, QUEUED_MAX, ms(1_000), 0),
         ] {
             assert_eq!(
-                allowance(rate, in_line, since),
+                allowance(rate, queued, since),
                 expected,
-                "{rate} {in_line} {since:?}"
+                "{rate} {queued} {since:?}"
             );
         }
     }

@@ -15,13 +15,13 @@ use uuid::Uuid;
 
 use super::BEGIN_STEP;
 use crate::{
+    backoff::Backoff,
     db_timeout::WithDbTimeout,
     deliver::{engine::EngineMessage, lane::Withdrawal},
     store::transitions::{self, Fence},
 };
 
-const AGAIN_WAIT: Duration = Duration::from_millis(50);
-const AGAIN_WAIT_MAX: Duration = Duration::from_secs(1);
+const RETRY: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
 
 /// Runs until the engine is gone. The next owner of the shard completes what is left.
 pub(crate) async fn run(
@@ -32,11 +32,11 @@ pub(crate) async fn run(
     stop: CancellationToken,
 ) {
     while let Some(asked) = withdrawals.recv().await {
-        let mut wait = AGAIN_WAIT;
+        let mut backoff = RETRY;
         while let Err(error) = withdraw(&pool, owner, &asked).with_db_timeout().await {
             tracing::warn!(%error, endpoint = %asked.endpoint, "withdrawing a cancelled replay failed; retrying");
             tokio::select! {
-                () = tokio::time::sleep(wait) => wait = (wait * 2).min(AGAIN_WAIT_MAX),
+                () = tokio::time::sleep(backoff.delay()) => {}
                 () = stop.cancelled() => return,
             }
         }

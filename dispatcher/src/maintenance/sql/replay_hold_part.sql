@@ -1,7 +1,7 @@
 select r.public_id, r.tenant_id, r.kind, r.type_id, r.reason, r.since, r.until, r.created_at,
    r.rate_per_second, p.after_event, p.stepped_at, e.state as endpoint_state, clock_timestamp() as now,
    (select count(*) from postrider.queue q
-    where q.endpoint_id = p.endpoint_id and q.replay_id is not null) as in_line
+    where q.endpoint_id = p.endpoint_id and q.replay_id is not null) as queued
 from postrider.replay_parts p
 join postrider.replays r on r.id = p.replay_id
 join postrider.endpoints e on e.id = p.endpoint_id

@@ -49,11 +49,11 @@ impl AttemptRecord {
     }
 
     fn response_head(&self) -> Option<&str> {
-        self.outcome.answer().map(|response| response.head.as_str())
+        self.outcome.response().map(|response| response.head.as_str())
     }
 
     fn response_body(&self) -> Option<&[u8]> {
-        self.outcome.answer().map(|response| response.body.as_slice())
+        self.outcome.response().map(|response| response.body.as_slice())
     }
 
     fn final_state(&self) -> Option<FinalState> {

@@ -2,15 +2,15 @@
 
 use std::io::Write;
 
-use postrider_proto::limits::ANSWER_KEPT_BYTES_MAX;
+use postrider_proto::limits::RESPONSE_KEPT_BYTES_MAX;
 
 use super::*;
 
 const TIMED_OUT: (OutcomeKind, &str) = (OutcomeKind::TimedOut, "no response within 400 ms");
-const NOT_HTTP: (OutcomeKind, &str) = (OutcomeKind::BrokenAnswer, "the response is not HTTP/1.1");
-const TOO_LARGE: (OutcomeKind, &str) = (OutcomeKind::BrokenAnswer, "the response headers are too large");
+const NOT_HTTP: (OutcomeKind, &str) = (OutcomeKind::InvalidResponse, "the response is not HTTP/1.1");
+const TOO_LARGE: (OutcomeKind, &str) = (OutcomeKind::InvalidResponse, "the response headers are too large");
 const CLOSED: (OutcomeKind, &str) = (
-    OutcomeKind::BrokenAnswer,
+    OutcomeKind::InvalidResponse,
     "the connection was closed before a response was received",
 );
 
@@ -18,9 +18,12 @@ async fn fails_with(address: SocketAddr, (kind, words): (OutcomeKind, &str), row
     assert_eq!(failure(post_to(address).await), (kind, words.to_owned()), "{row}");
 }
 
-fn accepted(outcome: &Outcome) -> &postrider_proto::Answer {
+fn accepted(outcome: &Outcome) -> &postrider_proto::Response {
     match outcome {
-        Outcome::Accepted { status: 200, answer } => answer,
+        Outcome::Accepted {
+            status: 200,
+            response,
+        } => response,
         other => panic!("not accepted: {other:?}"),
     }
 }
@@ -83,7 +86,7 @@ async fn b4_of_a_body_without_end_little_is_read_and_less_kept() {
     .await;
     let began = Instant::now();
     let outcome = post_to(endless).await;
-    assert_eq!(accepted(&outcome).body.len(), ANSWER_KEPT_BYTES_MAX);
+    assert_eq!(accepted(&outcome).body.len(), RESPONSE_KEPT_BYTES_MAX);
     assert!(
         began.elapsed() < LIMIT,
         "it ends at the cap, not at the time limit"
@@ -198,7 +201,7 @@ async fn b11_a_reset_is_told_as_one_and_after_the_status_changes_nothing() {
             let _ = stream.set_zero_linger();
         })
     };
-    let reset = (OutcomeKind::BrokenAnswer, "the connection was reset");
+    let reset = (OutcomeKind::InvalidResponse, "the connection was reset");
     fails_with(reset_after("").await, reset, "reset before an answer").await;
     let after_status = reset_after("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort").await;
     // The system decides whether the status is read before the reset; either way the outcome is clear.
@@ -261,7 +264,7 @@ async fn b13_a_request_on_a_connection_that_is_closed_is_not_sent_again() {
     told.recv().expect("closed");
     rings.read_u8().await.expect("the bell");
     let outcome = post(&sender, &url, None).await;
-    assert_eq!(failure(outcome).0, OutcomeKind::BrokenAnswer);
+    assert_eq!(failure(outcome).0, OutcomeKind::InvalidResponse);
     assert!(!server.is_finished(), "it was sent again");
     // Lets the server end.
     assert_eq!(post(&sender, &url, None).await.status(), Some(200));

@@ -75,7 +75,7 @@ async fn a_fault_of_the_proxy_is_told_apart_from_one_of_the_endpoint() {
         (
             "HTTP/1.1 407 Proxy Authentication Required\r\n\r\n",
             OutcomeKind::ProxyFailed,
-            "the egress proxy requires other credentials (407)",
+            "the egress proxy rejected the credentials (407)",
         ),
         (
             "HTTP/1.1 403 Forbidden\r\n\r\n",

@@ -121,7 +121,7 @@ async fn a_receiver_that_answers_early_and_takes_no_more_holds_no_socket() {
     for _ in 0..2 * PERMITS {
         let request = Request {
             url: &url,
-            headers: webhook_headers("evt_1", 1_700_000_000, "t=1,v1=ab"),
+            headers: headers(),
             // More than the system buffers for a connection.
             body: Bytes::from(vec![b'x'; 32 * 1024 * 1024]),
             timeout: LIMIT,
