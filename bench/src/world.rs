@@ -325,7 +325,7 @@ impl World {
             .post(format!("{}/v1/tenants/{tenant}/events", process.api))
             .bearer_auth(API_KEY)
             .header("content-type", "application/json")
-            .body(format!(r#"{{"type":"bench.ran","data":{data}}}"#)))
+            .body(event(data, "")))
     }
 
     pub(super) async fn received(&self, group: &str) -> anyhow::Result<Received> {
@@ -388,6 +388,11 @@ impl World {
         self.pool.close().await;
         Ok(())
     }
+}
+
+/// An event as HTTP takes it. `more` are further fields, each followed by a comma.
+pub(super) fn event(data: &str, more: &str) -> String {
+    format!(r#"{{"type":"bench.ran",{more}"data":{data}}}"#)
 }
 
 /// This program in another role, as a process of its own.
