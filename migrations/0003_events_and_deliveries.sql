@@ -46,18 +46,18 @@ create table postrider.event_ids (
     tenant_id   int not null,
     id          text not null,
     event_id    uuid not null,
-    fingerprint bytea not null,           -- of the arguments of the emit
+    fingerprint bytea not null,           -- of the arguments of the emit: half of a sha-256
     primary key (tenant_id, id)
 );
 -- Rows arrive in the order of time, so that this index is small and adds next to nothing to an emit.
 create index event_ids_age on postrider.event_ids using brin (event_id) with (pages_per_range = 32, autosummarize = on);
 
 create table postrider.ordering_keys (
-    id        bigint generated always as identity primary key,
+    id        bigint generated always as identity,      -- never looked up, so that it needs no index
     tenant_id int not null,
     key       text not null,
     sequence  bigint not null,
-    unique (tenant_id, key)
+    primary key (tenant_id, key)
 ) with (fillfactor = 70);
 
 -- The trace context an event was emitted with. Only events that came with one have a row, so that others pay nothing.

@@ -1,4 +1,5 @@
-//! (l) Emits over HTTP compared with plain inserts of the same rows over the same number of connections.
+//! (l) (i) (s) (o) What an emit costs: over HTTP and from SQL, compared with plain inserts of the same rows over the same
+//! number of connections, with own ids and ordering keys compared with neither, and in bytes.
 
 use std::time::{Duration, Instant};
 
@@ -9,33 +10,76 @@ use tokio::task::JoinSet;
 
 use crate::{
     report::Report,
-    world::{Ground, World},
+    world::{Ground, World, event},
 };
 
 const CLIENTS: usize = 32;
-/// Inserts and emits alternate, so that other load on the machine affects both.
+const SQL_CONNECTIONS: usize = 16;
+/// What is compared alternates, so that other load on the machine affects all of it.
 const ROUNDS: usize = 2;
+/// Objects that each client emits events about in turn.
+const KEYS: u64 = 100;
+/// Delivered events whose bytes are counted, and how many are emitted at a time.
+const COUNTED: i64 = 20_000;
+const COUNTED_BATCH: i32 = 1_000;
 
-pub(super) async fn run(ground: &mut Ground, report: &mut Report, seconds: u64) -> anyhow::Result<()> {
-    let mut world = ground.world().await?;
-    world.tenants(1).await?;
-    world.endpoints(0, 1, "/fast", 256).await?;
-    // Paused: queue rows are written as usual, but nothing is sent meanwhile.
-    sqlx::query("update postrider.endpoints set state = 'paused'")
-        .execute(&world.pool)
-        .await?;
-    world.start().await?;
-    world.wait_until_owned(1).await?;
+/// What an event has besides its data.
+#[derive(Clone, Copy)]
+enum With {
+    Nothing,
+    OwnId,
+    OrderingKey,
+}
+
+impl With {
+    /// Id and ordering key of the client's next event.
+    fn next(self, client: uuid::Uuid, count: u64) -> (Option<String>, Option<String>) {
+        match self {
+            Self::Nothing => (None, None),
+            Self::OwnId => (Some(format!("{}:{count}", client.simple())), None),
+            Self::OrderingKey => (None, Some(format!("{}:{}", client.simple(), count % KEYS))),
+        }
+    }
+}
+
+/// Those of the scenarios that are wanted, by letter.
+pub(super) async fn run(
+    ground: &mut Ground,
+    report: &mut Report,
+    seconds: u64,
+    wanted: impl Fn(char) -> bool,
+) -> anyhow::Result<()> {
+    if wanted('l') {
+        eprintln!("(l) emits over HTTP beside plain inserts …");
+        beside_inserts(ground, report, seconds).await?;
+    }
+    if wanted('i') {
+        eprintln!("(i) emits over HTTP with own ids and ordering keys …");
+        with_ids_and_keys(ground, report, seconds).await?;
+    }
+    if wanted('s') {
+        eprintln!("(s) one emit per transaction from SQL …");
+        from_sql(ground, report, seconds).await?;
+    }
+    if wanted('o') {
+        eprintln!("(o) bytes of a delivered event …");
+        octets(ground, report).await?;
+    }
+    Ok(())
+}
+
+async fn beside_inserts(ground: &mut Ground, report: &mut Report, seconds: u64) -> anyhow::Result<()> {
+    let world = started(ground).await?;
     let data = data_of_a_kilobyte();
     let time = Duration::from_secs(seconds.max(3));
     // Warm up connections, prepared statements and the compiled schema.
-    emit(&world, &data, Duration::from_secs(1)).await?;
+    emit(&world, &data, With::Nothing, Duration::from_secs(1)).await?;
     let (mut inserts, mut emits) = (0.0, 0.0);
     for _ in 0..ROUNDS {
-        inserts += insert(&world, &data, time).await?;
-        emits += emit(&world, &data, time).await?;
+        inserts += insert(&world, &data, CLIENTS, time).await?;
+        emits += emit(&world, &data, With::Nothing, time).await?;
     }
-    inserts += insert(&world, &data, time).await?;
+    inserts += insert(&world, &data, CLIENTS, time).await?;
     let (inserts, emits) = (inserts / (ROUNDS + 1) as f64, emits / ROUNDS as f64);
     report.note(
         "(l) plain inserts of an event and a queue row, 32 connections, per s",
@@ -50,23 +94,160 @@ pub(super) async fn run(ground: &mut Ground, report: &mut Report, seconds: u64) 
     world.end().await
 }
 
+async fn with_ids_and_keys(ground: &mut Ground, report: &mut Report, seconds: u64) -> anyhow::Result<()> {
+    let world = started(ground).await?;
+    let data = data_of_a_kilobyte();
+    let time = Duration::from_secs(seconds.max(3));
+    emit(&world, &data, With::OwnId, Duration::from_secs(1)).await?;
+    let (mut plain, mut ids, mut keys) = (0.0, 0.0, 0.0);
+    for _ in 0..ROUNDS {
+        plain += emit(&world, &data, With::Nothing, time).await?;
+        ids += emit(&world, &data, With::OwnId, time).await?;
+        keys += emit(&world, &data, With::OrderingKey, time).await?;
+    }
+    report.note(
+        "(i) emits over HTTP without id and ordering key, per s",
+        plain / ROUNDS as f64,
+    );
+    report.at_least(
+        "(i) emits over HTTP with own ids, over without",
+        ids / plain,
+        0.85,
+    );
+    report.at_least(
+        "(i) emits over HTTP with ordering keys, over without",
+        keys / plain,
+        0.7,
+    );
+    world.end().await
+}
+
+async fn from_sql(ground: &mut Ground, report: &mut Report, seconds: u64) -> anyhow::Result<()> {
+    let world = started(ground).await?;
+    let data = data_of_a_kilobyte();
+    let time = Duration::from_secs(seconds.max(3));
+    let (mut inserts, mut plain, mut ids, mut keys) = (0.0, 0.0, 0.0, 0.0);
+    for _ in 0..ROUNDS {
+        inserts += insert(&world, &data, SQL_CONNECTIONS, time).await?;
+        ids += emit_from_sql(&world, &data, With::OwnId, time).await?;
+        plain += emit_from_sql(&world, &data, With::Nothing, time).await?;
+        keys += emit_from_sql(&world, &data, With::OrderingKey, time).await?;
+    }
+    report.note(
+        "(s) plain inserts of an event and a queue row, 16 connections, per s",
+        inserts / ROUNDS as f64,
+    );
+    report.note(
+        "(s) one emit per transaction, over plain inserts",
+        plain / inserts,
+    );
+    report.at_least(
+        "(s) the same with own ids, over plain inserts",
+        ids / inserts,
+        0.7,
+    );
+    report.note(
+        "(s) the same with ordering keys, over plain inserts",
+        keys / inserts,
+    );
+    world.end().await
+}
+
+async fn octets(ground: &mut Ground, report: &mut Report) -> anyhow::Result<()> {
+    for with_ids in [false, true] {
+        let mut world = ground.world().await?;
+        world.tenants(1).await?;
+        world.endpoints(0, 1, "/fast", 256).await?;
+        world.start().await?;
+        world.wait_until_owned(1).await?;
+        let (disk_before, wal_before) = bytes(&world).await?;
+        for batch in 0..COUNTED / i64::from(COUNTED_BATCH) {
+            sqlx::query(
+                "select postrider.emit_batch('t0', array_fill('bench.ran'::text, array[$1]), array_fill($2, array[$1]),
+                     case when $3 then array(select 'in_1PgcyT2eZvKY:' || $4 || ':' || n from generate_series(1, $1) n) end)",
+            )
+            .bind(COUNTED_BATCH)
+            .bind(data_of_a_kilobyte())
+            .bind(with_ids)
+            .bind(batch)
+            .execute(&world.pool)
+            .await?;
+        }
+        world
+            .wait(
+                "every delivery to be recorded",
+                Duration::from_secs(120),
+                || async {
+                    let left: (i64,) = sqlx::query_as("select count(*) from postrider.queue")
+                        .fetch_one(&world.pool)
+                        .await?;
+                    Ok(left.0 == 0)
+                },
+            )
+            .await?;
+        let (disk, wal) = bytes(&world).await?;
+        let each = |bytes: i64| bytes as f64 / COUNTED as f64;
+        let (disk, wal) = (each(disk - disk_before), each(wal - wal_before));
+        if with_ids {
+            report.note("(o) one delivered 1 KB event with own id: bytes on disk", disk);
+            report.note("(o) one delivered 1 KB event with own id: bytes of WAL", wal);
+        } else {
+            report.at_most("(o) one delivered 1 KB event: bytes on disk", disk, 1_450.0);
+            report.at_most("(o) one delivered 1 KB event: bytes of WAL", wal, 1_900.0);
+        }
+        world.end().await?;
+    }
+    Ok(())
+}
+
+/// Heaps and indexes of what stays after a delivery, and the position in the write-ahead log.
+async fn bytes(world: &World) -> anyhow::Result<(i64, i64)> {
+    Ok(sqlx::query_as(
+        "select (select sum(pg_total_relation_size(inhrelid)) from pg_inherits
+                 where inhparent in ('postrider.events'::regclass, 'postrider.attempts'::regclass))::bigint
+                + pg_total_relation_size('postrider.event_ids'),
+                pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint",
+    )
+    .fetch_one(&world.pool)
+    .await?)
+}
+
+/// With one endpoint that is paused: queue rows are written as usual, but nothing is sent meanwhile.
+async fn started(ground: &mut Ground) -> anyhow::Result<World> {
+    let mut world = ground.world().await?;
+    world.tenants(1).await?;
+    world.endpoints(0, 1, "/fast", 256).await?;
+    sqlx::query("update postrider.endpoints set state = 'paused'")
+        .execute(&world.pool)
+        .await?;
+    world.start().await?;
+    world.wait_until_owned(1).await?;
+    Ok(world)
+}
+
 fn data_of_a_kilobyte() -> String {
     let start = r#"{"object":"invoice","id":"in_1PgcyT2eZvKYlo2C9hGfXkTn","note":""#;
     format!("{start}{}\"}}", "x".repeat(1024 - start.len() - 2))
 }
 
-async fn emit(world: &World, data: &str, time: Duration) -> anyhow::Result<f64> {
+async fn emit(world: &World, data: &str, with: With, time: Duration) -> anyhow::Result<f64> {
     let request = world.emit_request("t0", data)?;
     let end = Instant::now() + time;
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
         let request = request.try_clone().context("the request cannot be cloned")?;
+        let data = data.to_owned();
         clients.spawn(async move {
-            let mut count = 0_u64;
+            let (client, mut count) = (uuid::Uuid::now_v7(), 0_u64);
             while Instant::now() < end {
+                let (id, key) = with.next(client, count);
+                let id = id.map(|id| format!(r#""id":"{id}","#));
+                let key = key.map(|key| format!(r#""ordering_key":"{key}","#));
+                let more = id.or(key).unwrap_or_default();
                 let request = request.try_clone().context("the request cannot be cloned")?;
                 // Read the whole response, so that the connection is reused.
-                request.send().await?.error_for_status()?.bytes().await?;
+                let response = request.body(event(&data, &more)).send().await?;
+                response.error_for_status()?.bytes().await?;
                 count += 1;
             }
             anyhow::Ok(count)
@@ -75,12 +256,41 @@ async fn emit(world: &World, data: &str, time: Duration) -> anyhow::Result<f64> 
     rate(clients, time).await
 }
 
-/// The rows that one emit writes, each with its own insert, in one transaction.
-async fn insert(world: &World, data: &str, time: Duration) -> anyhow::Result<f64> {
+async fn emit_from_sql(world: &World, data: &str, with: With, time: Duration) -> anyhow::Result<f64> {
+    let connections = connect(world, SQL_CONNECTIONS).await?;
+    let end = Instant::now() + time;
+    let mut clients = JoinSet::new();
+    for mut connection in connections {
+        let data = data.to_owned();
+        clients.spawn(async move {
+            let (client, mut count) = (uuid::Uuid::now_v7(), 0_u64);
+            while Instant::now() < end {
+                let (id, key) = with.next(client, count);
+                sqlx::query("select postrider.emit('t0', 'bench.ran', $1, $2, ordering_key => $3)")
+                    .bind(&data)
+                    .bind(id)
+                    .bind(key)
+                    .execute(&mut connection)
+                    .await?;
+                count += 1;
+            }
+            anyhow::Ok(count)
+        });
+    }
+    rate(clients, time).await
+}
+
+async fn connect(world: &World, count: usize) -> anyhow::Result<Vec<PgConnection>> {
     let mut connections = Vec::new();
-    for _ in 0..CLIENTS {
+    for _ in 0..count {
         connections.push(PgConnection::connect_with(&world.options).await?);
     }
+    Ok(connections)
+}
+
+/// The rows that one emit writes, each with its own insert, in one transaction.
+async fn insert(world: &World, data: &str, clients: usize, time: Duration) -> anyhow::Result<f64> {
+    let connections = connect(world, clients).await?;
     let (endpoint, shard, tenant, type_id, schema): (i32, i16, i32, i32, i32) = sqlx::query_as(
         "select e.id, e.shard, e.tenant_id, y.id, s.id from postrider.endpoints e,
              postrider.event_types y join postrider.schemas s on s.type_id = y.id

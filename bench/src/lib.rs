@@ -48,7 +48,7 @@ pub struct CommandLine {
 
 #[derive(Args)]
 struct BenchFlags {
-    /// Only these scenarios, by letter: abcdefghklnrt
+    /// Only these scenarios, by letter: abcdefghiklnorst
     #[arg(long)]
     only: Option<String>,
     /// Fewer deliveries: a first impression, not a measurement

@@ -120,10 +120,7 @@ pub(super) async fn run(ground: Ground, size: Size, only: Option<&str>) -> anyho
     if wanted('k') {
         bench.takeover().await?;
     }
-    if wanted('l') {
-        eprintln!("(l) emits over HTTP beside plain inserts …");
-        emits::run(&mut bench.ground, &mut bench.report, size.healthy_seconds).await?;
-    }
+    emits::run(&mut bench.ground, &mut bench.report, size.healthy_seconds, wanted).await?;
     if wanted('n') {
         let (deliveries, ceiling) = (size.deliveries, bench.ceiling_per_second);
         fleet::run(&mut bench.ground, &mut bench.report, deliveries, BATCH, ceiling).await?;

@@ -311,7 +311,7 @@ impl World {
             .post(format!("{}/v1/tenants/{tenant}/events", process.api))
             .bearer_auth(API_KEY)
             .header("content-type", "application/json")
-            .body(format!(r#"{{"type":"bench.ran","data":{data}}}"#)))
+            .body(event(data, "")))
     }
 
     async fn ask_sink(&self, path: &str) -> reqwest::Result<reqwest::Response> {
@@ -382,6 +382,11 @@ async fn create_database(cluster: &Cluster, definition: &str) -> anyhow::Result<
         .execute(&mut superuser)
         .await?;
     Ok(superuser.close().await?)
+}
+
+/// An event as HTTP takes it. `more` are further fields, each followed by a comma.
+pub(super) fn event(data: &str, more: &str) -> String {
+    format!(r#"{{"type":"bench.ran",{more}"data":{data}}}"#)
 }
 
 /// This program in another role, as a process of its own.

@@ -306,13 +306,13 @@ impl Emitter {
     }
 }
 
-async fn call(
+async fn call<'a>(
     connection: &mut PgConnection,
-    events: &[NewEvent<'_>],
+    events: &[NewEvent<'a>],
     checked: &[(usize, i32)],
     patience: Patience,
 ) -> Result<Vec<EmitRow>, sqlx::Error> {
-    let of = |part: fn(&NewEvent<'_>) -> Option<String>| -> Vec<Option<String>> {
+    let of = |part: fn(&NewEvent<'a>) -> Option<&'a str>| -> Vec<Option<&'a str>> {
         checked.iter().map(|(index, _)| part(&events[*index])).collect()
     };
     let traces: Vec<Option<Vec<u8>>> = checked
@@ -328,12 +328,12 @@ async fn call(
         Patience::Short => Some(LOCK_TIMEOUT_SHORT_MS),
     };
     sqlx::query_as("select * from postrider.emit_all($1, $2, $3, $4, $5, $6, $7, $8, $9)")
-        .bind(of(|event| Some(event.tenant.to_owned())))
-        .bind(of(|event| Some(event.type_name.to_owned())))
-        .bind(of(|event| Some(event.data.to_owned())))
-        .bind(of(|event| event.id.map(str::to_owned)))
-        .bind(of(|event| event.version.map(str::to_owned)))
-        .bind(of(|event| event.ordering_key.map(str::to_owned)))
+        .bind(of(|event| Some(event.tenant)))
+        .bind(of(|event| Some(event.type_name)))
+        .bind(of(|event| Some(event.data)))
+        .bind(of(|event| event.id))
+        .bind(of(|event| event.version))
+        .bind(of(|event| event.ordering_key))
         .bind(checked.iter().map(|(_, schema)| *schema).collect::<Vec<i32>>())
         .bind(contexts)
         .bind(lock_timeout_ms)

@@ -285,6 +285,61 @@ async fn a_batch_from_sql_is_all_or_none_and_batches_in_opposite_order_do_not_de
 }
 
 #[tokio::test]
+async fn an_id_that_a_batch_repeats_is_one_event_and_waits_for_its_open_twin() {
+    const BATCH: &str = "select postrider.emit_batch('acme', $1, $2, $3, null, $4)";
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    api.tenant("acme").await;
+    api.event_type("invoice.paid").await;
+    let mut connection = database.connect().await;
+    let batch = |data: Vec<&'static str>, ids: Vec<&'static str>, key: Option<&'static str>| {
+        let keys = vec![key; ids.len()];
+        sqlx::query_scalar::<_, String>(BATCH)
+            .bind(vec!["invoice.paid"; ids.len()])
+            .bind(data)
+            .bind(ids)
+            .bind(keys)
+    };
+    for _ in 0..2 {
+        let ids = batch(vec!["{}"; 3], vec!["b", "a", "b"], Some("k"))
+            .fetch_all(&mut connection)
+            .await
+            .expect("emitted");
+        assert_eq!(ids, ["b", "a", "b"]);
+    }
+    let sequences = "select string_agg(chosen_id || sequence, ' ' order by sequence) from postrider.events";
+    assert_eq!(database.text(sequences).await, "b1 a2");
+    for (data, ids, position) in [
+        (vec!["{}", r#"{"n":2}"#], vec!["c", "a"], "event 1"),
+        (vec!["{}", r#"{"n":2}"#], vec!["c", "c"], "event 1"),
+    ] {
+        let refused = batch(data, ids, Some("k"))
+            .fetch_all(&mut connection)
+            .await
+            .expect_err("refused");
+        let code = refused.as_database_error().and_then(|error| error.code());
+        assert_eq!(code.as_deref(), Some("PR409"), "{refused}");
+        assert!(refused.to_string().contains(position), "{refused}");
+    }
+
+    let mut holder = database.connect().await;
+    let mut open = holder.begin().await.expect("begun");
+    sqlx::query("select postrider.emit('acme', 'invoice.paid', '{}', 'twin')")
+        .execute(&mut *open)
+        .await
+        .expect("emitted");
+    let waiting = batch(vec!["{}"; 2], vec!["twin", "alone"], None);
+    let waiting = tokio::spawn(async move { waiting.fetch_all(&mut connection).await });
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    assert!(!waiting.is_finished(), "it waits for its twin");
+    open.commit().await.expect("committed");
+    let ids = waiting.await.expect("answered").expect("emitted");
+    assert_eq!(ids, ["twin", "alone"]);
+    assert_eq!(count_events(&database).await, 4);
+}
+
+#[tokio::test]
 async fn requests_that_arrive_together_are_answered_each_for_itself() {
     let database = Database::fresh().await;
     let program = Postrider::start(&database).await;

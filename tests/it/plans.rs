@@ -18,7 +18,7 @@ auto_explain.log_format = json
 
 /// What grows with what waits and with what was sent.
 fn is_large(table: &str) -> bool {
-    ["queue", "retries", "dead_letters"].contains(&table)
+    ["queue", "retries", "dead_letters", "event_ids"].contains(&table)
         || ["events_", "attempts_"]
             .iter()
             .any(|start| table.starts_with(start))
@@ -87,6 +87,14 @@ async fn on_tables_that_were_empty_each_statement_walks_only_what_it_asks_for() 
         api.emit("acme", json!({ "type": "invoice.failed", "data": {} }))
             .await;
     }
+    // An id that is taken.
+    for _ in 0..2 {
+        api.emit(
+            "acme",
+            json!({ "type": "invoice.paid", "data": {}, "id": "once" }),
+        )
+        .await;
+    }
     // More than a lane holds, so that it is filled again.
     database
         .execute("select postrider.emit('acme', 'invoice.paid', '{}') from generate_series(1, 2000)")
@@ -145,7 +153,7 @@ async fn on_tables_that_were_empty_each_statement_walks_only_what_it_asks_for() 
         "{}",
         wrong.into_iter().collect::<Vec<_>>().join("\n\n")
     );
-    // The tail, a refill, what is due, the heads of keys, and both ways to record.
+    // The tail, a refill, what is due, the heads of keys, both ways to record, and an id that is taken.
     for part in [
         "and q.xid < r.high",
         "q.event_id > r.floor",
@@ -153,6 +161,7 @@ async fn on_tables_that_were_empty_each_statement_walks_only_what_it_asks_for() 
         "order by q.sequence limit 1",
         "q.attempt = 0\n",
         "from_queue as (",
+        "from postrider.event_ids i",
     ] {
         assert!(
             read.iter().any(|query| query.contains(part)),
