@@ -64,7 +64,7 @@ async fn emit(arguments: &EmitArguments, environment: &Environment) -> anyhow::R
         anstream::println!(
             "{GOOD}{}{GOOD:#} {} {}",
             emitted.id,
-            emitted.type_name,
+            emitted.r#type,
             emitted.version
         );
         anstream::println!("{SOFT}{data}{SOFT:#}");

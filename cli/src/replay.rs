@@ -2,10 +2,10 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use anyhow::bail;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use postrider_client::{Client, NewReplay, Replay};
+use postrider_proto::ReplayState;
 
 use crate::{
     endpoints::find,
@@ -70,7 +70,8 @@ async fn replay(arguments: &ReplayArguments, environment: &Environment) -> anyho
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let mut request = NewReplay {
+    let time = |time: DateTime<Utc>| time.to_rfc3339();
+    let request = NewReplay {
         kind: arguments.missing.then(|| "missing".to_owned()),
         endpoint: match &arguments.endpoint {
             Some(named) => Some(find(&client, &tenant, named).await?.id),
@@ -80,13 +81,13 @@ async fn replay(arguments: &ReplayArguments, environment: &Environment) -> anyho
             (true, _) => None,
             (false, state) => Some(state.clone().unwrap_or_else(|| "dead".to_owned())),
         },
-        type_name: arguments.type_name.clone(),
-        since: arguments.since,
-        until: arguments.until,
-        dry_run: Some(true),
+        r#type: arguments.type_name.clone(),
+        since: arguments.since.map(time),
+        until: arguments.until.map(time),
+        ..NewReplay::default()
     };
     if !arguments.yes {
-        let counted = client.start_replay(&tenant, &request).await?;
+        let counted = client.preview_replay(&tenant, &request).await?;
         if json {
             json_line(&counted);
         } else {
@@ -94,7 +95,6 @@ async fn replay(arguments: &ReplayArguments, environment: &Environment) -> anyho
         }
         return Ok(ExitCode::SUCCESS);
     }
-    request.dry_run = None;
     let started = client.start_replay(&tenant, &request).await?;
     let ended = match arguments.no_wait {
         true => started,
@@ -105,10 +105,7 @@ async fn replay(arguments: &ReplayArguments, environment: &Environment) -> anyho
     } else {
         println!(
             "{} of {} sent; replay {} is {}",
-            ended.done,
-            ended.total,
-            ended.id.as_deref().unwrap_or_default(),
-            ended.state.as_deref().unwrap_or_default()
+            ended.done, ended.total, ended.id, ended.state
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -128,13 +125,10 @@ async fn wait(client: &Client, tenant: &str, mut replay: Replay) -> anyhow::Resu
     loop {
         bar.set_length(replay.total.max(0) as u64);
         bar.set_position(replay.done.max(0) as u64);
-        if !matches!(replay.state.as_deref(), Some("running" | "pending" | "queued")) {
+        if replay.state != ReplayState::Running {
             bar.finish_and_clear();
             return Ok(replay);
         }
-        let Some(id) = replay.id.clone() else {
-            bail!("the server returned a replay without an id");
-        };
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL) => {}
             () = &mut stop => {
@@ -143,6 +137,6 @@ async fn wait(client: &Client, tenant: &str, mut replay: Replay) -> anyhow::Resu
                 return Ok(replay);
             }
         }
-        replay = client.replay(tenant, &id).await?;
+        replay = client.replay(tenant, &replay.id).await?;
     }
 }

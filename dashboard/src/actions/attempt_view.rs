@@ -6,14 +6,12 @@ use std::collections::BTreeMap;
 use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::vault::{Purpose, Vault};
-use postrider_proto::{OutcomeKind, limits::ANSWER_KEPT_BYTES_MAX};
-use serde::Serialize;
+use postrider_proto::{OutcomeKind, api::Attempt, limits::ANSWER_KEPT_BYTES_MAX};
 use sqlx::PgConnection;
-use utoipa::ToSchema;
 
 use crate::{
     App,
-    http::{problem::Problem, shapes},
+    http::problem::Problem,
     tables::{
         attempts::{self, AttemptRow},
         deliveries::Delivery,
@@ -26,57 +24,48 @@ pub(crate) const HIDDEN: &str = "[hidden]";
 
 pub(crate) const USER_AGENT: &str = concat!("Postrider/", env!("CARGO_PKG_VERSION"));
 
-#[derive(Debug, Clone, Serialize, ToSchema)]
-pub(crate) struct Attempt {
-    pub(crate) number: i16,
-    pub(crate) started_at: DateTime<Utc>,
-    pub(crate) duration_ms: i32,
-    #[schema(schema_with = shapes::outcome)]
-    pub(crate) outcome: &'static str,
-    #[schema(schema_with = shapes::status_or_null)]
-    pub(crate) status: Option<i16>,
-    pub(crate) error: Option<String>,
-    /// Empty when nothing was sent.
-    pub(crate) request_headers: BTreeMap<String, String>,
-    pub(crate) response_head: Option<String>,
-    pub(crate) response_body: Option<String>,
-    pub(crate) replay: Option<String>,
+/// An attempt as stored, with the headers of its request.
+pub(crate) fn attempt_view(row: AttemptRow, event_id: &str, custom_headers: &[String]) -> Attempt {
+    let request_headers = match &row.signature {
+        None => BTreeMap::new(),
+        Some(signature) => request_headers(&row, event_id, signature, custom_headers),
+    };
+    Attempt {
+        number: row.number,
+        started_at: row.started_at,
+        duration_ms: row.duration_ms,
+        outcome: outcome_name(row.outcome).to_owned(),
+        status: row.status,
+        error: row.error,
+        request_headers,
+        response_head: row.response_head,
+        response_body: row.response_body.map(|bytes| {
+            let kept = &bytes[..bytes.len().min(ANSWER_KEPT_BYTES_MAX)];
+            String::from_utf8_lossy(kept).into_owned()
+        }),
+        replay: row.replay_id,
+    }
 }
 
-impl Attempt {
-    pub(crate) fn of(row: AttemptRow, event_id: &str, custom_headers: &[String]) -> Self {
-        let request_headers = match &row.signature {
-            None => BTreeMap::new(),
-            Some(signature) => request_headers(&row, event_id, signature, custom_headers),
-        };
-        Self {
-            number: row.number,
-            started_at: row.started_at,
-            duration_ms: row.duration_ms,
-            outcome: outcome_name(row.outcome),
-            status: row.status,
-            error: row.error,
-            request_headers,
-            response_head: row.response_head,
-            response_body: row.response_body.map(|bytes| {
-                let kept = &bytes[..bytes.len().min(ANSWER_KEPT_BYTES_MAX)];
-                String::from_utf8_lossy(kept).into_owned()
-            }),
-            replay: row.replay_id,
-        }
-    }
-
+/// How pages show an attempt.
+pub(crate) trait Shown {
     /// The result in one line: the status of the response, or the error.
-    pub(crate) fn summary(&self) -> String {
-        attempt_summary(self.status, self.error.as_deref(), self.outcome)
+    fn summary(&self) -> String;
+    fn has_failed(&self) -> bool;
+    /// The CSS class of its colour.
+    fn tone(&self) -> &'static str;
+}
+
+impl Shown for Attempt {
+    fn summary(&self) -> String {
+        attempt_summary(self.status, self.error.as_deref(), &self.outcome)
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
+    fn has_failed(&self) -> bool {
         !matches!(self.status, Some(200..300))
     }
 
-    /// The CSS class of its colour.
-    pub(crate) fn tone(&self) -> &'static str {
+    fn tone(&self) -> &'static str {
         attempt_tone(self.status)
     }
 }
@@ -210,7 +199,7 @@ pub(crate) async fn attempts_of(
     Ok(attempts::of_delivery(connection, id)
         .await?
         .into_iter()
-        .map(|row| Attempt::of(row, &event, &headers))
+        .map(|row| attempt_view(row, &event, &headers))
         .collect())
 }
 
@@ -235,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_request_is_reconstructed_without_secrets() {
-        let attempt = Attempt::of(row(Some("t=1,v1=ab")), "evt_1", &["authorization".to_owned()]);
+        let attempt = attempt_view(row(Some("t=1,v1=ab")), "evt_1", &["authorization".to_owned()]);
         let headers = attempt.request_headers;
         assert_eq!(headers["Webhook-Timestamp"], "1700000000");
         assert_eq!(headers["Webhook-Signature"], "t=1,v1=ab");
@@ -269,13 +258,13 @@ mod tests {
             "The TLS certificate has expired"
         );
         assert_eq!(
-            Attempt::of(row(None), "evt_1", &[]).summary(),
+            attempt_view(row(None), "evt_1", &[]).summary(),
             "500 Internal Server Error"
         );
     }
 
     #[test]
     fn an_attempt_without_a_request_has_no_headers() {
-        assert!(Attempt::of(row(None), "evt_1", &[]).request_headers.is_empty());
+        assert!(attempt_view(row(None), "evt_1", &[]).request_headers.is_empty());
     }
 }

@@ -9,13 +9,13 @@ use axum::{
     extract::{Path, State},
     response::Redirect,
 };
-use postrider_proto::{DeadReason, DeliveryId, DeliveryState, TenantId};
+use postrider_proto::{DeadReason, DeliveryId, DeliveryState, TenantId, api::Attempt};
 
 use super::{DoneQuery, Frame, Line, Markup, Moment, PageProblem, Pretty, dead_letters::reason_label};
 use crate::{
     Shared,
     actions::{
-        attempt_view::{self, Attempt, attempts_of},
+        attempt_view::{self, Shown, attempts_of},
         replay::Asked,
     },
     auth::{Actor, Arrived, Confirmed, Session},

@@ -38,7 +38,7 @@ pub use response::retry_after;
 use crate::{
     http::{
         guard::Guard,
-        tls::{TlsFault, TlsSettings, Trust},
+        tls::{self, TlsFault, TlsSettings, Trust},
     },
     ownership::lease::SendPermission,
 };
@@ -139,7 +139,7 @@ impl HttpSender {
                 });
             }
         };
-        let (outgoing, receiver) = match outgoing(request, own_tls.map(TlsSettings::digest)) {
+        let (outgoing, receiver) = match outgoing(request, own_tls.map(tls::digest)) {
             Ok(outgoing) => outgoing,
             Err(error) => {
                 return Ok(Outcome::Forbidden {
@@ -186,7 +186,7 @@ impl HttpSender {
     }
 
     fn own_tls(&self, own: &TlsSettings) -> Result<Arc<ClientConfig>, TlsFault> {
-        let digest = own.digest();
+        let digest = tls::digest(own);
         let mut known = self.own_tls.lock().unwrap_or_else(PoisonError::into_inner);
         let used = Instant::now();
         if let Some(known) = known.get_mut(&digest) {

@@ -9,7 +9,7 @@ pub(crate) mod event;
 pub(crate) mod probe;
 mod run;
 
-pub(crate) use run::{Asked, ProbeReport, Recorded, TestAttempt, probe, record, test};
+pub(crate) use run::{Asked, Recorded, probe, record, test};
 
 use std::{
     collections::BTreeMap,
@@ -25,11 +25,11 @@ use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::{
     guard::Guard,
     http::client::{HttpSender, Request, webhook_headers},
-    tls::TlsSettings,
     vault::{Purpose, Vault},
 };
 use postrider_proto::{
     Outcome,
+    api::{Attempt, TlsSettings},
     signature::{Secret, SignatureFormat, sign},
 };
 use sqlx::PgConnection;
@@ -39,7 +39,7 @@ use url::Url;
 use crate::{
     App, Shared,
     actions::{
-        attempt_view::{Attempt, HIDDEN, USER_AGENT},
+        attempt_view::{HIDDEN, USER_AGENT},
         endpoints::certificates::open_tls,
         secrets::open_in_force,
     },
@@ -150,9 +150,6 @@ impl Target {
             .await?;
         let opened = open_in_force(&app.vault, connection, endpoint.owner()).await?;
         let settings = &endpoint.settings;
-        let timeout = settings
-            .timeout_ms
-            .map_or(app.defaults.timeout, |ms| Duration::from_millis(ms.max(1) as u64));
         Ok(Self {
             // It was checked when it was saved; the operator may have tightened the rules since.
             url: app.guard.check_url(&settings.url).map_err(|refusal| {
@@ -160,7 +157,7 @@ impl Target {
             })?,
             format: settings.signature,
             secrets: opened.into_iter().map(|one| one.secret).collect(),
-            timeout,
+            timeout: settings.timeout(app.defaults.timeout),
             custom: custom_headers(&app.vault, endpoint)?,
             tls: open_tls(&app.vault, endpoint),
             read: (began, now),
@@ -241,7 +238,7 @@ impl Target {
             number: 1,
             started_at: sent.started_at,
             duration_ms: i32::try_from(sent.duration.as_millis()).unwrap_or(i32::MAX),
-            outcome: sent.outcome.kind().as_str(),
+            outcome: sent.outcome.kind().as_str().to_owned(),
             status: sent
                 .outcome
                 .status()
