@@ -136,21 +136,30 @@ impl Routes {
             .post("/people/{login}/remove", Administer, pages::people::remove)
     }
 
-    fn page<H: Handler<T, Shared>, T: 'static>(self, filter: MethodFilter, route: Route, handler: H) -> Self {
+    fn get<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
         match self.reads_only {
             true => self,
-            false => self.mount(route, false, on(filter, handler)),
+            false => self.read(path, rule, handler),
         }
     }
 
     /// A page that may be served from a replica.
     fn read<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
         let method = "GET";
-        self.mount(
-            Route { method, path, rule },
-            false,
-            on(MethodFilter::GET, handler),
-        )
+        let handler = on(MethodFilter::GET, handler);
+        self.mount(Route { method, path, rule }, false, handler)
+    }
+
+    fn post<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
+        let method = "POST";
+        match self.reads_only {
+            true => self,
+            false => self.mount(
+                Route { method, path, rule },
+                false,
+                on(MethodFilter::POST, handler),
+            ),
+        }
     }
 
     fn operation(self, operation: Operation) -> Self {
@@ -164,7 +173,7 @@ impl Routes {
         self.mount(Route { method, path, rule }, refuses_query, operation.handler)
     }
 
-    fn mount(mut self, route: Route, refuses_query: bool, handler: MethodRouter<Shared>) -> Self {
+    fn mount(mut self, route: Route, refuses_query: bool, mut served: MethodRouter<Shared>) -> Self {
         let Route { method, path, rule } = route;
         let gate = Gate {
             app: self.app.clone(),
@@ -172,7 +181,6 @@ impl Routes {
             counts: counts(path, rule),
             refuses_query,
         };
-        let mut served = handler;
         if method == "POST" && path.starts_with("/v1/") {
             served = served.route_layer(from_fn_with_state(self.app.clone(), idempotency::keep));
         }
@@ -203,18 +211,6 @@ fn counts(path: &str, rule: Rule) -> Counts {
         _ => Counts::Request,
     }
 }
-
-macro_rules! methods {
-    ($($name:ident = $word:ident),+) => {
-        impl Routes {$(
-            fn $name<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
-                let method = stringify!($word);
-                self.page(MethodFilter::$word, Route { method, path, rule }, handler)
-            }
-        )+}
-    };
-}
-methods!(get = GET, post = POST);
 
 /// Added to every response, so that no page can omit them.
 async fn secure(mut response: Response) -> Response {

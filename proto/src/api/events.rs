@@ -3,43 +3,39 @@
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
-#[cfg(feature = "openapi")]
-use utoipa::ToSchema;
 
 use super::Delivery;
-#[cfg(feature = "openapi")]
-use super::shapes;
 
 // Borrows its data from the request's text: it can be large, and is stored byte for byte.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(ToSchema), schema(as = NewEvent))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = NewEvent))]
 pub struct EventForm<'a> {
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::type_name))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::type_name))]
     pub r#type: String,
     #[serde(borrow)]
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::object))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::object))]
     pub data: &'a RawValue,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::event_id_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::event_id_or_null))]
     pub id: Option<String>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::version_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::version_or_null))]
     pub version: Option<String>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::ordering_key_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::ordering_key_or_null))]
     pub ordering_key: Option<String>,
 }
 
 // Each event is read as an `EventForm` on its own, so that an error names the event.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(ToSchema), schema(as = NewEvents))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = NewEvents))]
 pub struct BatchForm<'a> {
     #[serde(borrow)]
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::batch))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::batch))]
     pub events: Vec<&'a RawValue>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Event {
     pub id: String,
     pub r#type: String,
@@ -50,7 +46,7 @@ pub struct Event {
     pub ordering_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence: Option<i64>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::object_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::object_or_null))]
     pub data: Option<Box<RawValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deliveries: Option<Vec<Delivery>>,
@@ -58,7 +54,7 @@ pub struct Event {
 
 /// Without `data`, which the caller already has.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EmittedEvent {
     pub id: String,
     pub r#type: String,
@@ -72,7 +68,7 @@ pub struct EmittedEvent {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EmittedEvents {
     pub data: Vec<EmittedEvent>,
 }

@@ -3,29 +3,25 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-#[cfg(feature = "openapi")]
-use utoipa::ToSchema;
 
-#[cfg(feature = "openapi")]
-use super::shapes;
 use crate::state::KeyRole;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NewApiKey {
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::key_role))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::key_role))]
     pub role: KeyRole,
     pub tenant: Option<String>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::key_name))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::key_name))]
     pub name: String,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ApiKey {
     pub id: String,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::key_role))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::key_role))]
     pub role: KeyRole,
     pub tenant: Option<String>,
     pub name: String,
@@ -37,13 +33,13 @@ pub struct ApiKey {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AuditEntry {
     pub at: DateTime<Utc>,
     pub actor: String,
     pub action: String,
     pub tenant: Option<String>,
     pub subject: String,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::object_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::object_or_null))]
     pub detail: Option<Value>,
 }

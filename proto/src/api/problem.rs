@@ -3,8 +3,6 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-#[cfg(feature = "openapi")]
-use utoipa::ToSchema;
 
 /// An error response (RFC 9457).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +26,7 @@ pub struct Problem {
 
 /// An invalid part of the request, by its JSON pointer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema), schema(as = FieldError))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = FieldError))]
 pub struct Fault {
     pub pointer: String,
     pub detail: String,

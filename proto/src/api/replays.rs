@@ -2,51 +2,47 @@
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-#[cfg(feature = "openapi")]
-use utoipa::ToSchema;
 
-#[cfg(feature = "openapi")]
-use super::shapes;
 use crate::{DeadReason, ReplayKind, ReplayState};
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NewReplay {
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::replay_kind_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::replay_kind_or_null))]
     pub kind: Option<String>,
     /// Null: all endpoints of the tenant. Required for `kind: missing`.
     pub endpoint: Option<String>,
     /// Null: everything not delivered, that is dead letters and deliveries waiting for a retry.
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::delivery_state_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::delivery_state_or_null))]
     pub state: Option<String>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::type_or_null_plain))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::type_or_null))]
     pub r#type: Option<String>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::dead_reason_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::dead_reason_or_null))]
     pub reason: Option<String>,
     /// Only events created at or after this time.
     pub since: Option<String>,
     /// Only events created before this time.
     pub until: Option<String>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::replay_rate_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::replay_rate_or_null))]
     pub rate_per_second: Option<i64>,
     /// Only counts the deliveries and returns a sample.
     pub dry_run: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Replay {
     pub id: String,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::replay_kind))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::replay_kind))]
     pub kind: ReplayKind,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::replay_state))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::replay_state))]
     pub state: ReplayState,
     /// The filter as requested.
     pub endpoint: Option<String>,
     pub delivery_state: Option<String>,
     pub r#type: Option<String>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::dead_reason_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::dead_reason_or_null))]
     pub reason: Option<DeadReason>,
     pub since: Option<DateTime<Utc>>,
     pub until: Option<DateTime<Utc>>,
@@ -69,7 +65,7 @@ pub struct Replay {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ReplaySample {
     /// The delivery that would be sent. For a missed event, the one that would be created.
     pub delivery: String,
@@ -80,7 +76,7 @@ pub struct ReplaySample {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ReplayPreview {
     pub dry_run: bool,
     pub total: i64,

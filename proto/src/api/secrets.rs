@@ -4,16 +4,12 @@ use std::fmt;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-#[cfg(feature = "openapi")]
-use utoipa::ToSchema;
 
-#[cfg(feature = "openapi")]
-use super::shapes;
 use crate::{signature::Secret, state::SignatureFormat};
 
 /// The part of a secret that is shown: an HMAC secret itself, but only the public key of a key pair.
 #[derive(Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SecretValue {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
@@ -38,19 +34,19 @@ impl fmt::Debug for SecretValue {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema), schema(as = Secret))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = Secret))]
 pub struct EndpointSecret {
     #[serde(flatten)]
     pub value: SecretValue,
     /// `current`, or `retiring` until a set time.
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::secret_state))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::secret_state))]
     pub state: String,
     pub created_at: DateTime<Utc>,
     pub retires_at: Option<DateTime<Utc>>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Secrets {
     /// Newest first.
     pub data: Vec<EndpointSecret>,
@@ -58,32 +54,32 @@ pub struct Secrets {
 
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(ToSchema), schema(as = SecretRotationRequest))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = SecretRotationRequest))]
 pub struct Rotation {
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::overlap_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::overlap_or_null))]
     pub overlap_seconds: Option<i64>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::secret_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::secret_or_null))]
     pub secret: Option<String>,
 }
 
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NewListener {
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::patterns_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::patterns_or_null))]
     pub types: Option<Vec<String>>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::signature_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::signature_or_null))]
     pub signature: Option<SignatureFormat>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::secret_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::secret_or_null))]
     pub secret: Option<String>,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Listener {
     pub id: String,
     pub types: Vec<String>,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::signature))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::signature))]
     pub signature: SignatureFormat,
     /// What the receiver verifies with: the secret, or the public key.
     pub secret: String,

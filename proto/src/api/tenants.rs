@@ -2,14 +2,9 @@
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-#[cfg(feature = "openapi")]
-use utoipa::ToSchema;
-
-#[cfg(feature = "openapi")]
-use super::shapes;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Tenant {
     pub id: String,
     pub name: Option<String>,
@@ -21,12 +16,12 @@ pub struct Tenant {
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TenantSettings {
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::name_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::name_or_null))]
     pub name: Option<String>,
     /// Null: never. An endpoint can override it.
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::tenant_rotation_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::tenant_rotation_or_null))]
     pub rotate_every_days: Option<i64>,
     /// Null: the platform's retention, which is also the maximum.
     pub retention_days: Option<i64>,
@@ -40,18 +35,18 @@ pub struct TenantSettings {
 pub struct NewPortalLink {}
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PortalLink {
     pub url: String,
     pub expires_at: DateTime<Utc>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Erasure {
     pub id: String,
     pub tenant: String,
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::erasure_state))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::erasure_state))]
     pub state: String,
     /// Number of events; related rows are deleted with them.
     pub total: i64,

@@ -1,23 +1,19 @@
 //! Test events and probes.
 
 use serde::{Deserialize, Serialize};
-#[cfg(feature = "openapi")]
-use utoipa::ToSchema;
 
 use super::Attempt;
-#[cfg(feature = "openapi")]
-use super::shapes;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TestRequest {
-    #[cfg_attr(feature = "openapi", schema(schema_with = shapes::type_or_null))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::type_to_test_or_null))]
     pub r#type: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TestAttempt {
     #[serde(flatten)]
     pub attempt: Attempt,
@@ -27,7 +23,7 @@ pub struct TestAttempt {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ProbeReport {
     pub endpoint: String,
     pub url: String,
@@ -42,7 +38,7 @@ pub struct ProbeReport {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ProbeFinding {
     #[cfg_attr(feature = "openapi", schema(inline))]
     pub check: Check,
@@ -57,7 +53,7 @@ pub struct ProbeFinding {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Check {
     ValidEvent,
     ChangedBody,
@@ -75,7 +71,7 @@ pub enum Check {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "openapi", derive(ToSchema))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Verdict {
     Pass,
     /// It works, but will cause problems.
