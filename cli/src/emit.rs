@@ -59,7 +59,7 @@ async fn emit(arguments: &EmitArguments, environment: &Environment) -> anyhow::R
     }
     let emitted = client.emit(&tenant, &event).await?;
     show(arguments.at.reach.json, &emitted, || {
-        let (id, type_name, version) = (&emitted.id, &emitted.type_name, &emitted.version);
+        let (id, type_name, version) = (&emitted.id, &emitted.r#type, &emitted.version);
         anstream::println!("{GOOD}{id}{GOOD:#} {type_name} {version}\n{SOFT}{data}{SOFT:#}");
     });
     Ok(ExitCode::SUCCESS)

@@ -175,13 +175,13 @@ async fn list(client: &Client, tenant: &str, json: bool) -> anyhow::Result<ExitC
 
 async fn create(client: &Client, tenant: &str, arguments: &CreateArguments) -> anyhow::Result<ExitCode> {
     let settings = EndpointSettings {
-        url: Some(arguments.endpoint.clone()),
-        description: arguments.description.clone(),
-        types: (!arguments.types.is_empty()).then(|| arguments.types.clone()),
-        signature: arguments.signature,
-        concurrency: arguments.concurrency,
-        rate_per_second: arguments.rate_per_second,
-        ordered: arguments.ordered.then_some(true),
+        url: Some(Some(arguments.endpoint.clone())),
+        description: arguments.description.clone().map(Some),
+        types: (!arguments.types.is_empty()).then(|| Some(arguments.types.clone())),
+        signature: arguments.signature.map(|format| Some(format.to_string())),
+        concurrency: arguments.concurrency.map(|n| Some(n.into())),
+        rate_per_second: arguments.rate_per_second.map(|n| Some(n.into())),
+        ordered: arguments.ordered.then_some(Some(true)),
         ..EndpointSettings::default()
     };
     let created = client.create_endpoint(tenant, &settings).await?;
@@ -199,7 +199,7 @@ async fn create(client: &Client, tenant: &str, arguments: &CreateArguments) -> a
 async fn enable(client: &Client, tenant: &str, one: &OneEndpoint, enabled: bool) -> anyhow::Result<ExitCode> {
     let endpoint = find(client, tenant, &one.endpoint).await?;
     let settings = EndpointSettings {
-        enabled: Some(enabled),
+        enabled: Some(Some(enabled)),
         ..EndpointSettings::default()
     };
     let changed = client.update_endpoint(tenant, &endpoint.id, &settings).await?;
@@ -222,7 +222,7 @@ async fn test(client: &Client, tenant: &str, arguments: &TestArguments) -> anyho
             (None, Some(error)) => error,
             (None, None) => &attempt.outcome,
         };
-        let (type_name, event, ms) = (&sent.type_name, &sent.event, attempt.duration_ms);
+        let (type_name, event, ms) = (&sent.r#type, &sent.event, attempt.duration_ms);
         anstream::println!("{type_name} {event} {style}{result}{style:#} {SOFT}{ms} ms{SOFT:#}");
     });
     Ok(match attempt.outcome.as_str() {

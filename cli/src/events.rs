@@ -57,7 +57,7 @@ async fn tail(arguments: &TailArguments, environment: &Environment) -> anyhow::R
     let mut stop = std::pin::pin!(stop_signal());
     loop {
         let mut new = poll(&client, &tenant, &mut seen).await?;
-        new.retain(|event| wants(arguments.type_name.as_deref(), &event.type_name));
+        new.retain(|event| wants(arguments.type_name.as_deref(), &event.r#type));
         if first {
             new.drain(..new.len().saturating_sub(arguments.lines as usize));
         }
@@ -130,7 +130,7 @@ fn show(event: &Event, json: bool) {
     anstream::println!(
         "{SOFT}{}{SOFT:#} {STRONG}{}{STRONG:#} {} {SOFT}{}{SOFT:#}",
         event.created_at.format("%H:%M:%S%.3f"),
-        event.type_name,
+        event.r#type,
         event.id,
         printable(&data[..end])
     );

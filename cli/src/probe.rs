@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use postrider_client::{ProbeFinding, ProbeReport};
+use postrider_client::{ProbeFinding, ProbeReport, Verdict};
 
 use crate::{
     endpoints::find,
@@ -66,18 +66,18 @@ fn show_report(report: &ProbeReport) {
 
 /// A check that did not pass also says why it matters and how to fix it.
 fn show_finding(finding: &ProbeFinding) {
-    let (style, sign) = match finding.verdict.as_str() {
-        "pass" => (GOOD, "✓"),
-        "warning" => (WARNING, "!"),
-        "fail" => (BAD, "✗"),
-        _ => (SOFT, "-"),
+    let (style, sign) = match finding.verdict {
+        Verdict::Pass => (GOOD, "✓"),
+        Verdict::Warning => (WARNING, "!"),
+        Verdict::Fail => (BAD, "✗"),
+        Verdict::Skipped => (SOFT, "-"),
     };
     anstream::println!(
         "{style}{sign} {}{style:#} {SOFT}{}{SOFT:#}",
         finding.title,
         finding.found
     );
-    if matches!(finding.verdict.as_str(), "warning" | "fail") {
+    if matches!(finding.verdict, Verdict::Warning | Verdict::Fail) {
         anstream::println!("    {}\n    {STRONG}{}{STRONG:#}", finding.meaning, finding.fix);
     }
 }

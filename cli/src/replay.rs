@@ -2,10 +2,10 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use anyhow::bail;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use postrider_client::{Client, NewReplay, Replay};
+use postrider_proto::ReplayState;
 
 use crate::{
     endpoints::find,
@@ -63,7 +63,8 @@ async fn replay(arguments: &ReplayArguments, environment: &Environment) -> anyho
         show(json, &delivery, || println!("{id} is {state} again"));
         return Ok(ExitCode::SUCCESS);
     }
-    let mut request = NewReplay {
+    let time = |time: DateTime<Utc>| time.to_rfc3339();
+    let request = NewReplay {
         kind: arguments.missing.then(|| "missing".to_owned()),
         endpoint: match &arguments.endpoint {
             Some(named) => Some(find(&client, &tenant, named).await?.id),
@@ -73,26 +74,26 @@ async fn replay(arguments: &ReplayArguments, environment: &Environment) -> anyho
             (true, _) => None,
             (false, state) => Some(state.clone().unwrap_or_else(|| "dead".to_owned())),
         },
-        type_name: arguments.type_name.clone(),
-        since: arguments.since,
-        until: arguments.until,
-        dry_run: Some(true),
+        r#type: arguments.type_name.clone(),
+        since: arguments.since.map(time),
+        until: arguments.until.map(time),
+        ..NewReplay::default()
     };
     if !arguments.yes {
-        let counted = client.start_replay(&tenant, &request).await?;
+        let counted = client.preview_replay(&tenant, &request).await?;
         show(json, &counted, || println!("{}", counted_sentence(counted.total)));
         return Ok(ExitCode::SUCCESS);
     }
-    request.dry_run = None;
     let started = client.start_replay(&tenant, &request).await?;
     let ended = match arguments.no_wait {
         true => started,
         false => wait(&client, &tenant, started).await?,
     };
-    let id = ended.id.as_deref().unwrap_or_default();
-    let state = ended.state.as_deref().unwrap_or_default();
     show(json, &ended, || {
-        println!("{} of {} sent; replay {id} is {state}", ended.done, ended.total);
+        println!(
+            "{} of {} sent; replay {} is {}",
+            ended.done, ended.total, ended.id, ended.state
+        );
     });
     Ok(ExitCode::SUCCESS)
 }
@@ -111,13 +112,10 @@ async fn wait(client: &Client, tenant: &str, mut replay: Replay) -> anyhow::Resu
     loop {
         bar.set_length(replay.total.max(0) as u64);
         bar.set_position(replay.done.max(0) as u64);
-        if !matches!(replay.state.as_deref(), Some("running" | "pending" | "queued")) {
+        if replay.state != ReplayState::Running {
             bar.finish_and_clear();
             return Ok(replay);
         }
-        let Some(id) = replay.id.clone() else {
-            bail!("the server returned a replay without an id");
-        };
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL) => {}
             () = &mut stop => {
@@ -126,6 +124,6 @@ async fn wait(client: &Client, tenant: &str, mut replay: Replay) -> anyhow::Resu
                 return Ok(replay);
             }
         }
-        replay = client.replay(tenant, &id).await?;
+        replay = client.replay(tenant, &replay.id).await?;
     }
 }

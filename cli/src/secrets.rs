@@ -64,7 +64,7 @@ async fn rotate(arguments: &RotateArguments, environment: &Environment) -> anyho
     let (client, tenant) = arguments.at.open(environment).await?;
     let endpoint = find(&client, &tenant, &arguments.endpoint).await?;
     let rotation = Rotation {
-        overlap_seconds: arguments.overlap,
+        overlap_seconds: arguments.overlap.map(i64::from),
         secret: environment.secret(&ENDPOINT_SECRET)?,
     };
     let secrets = client.rotate_secret(&tenant, &endpoint.id, &rotation).await?;
@@ -73,7 +73,7 @@ async fn rotate(arguments: &RotateArguments, environment: &Environment) -> anyho
         return Ok(ExitCode::SUCCESS);
     }
     for one in &secrets.data {
-        let shown = one.secret.as_deref().or(one.public_key.as_deref());
+        let shown = one.value.secret.as_deref().or(one.value.public_key.as_deref());
         let shown = shown.unwrap_or_default();
         match one.retires_at {
             None => anstream::println!("{GOOD}{}{GOOD:#} {shown}", one.state),

@@ -159,7 +159,7 @@ async fn import(client: &Client, arguments: &ImportArguments) -> anyhow::Result<
             };
             let settings = EventTypeSettings {
                 description: file.description.clone(),
-                thin: file.thin,
+                thin: Some(file.thin),
                 schemas: file.schemas.clone(),
             };
             let put = client.put_event_type(name, &settings).await;
@@ -227,7 +227,7 @@ fn show_breaks(changed: &EventType) {
         for one in &report.breaking_changes {
             println!(
                 "{} {}: breaking change for consumers of {}: {} {}",
-                changed.name, report.version, report.previous_version, one.pointer, one.detail
+                changed.r#type, report.version, report.previous_version, one.pointer, one.detail
             );
         }
     }
@@ -374,7 +374,7 @@ async fn read_types(client: &Client) -> anyhow::Result<BTreeMap<String, TypeFile
     let mut names = Vec::new();
     loop {
         let found = client.event_types(&page).await?;
-        names.extend(found.data.into_iter().map(|one| one.name));
+        names.extend(found.data.into_iter().map(|one| one.r#type));
         match found.next_cursor {
             Some(cursor) => page.cursor = Some(cursor),
             None => break,

@@ -4,15 +4,16 @@ use chrono::SecondsFormat;
 use reqwest::Method;
 use serde_json::json;
 
-use crate::{Client, Error, PageOf, models::*};
+use crate::*;
 
 impl Client {
     pub async fn tenants(&self, page: &PageOf) -> Result<Page<Tenant>, Error> {
         self.page(&["v1", "tenants"], page, &[]).await
     }
 
-    pub async fn put_tenant(&self, tenant: &str, name: Option<&str>) -> Result<Tenant, Error> {
-        self.with_body(Method::PUT, &["v1", "tenants", tenant], &json!({"name": name}))
+    /// Settings that are omitted are reset to their defaults.
+    pub async fn put_tenant(&self, tenant: &str, settings: &TenantSettings) -> Result<Tenant, Error> {
+        self.with_body(Method::PUT, &["v1", "tenants", tenant], settings)
             .await
     }
 
@@ -45,7 +46,7 @@ impl Client {
 
     /// If an event with this id and the same content exists, it is returned and not sent again.
     pub async fn emit(&self, tenant: &str, event: &NewEvent) -> Result<Event, Error> {
-        let body = event.wire().map_err(|error| self.unreadable(error.to_string()))?;
+        let body = event.form().map_err(|error| self.unreadable(error.to_string()))?;
         self.with_body(Method::POST, &["v1", "tenants", tenant, "events"], &body)
             .await
     }
@@ -166,9 +167,19 @@ impl Client {
         self.with_body(Method::POST, &path, &json!({})).await
     }
 
-    /// Starts a durable job that replays many deliveries, or with `dry_run` reports what it would do.
+    /// Starts a durable job that replays many deliveries.
     pub async fn start_replay(&self, tenant: &str, replay: &NewReplay) -> Result<Replay, Error> {
         self.with_body(Method::POST, &["v1", "tenants", tenant, "replays"], replay)
+            .await
+    }
+
+    /// Counts what the replay would send, and returns a sample.
+    pub async fn preview_replay(&self, tenant: &str, replay: &NewReplay) -> Result<ReplayPreview, Error> {
+        let replay = NewReplay {
+            dry_run: true,
+            ..replay.clone()
+        };
+        self.with_body(Method::POST, &["v1", "tenants", tenant, "replays"], &replay)
             .await
     }
 

@@ -1,8 +1,6 @@
 //! Errors of a call.
 
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
+use postrider_proto::api::Problem;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -27,39 +25,5 @@ impl Error {
             Self::Refused(problem) => Some(problem),
             _ => None,
         }
-    }
-}
-
-/// An error response (RFC 9457).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Problem {
-    /// `urn:postrider:problem:…`: stable for each cause.
-    #[serde(rename = "type")]
-    pub kind: String,
-    pub title: String,
-    pub status: u16,
-    #[serde(default)]
-    pub detail: String,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub errors: Vec<Fault>,
-    /// The value of `Retry-After`.
-    #[serde(skip)]
-    pub retry_after_seconds: Option<u64>,
-}
-
-/// An invalid part of the request, by its JSON pointer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fault {
-    pub pointer: String,
-    pub detail: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.title, self.status)?;
-        if !self.detail.is_empty() {
-            write!(f, ": {}", self.detail)?;
-        }
-        Ok(())
     }
 }

@@ -22,9 +22,10 @@ mod listening;
 mod models;
 mod transport;
 
-pub use error::{Error, Fault, Problem};
+pub use error::Error;
 pub use listening::{Handover, Stream};
-pub use models::*;
+pub use models::{DeliveryFilter, NewEvent};
+pub use postrider_proto::api::*;
 pub use transport::Client;
 
 /// Which page of a list to return.

@@ -10,10 +10,7 @@ use reqwest::{
 use serde::{Serialize, de::DeserializeOwned};
 use url::Url;
 
-use crate::{
-    PageOf,
-    error::{Error, Problem},
-};
+use crate::{Error, PageOf, Problem};
 
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 /// Longer than the server takes for any request.

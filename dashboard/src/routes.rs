@@ -1,5 +1,5 @@
-//! Every route with its access rule. A route can't be added without one.
-//! Next on a request's path: `auth::check`.
+//! Every page with its access rule, and the router of the pages and of the operations in `api/`. No route can be added
+//! without a rule. Next on a request's path: `auth::check`.
 
 use axum::{
     Extension, Router,
@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderName, HeaderValue, header},
     middleware::{from_fn_with_state, map_response},
     response::{IntoResponse, Response},
-    routing::{MethodFilter, on},
+    routing::{MethodFilter, MethodRouter, on},
 };
 use tower_http::{catch_panic::CatchPanicLayer, trace::TraceLayer};
 
@@ -19,7 +19,7 @@ use crate::{
         idempotency, metrics,
         problem::{Kind, Problem},
     },
-    openapi,
+    openapi::Operation,
     pages::{self, live::Live},
 };
 
@@ -39,125 +39,22 @@ struct Routes {
 }
 
 /// With `reading`, only the routes that may be served from a replica, using its app. Access is checked with `app`.
-#[rustfmt::skip]
 pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router, Vec<Route>) {
-    use Rule::{Account, Admin, Administer, Ask, Catalogue, Emit, Manage, Open, Operate, Own, See, Session, SignedIn};
-    let routes = Routes { app: app.clone(), reads_only: reading.is_some(), router: Router::new(), list: Vec::new() }
-        .get("/healthz", Open, api::health::healthz)
-        .get("/readyz", Open, api::health::readyz)
-        .get("/metrics", Admin, api::health::metrics)
-        .get("/openapi.json", Open, openapi::description)
-        .get("/docs", Open, pages::docs::show)
-        .get("/assets/docs.css", Open, pages::docs::stylesheet)
-        .read("/v1/tenants", Admin, api::tenants::list)
-        .put("/v1/tenants/{tenant}", Admin, api::tenants::put)
-        .get("/v1/tenants/{tenant}", Own, api::tenants::get)
-        .delete("/v1/tenants/{tenant}", Admin, api::tenants::delete)
-        .read("/v1/event-types", Catalogue, api::event_types::list)
-        .put("/v1/event-types/{type}", Admin, api::event_types::put)
-        .get("/v1/event-types/{type}", Catalogue, api::event_types::get)
-        .delete("/v1/event-types/{type}", Admin, api::event_types::delete)
-        .get("/v1/catalogue/openapi.json", Catalogue, api::catalogue::show)
-        .post("/v1/tenants/{tenant}/events", Emit, api::events::emit)
-        .post("/v1/tenants/{tenant}/events/batch", Emit, api::batch::emit)
-        .read("/v1/tenants/{tenant}/events", Own, api::events::list)
-        .read("/v1/tenants/{tenant}/events/{event}", Own, api::events::get)
-        .post("/v1/tenants/{tenant}/endpoints", Own, api::endpoints::create)
-        .read("/v1/tenants/{tenant}/endpoints", Own, api::endpoints::list)
-        .get("/v1/tenants/{tenant}/endpoints/{endpoint}", Own, api::endpoints::get)
-        .patch("/v1/tenants/{tenant}/endpoints/{endpoint}", Own, api::endpoints::patch)
-        .delete("/v1/tenants/{tenant}/endpoints/{endpoint}", Own, api::endpoints::delete)
-        .get("/v1/tenants/{tenant}/endpoints/{endpoint}/secret", Own, api::secrets::reveal)
-        .post("/v1/tenants/{tenant}/endpoints/{endpoint}/secret/rotate", Own, api::secrets::rotate)
-        .post("/v1/tenants/{tenant}/endpoints/{endpoint}/test", Own, api::trials::test)
-        .post("/v1/tenants/{tenant}/endpoints/{endpoint}/probe", Own, api::trials::probe)
-        .post("/v1/tenants/{tenant}/listeners", Own, api::listeners::create)
-        .get("/v1/tenants/{tenant}/listeners/{listener}/requests", Own, api::listeners::requests)
-        .delete("/v1/tenants/{tenant}/listeners/{listener}", Own, api::listeners::delete)
-        .read("/v1/tenants/{tenant}/rotations", Own, api::rotations::list)
-        .read("/v1/tenants/{tenant}/deliveries", Own, api::deliveries::list)
-        .read("/v1/tenants/{tenant}/deliveries/{delivery}", Own, api::deliveries::get)
-        .post("/v1/tenants/{tenant}/deliveries/{delivery}/replay", Own, api::deliveries::replay)
-        .post("/v1/tenants/{tenant}/portal-links", Own, api::portal_links::create)
-        .read("/v1/tenants/{tenant}/dead-letters", Own, api::dead_letters::list)
-        .put("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::put)
-        .get("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::get)
-        .delete("/v1/tenants/{tenant}/endpoints/{endpoint}/alert", Own, api::alerts::delete)
-        .read("/v1/erasures", Admin, api::erasures::list)
-        .get("/v1/erasures/{erasure}", Admin, api::erasures::get)
-        .post("/v1/tenants/{tenant}/replays", Own, api::replays::create)
-        .read("/v1/tenants/{tenant}/replays", Own, api::replays::list)
-        .get("/v1/tenants/{tenant}/replays/{replay}", Own, api::replays::get)
-        .delete("/v1/tenants/{tenant}/replays/{replay}", Own, api::replays::cancel)
-        .post("/v1/api-keys", Admin, api::api_keys::create)
-        .get("/v1/api-keys", Admin, api::api_keys::list)
-        .delete("/v1/api-keys/{key}", Admin, api::api_keys::revoke)
-        .read("/v1/audit", Admin, api::audit::list)
-        .get("/", See, pages::overview::show)
-        .get("/live/overview", See, pages::overview::follow)
-        .get("/assets/style.css", Open, pages::stylesheet)
-        .get("/assets/app.js", Open, pages::script)
-        .get("/assets/mark.svg", Open, pages::mark)
-        .get("/assets/inter.woff2", Open, pages::font)
-        .get("/sign-in", Open, pages::sign_in::show)
-        .post("/sign-in", Open, pages::sign_in::submit)
-        .post("/sign-out", Session, pages::sign_in::leave)
-        .post("/sign-out-everywhere", Session, pages::sign_in::leave_everywhere)
-        .get("/portal", Open, pages::portal::enter)
-        .read("/deliveries", See, pages::deliveries::show)
-        .read("/deliveries/{delivery}", See, pages::delivery::show)
-        .post("/deliveries/{delivery}/replay", Operate, pages::delivery::replay)
-        .get("/live/deliveries/{delivery}", See, pages::delivery::follow)
-        .read("/events/{event}", See, pages::event::show)
-        .read("/endpoints", See, pages::endpoints::show)
-        .post("/endpoints", Manage, pages::endpoint_settings::create)
-        .get("/endpoints/new", Manage, pages::endpoint_settings::blank)
-        .read("/endpoints/rotations", See, pages::endpoints::rotations)
-        .read("/endpoints/{endpoint}", See, pages::endpoint::show)
-        .get("/live/endpoints/{endpoint}", See, pages::endpoint::follow)
-        .post("/endpoints/{endpoint}/pause", Operate, pages::endpoint::pause)
-        .post("/endpoints/{endpoint}/resume", Operate, pages::endpoint::resume)
-        .post("/endpoints/{endpoint}/test", Operate, pages::endpoint::test)
-        .post("/endpoints/{endpoint}/probe", Operate, pages::endpoint::probe)
-        .get("/endpoints/{endpoint}/settings", See, pages::endpoint_settings::show)
-        .post("/endpoints/{endpoint}/settings", Manage, pages::endpoint_settings::save)
-        .post("/endpoints/{endpoint}/delete", Manage, pages::endpoint_settings::delete)
-        .get("/endpoints/{endpoint}/secrets", See, pages::endpoint_secrets::show)
-        .post("/endpoints/{endpoint}/secrets/reveal", Manage, pages::endpoint_secrets::reveal)
-        .post("/endpoints/{endpoint}/secrets/rotate", Manage, pages::endpoint_secrets::rotate)
-        .read("/dead-letters", See, pages::dead_letters::show)
-        .get("/dead-letters/preview", Operate, pages::replays::preview)
-        .read("/replays", See, pages::replays::list)
-        .post("/replays", Operate, pages::replays::start)
-        .read("/replays/{replay}", See, pages::replays::show)
-        .get("/live/replays/{replay}", See, pages::replays::follow)
-        .post("/replays/{replay}/cancel", Operate, pages::replays::cancel)
-        .get("/account", Account, pages::account::show)
-        .post("/account/password", Account, pages::account::change_password)
-        .read("/event-types", See, pages::event_types::list)
-        .read("/event-types/{type}", See, pages::event_types::show)
-        .get("/verify", See, pages::verify::show)
-        .get("/signatures", See, pages::signatures::show)
-        .post("/signatures", Ask, pages::signatures::check)
-        .read("/tenants", SignedIn, pages::tenants::list)
-        .post("/tenants", Administer, pages::tenants::make)
-        .read("/tenants/{slug}", SignedIn, pages::tenants::show)
-        .post("/tenants/{slug}", Administer, pages::tenants::change)
-        .post("/tenants/{slug}/delete", Administer, pages::tenants::delete)
-        .post("/tenants/{slug}/portal-link", Administer, pages::tenants::make_link)
-        .post("/tenants/{slug}/end-sessions", Administer, pages::tenants::end_sessions)
-        .get("/api-keys", Administer, pages::api_keys::show)
-        .post("/api-keys", Administer, pages::api_keys::create)
-        .post("/api-keys/{key}/revoke", Administer, pages::api_keys::revoke)
-        .read("/audit", SignedIn, pages::audit::show)
-        .get("/system", SignedIn, pages::system::show)
-        .get("/people", Administer, pages::people::show)
-        .post("/people", Administer, pages::people::add)
-        .post("/people/{login}/role", Administer, pages::people::set_role)
-        .post("/people/{login}/password", Administer, pages::people::reset_password)
-        .post("/people/{login}/remove", Administer, pages::people::remove);
-    let router = routes.router
-        .method_not_allowed_fallback(async || Problem::new(Kind::MethodNotAllowed, "See /openapi.json for the methods of this path."))
+    let routes = Routes {
+        app: app.clone(),
+        reads_only: reading.is_some(),
+        router: Router::new(),
+        list: Vec::new(),
+    };
+    let routes = api::operations().fold(routes, Routes::operation).pages();
+    let router = routes
+        .router
+        .method_not_allowed_fallback(async || {
+            Problem::new(
+                Kind::MethodNotAllowed,
+                "See /openapi.json for the methods of this path.",
+            )
+        })
         .fallback(async || Problem::not_found("path"))
         .layer(Extension(live))
         .layer(map_response(secure))
@@ -168,44 +65,130 @@ pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router
 }
 
 impl Routes {
-    /// A GET whose response may be slightly stale: it needs nothing that only the primary has, and writes nothing.
-    fn read<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
-        let reads_only = self.reads_only;
-        let routes = Self {
-            reads_only: false,
-            ..self
-        };
-        Self {
-            reads_only,
-            ..routes.get(path, rule, handler)
+    #[rustfmt::skip]
+    fn pages(self) -> Self {
+        use Rule::{Account, Administer, Ask, Manage, Open, Operate, See, Session, SignedIn};
+        self
+            .get("/docs", Open, pages::docs::show)
+            .get("/assets/docs.css", Open, pages::docs::stylesheet)
+            .get("/", See, pages::overview::show)
+            .get("/live/overview", See, pages::overview::follow)
+            .get("/assets/style.css", Open, pages::stylesheet)
+            .get("/assets/app.js", Open, pages::script)
+            .get("/assets/mark.svg", Open, pages::mark)
+            .get("/assets/inter.woff2", Open, pages::font)
+            .get("/sign-in", Open, pages::sign_in::show)
+            .post("/sign-in", Open, pages::sign_in::submit)
+            .post("/sign-out", Session, pages::sign_in::leave)
+            .post("/sign-out-everywhere", Session, pages::sign_in::leave_everywhere)
+            .get("/portal", Open, pages::portal::enter)
+            .read("/deliveries", See, pages::deliveries::show)
+            .read("/deliveries/{delivery}", See, pages::delivery::show)
+            .post("/deliveries/{delivery}/replay", Operate, pages::delivery::replay)
+            .get("/live/deliveries/{delivery}", See, pages::delivery::follow)
+            .read("/events/{event}", See, pages::event::show)
+            .read("/endpoints", See, pages::endpoints::show)
+            .post("/endpoints", Manage, pages::endpoint_settings::create)
+            .get("/endpoints/new", Manage, pages::endpoint_settings::blank)
+            .read("/endpoints/rotations", See, pages::endpoints::rotations)
+            .read("/endpoints/{endpoint}", See, pages::endpoint::show)
+            .get("/live/endpoints/{endpoint}", See, pages::endpoint::follow)
+            .post("/endpoints/{endpoint}/pause", Operate, pages::endpoint::pause)
+            .post("/endpoints/{endpoint}/resume", Operate, pages::endpoint::resume)
+            .post("/endpoints/{endpoint}/test", Operate, pages::endpoint::test)
+            .post("/endpoints/{endpoint}/probe", Operate, pages::endpoint::probe)
+            .get("/endpoints/{endpoint}/settings", See, pages::endpoint_settings::show)
+            .post("/endpoints/{endpoint}/settings", Manage, pages::endpoint_settings::save)
+            .post("/endpoints/{endpoint}/delete", Manage, pages::endpoint_settings::delete)
+            .get("/endpoints/{endpoint}/secrets", See, pages::endpoint_secrets::show)
+            .post("/endpoints/{endpoint}/secrets/reveal", Manage, pages::endpoint_secrets::reveal)
+            .post("/endpoints/{endpoint}/secrets/rotate", Manage, pages::endpoint_secrets::rotate)
+            .read("/dead-letters", See, pages::dead_letters::show)
+            .get("/dead-letters/preview", Operate, pages::replays::preview)
+            .read("/replays", See, pages::replays::list)
+            .post("/replays", Operate, pages::replays::start)
+            .read("/replays/{replay}", See, pages::replays::show)
+            .get("/live/replays/{replay}", See, pages::replays::follow)
+            .post("/replays/{replay}/cancel", Operate, pages::replays::cancel)
+            .get("/account", Account, pages::account::show)
+            .post("/account/password", Account, pages::account::change_password)
+            .read("/event-types", See, pages::event_types::list)
+            .read("/event-types/{type}", See, pages::event_types::show)
+            .get("/verify", See, pages::verify::show)
+            .get("/signatures", See, pages::signatures::show)
+            .post("/signatures", Ask, pages::signatures::check)
+            .read("/tenants", SignedIn, pages::tenants::list)
+            .post("/tenants", Administer, pages::tenants::make)
+            .read("/tenants/{slug}", SignedIn, pages::tenants::show)
+            .post("/tenants/{slug}", Administer, pages::tenants::change)
+            .post("/tenants/{slug}/delete", Administer, pages::tenants::delete)
+            .post("/tenants/{slug}/portal-link", Administer, pages::tenants::make_link)
+            .post("/tenants/{slug}/end-sessions", Administer, pages::tenants::end_sessions)
+            .get("/api-keys", Administer, pages::api_keys::show)
+            .post("/api-keys", Administer, pages::api_keys::create)
+            .post("/api-keys/{key}/revoke", Administer, pages::api_keys::revoke)
+            .read("/audit", SignedIn, pages::audit::show)
+            .get("/system", SignedIn, pages::system::show)
+            .get("/people", Administer, pages::people::show)
+            .post("/people", Administer, pages::people::add)
+            .post("/people/{login}/role", Administer, pages::people::set_role)
+            .post("/people/{login}/password", Administer, pages::people::reset_password)
+            .post("/people/{login}/remove", Administer, pages::people::remove)
+    }
+
+    fn get<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
+        match self.reads_only {
+            true => self,
+            false => self.read(path, rule, handler),
         }
     }
 
-    fn on<H: Handler<T, Shared>, T: 'static>(
-        mut self,
-        method: &'static str,
-        filter: MethodFilter,
-        (path, rule): (&'static str, Rule),
-        handler: H,
-    ) -> Self {
-        if self.reads_only {
+    /// A page that may be served from a replica.
+    fn read<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
+        let method = "GET";
+        let handler = on(MethodFilter::GET, handler);
+        self.mount(Route { method, path, rule }, false, handler)
+    }
+
+    fn post<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
+        let method = "POST";
+        match self.reads_only {
+            true => self,
+            false => self.mount(
+                Route { method, path, rule },
+                false,
+                on(MethodFilter::POST, handler),
+            ),
+        }
+    }
+
+    fn operation(self, operation: Operation) -> Self {
+        if self.reads_only && !operation.may_be_stale {
             return self;
         }
+        let refuses_query = operation.path.starts_with("/v1/") && !operation.has_query();
+        let Operation {
+            method, path, rule, ..
+        } = operation;
+        self.mount(Route { method, path, rule }, refuses_query, operation.handler)
+    }
+
+    fn mount(mut self, route: Route, refuses_query: bool, mut served: MethodRouter<Shared>) -> Self {
+        let Route { method, path, rule } = route;
         let gate = Gate {
             app: self.app.clone(),
             rule,
             counts: counts(path, rule),
-            refuses_query: path.starts_with("/v1/") && !openapi::takes_query(method, path),
+            refuses_query,
         };
-        let mut route = on(filter, handler);
         if method == "POST" && path.starts_with("/v1/") {
-            route = route.route_layer(from_fn_with_state(self.app.clone(), idempotency::keep));
+            served = served.route_layer(from_fn_with_state(self.app.clone(), idempotency::keep));
         }
-        let route = route
+        let served = served
             .route_layer(from_fn_with_state(gate, auth::check))
             .route_layer(from_fn_with_state(counted(path, rule), metrics::measure));
-        self.router = self.router.route(path, route);
-        self.list.push(Route { method, path, rule });
+        self.router = self.router.route(path, served);
+        self.list.push(route);
         self
     }
 }
@@ -228,17 +211,6 @@ fn counts(path: &str, rule: Rule) -> Counts {
         _ => Counts::Request,
     }
 }
-
-macro_rules! methods {
-    ($($name:ident = $word:ident),+) => {
-        impl Routes {$(
-            fn $name<H: Handler<T, Shared>, T: 'static>(self, path: &'static str, rule: Rule, handler: H) -> Self {
-                self.on(stringify!($word), MethodFilter::$word, (path, rule), handler)
-            }
-        )+}
-    };
-}
-methods!(get = GET, put = PUT, post = POST, patch = PATCH, delete = DELETE);
 
 /// Added to every response, so that no page can omit them.
 async fn secure(mut response: Response) -> Response {

@@ -3,6 +3,8 @@
 //!
 //! Receivers need only [`signature`]: [`signature::verify`] and its two siblings.
 
+#[cfg(feature = "api")]
+pub mod api;
 pub mod filter;
 pub mod ids;
 pub mod json;

@@ -1,4 +1,5 @@
-//! Public limits. Each has one name, used by the code, the messages and the API document.
+//! Public limits. Each has one name, used by the code, the messages and the API document. Ranges of endpoint settings
+//! are beside the settings, in `api::endpoints`.
 
 pub const EVENT_DATA_BYTES_MAX: usize = 256 * 1024;
 pub const EVENT_ID_CHARS_MAX: usize = 128;
@@ -26,16 +27,14 @@ pub const SCHEDULE_STEPS_MAX: usize = 50;
 pub const ATTEMPTS_PER_DELIVERY_MAX: u16 = 1_000;
 /// Bulk replays that have not finished.
 pub const REPLAYS_RUNNING_PER_TENANT_MAX: i64 = 100;
+/// Deliveries per second and endpoint that a bulk replay may be set to.
+pub const REPLAY_RATE_MAX: i32 = 100_000;
 /// Of an automatic rotation policy. The old secret signs for three days, and a rotation is announced three days
 /// ahead.
 pub const ROTATE_DAYS_MIN: i64 = 7;
 pub const ROTATE_DAYS_MAX: i64 = 730;
 /// The threshold of a dead letter alert.
 pub const ALERT_DEAD_LETTERS_MAX: i64 = 1_000_000_000;
-pub const ENDPOINT_CONCURRENCY_MAX: i64 = 1024;
-pub const RATE_PER_SECOND_MAX: i64 = 100_000;
-pub const TIMEOUT_MS_MIN: i64 = 100;
-pub const TIMEOUT_MS_MAX: i64 = 60_000;
 pub const SECRET_BYTES_MAX: usize = 256;
 pub const OVERLAP_SECONDS_MAX: i32 = 7 * 24 * 60 * 60;
 pub const VERSIONS_PER_TYPE_MAX: usize = 100;

@@ -1,12 +1,13 @@
 //! API keys: create and revoke.
 
-use chrono::{DateTime, Utc};
 use data_encoding::BASE64URL_NOPAD;
-use postrider_proto::{limits::KEY_NAME_BYTES_MAX, state::KeyRole};
-use serde::{Deserialize, Serialize};
+use postrider_proto::{
+    api::{ApiKey, NewApiKey},
+    limits::KEY_NAME_BYTES_MAX,
+    state::KeyRole,
+};
 use serde_json::json;
 use sqlx::PgConnection;
-use utoipa::ToSchema;
 
 use crate::{
     App,
@@ -14,7 +15,6 @@ use crate::{
     http::{
         input::is_plain_text,
         problem::{Problem, excerpt},
-        shapes,
     },
     tables::{
         self, api_keys,
@@ -23,38 +23,12 @@ use crate::{
     },
 };
 
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = NewApiKey)]
-pub(crate) struct KeyForm {
-    #[schema(schema_with = shapes::key_role)]
-    pub(crate) role: KeyRole,
-    pub(crate) tenant: Option<String>,
-    #[schema(schema_with = shapes::key_name)]
-    pub(crate) name: String,
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(as = ApiKey)]
-pub(crate) struct KeyView {
-    pub(crate) id: String,
-    #[schema(schema_with = shapes::key_role)]
-    pub(crate) role: KeyRole,
-    pub(crate) tenant: Option<String>,
-    pub(crate) name: String,
-    pub(crate) created_at: DateTime<Utc>,
-    pub(crate) revoked_at: Option<DateTime<Utc>>,
-    /// Returned only on creation: the key itself is not stored.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) key: Option<String>,
-}
-
 /// Runs in the caller's transaction. The key is returned here and not stored anywhere.
 pub(crate) async fn make(
     connection: &mut PgConnection,
     actor: &Actor,
-    form: KeyForm,
-) -> Result<KeyView, Problem> {
+    form: NewApiKey,
+) -> Result<ApiKey, Problem> {
     if form.name.trim().is_empty() || !is_plain_text(&form.name, KEY_NAME_BYTES_MAX) {
         return Err(Problem::invalid(
             "/name",
@@ -102,7 +76,7 @@ pub(crate) async fn make(
         detail: Some(json!({"role": form.role, "name": form.name})),
     };
     audit::write(connection, entry).await?;
-    Ok(KeyView {
+    Ok(ApiKey {
         id: public_id,
         role: form.role,
         tenant: form.tenant,

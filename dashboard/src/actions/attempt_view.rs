@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 
 use axum::http::{HeaderMap, StatusCode};
-use chrono::{DateTime, Utc};
 use postrider_dispatcher::{
     http::headers::{Marker, RequestHeaders},
     traces::Tracer,
@@ -13,16 +12,15 @@ use postrider_dispatcher::{
 };
 use postrider_proto::{
     DeliveryId, OutcomeKind,
+    api::Attempt,
     limits::RESPONSE_KEPT_BYTES_MAX,
     trace::{TraceContext, TraceState},
 };
-use serde::Serialize;
 use sqlx::PgConnection;
-use utoipa::ToSchema;
 
 use crate::{
     App,
-    http::{problem::Problem, shapes},
+    http::problem::Problem,
     tables::{
         attempts::{self, AttemptRow},
         deliveries::Delivery,
@@ -33,21 +31,24 @@ use crate::{
 
 pub(crate) use postrider_dispatcher::http::headers::MASKED as HIDDEN;
 
-#[derive(Debug, Clone, Serialize, ToSchema)]
-pub(crate) struct Attempt {
-    pub(crate) number: i16,
-    pub(crate) started_at: DateTime<Utc>,
-    pub(crate) duration_ms: i32,
-    #[schema(schema_with = shapes::outcome)]
-    pub(crate) outcome: &'static str,
-    #[schema(schema_with = shapes::status_or_null)]
-    pub(crate) status: Option<i16>,
-    pub(crate) error: Option<String>,
-    /// Empty when nothing was sent.
-    pub(crate) request_headers: BTreeMap<String, String>,
-    pub(crate) response_head: Option<String>,
-    pub(crate) response_body: Option<String>,
-    pub(crate) replay: Option<String>,
+/// An attempt as stored, with the headers of its request.
+fn attempt_view(row: AttemptRow, context: &Context) -> Attempt {
+    let request_headers = context.request_headers(&row);
+    Attempt {
+        number: row.number,
+        started_at: row.started_at,
+        duration_ms: row.duration_ms,
+        outcome: outcome_name(row.outcome).to_owned(),
+        status: row.status,
+        error: row.error,
+        request_headers,
+        response_head: row.response_head,
+        response_body: row.response_body.map(|bytes| {
+            let kept = &bytes[..bytes.len().min(RESPONSE_KEPT_BYTES_MAX)];
+            String::from_utf8_lossy(kept).into_owned()
+        }),
+        replay: row.replay_id,
+    }
 }
 
 /// What the request headers of a delivery depend on, besides its attempts.
@@ -81,37 +82,25 @@ impl Context {
     }
 }
 
-impl Attempt {
-    fn of(row: AttemptRow, context: &Context) -> Self {
-        let request_headers = context.request_headers(&row);
-        Self {
-            number: row.number,
-            started_at: row.started_at,
-            duration_ms: row.duration_ms,
-            outcome: outcome_name(row.outcome),
-            status: row.status,
-            error: row.error,
-            request_headers,
-            response_head: row.response_head,
-            response_body: row.response_body.map(|bytes| {
-                let kept = &bytes[..bytes.len().min(RESPONSE_KEPT_BYTES_MAX)];
-                String::from_utf8_lossy(kept).into_owned()
-            }),
-            replay: row.replay_id,
-        }
-    }
-
+/// How pages show an attempt.
+pub(crate) trait Shown {
     /// The result in one line: the status of the response, or the error.
-    pub(crate) fn summary(&self) -> String {
-        attempt_summary(self.status, self.error.as_deref(), self.outcome)
+    fn summary(&self) -> String;
+    fn has_failed(&self) -> bool;
+    /// The CSS class of its colour.
+    fn tone(&self) -> &'static str;
+}
+
+impl Shown for Attempt {
+    fn summary(&self) -> String {
+        attempt_summary(self.status, self.error.as_deref(), &self.outcome)
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
+    fn has_failed(&self) -> bool {
         !matches!(self.status, Some(200..300))
     }
 
-    /// The CSS class of its colour.
-    pub(crate) fn tone(&self) -> &'static str {
+    fn tone(&self) -> &'static str {
         attempt_tone(self.status)
     }
 }
@@ -193,7 +182,7 @@ pub(crate) async fn attempts_of(
     Ok(attempts::of_delivery(connection, id)
         .await?
         .into_iter()
-        .map(|row| Attempt::of(row, &context))
+        .map(|row| attempt_view(row, &context))
         .collect())
 }
 
@@ -206,7 +195,7 @@ mod tests {
     fn row(signature: Option<&str>) -> AttemptRow {
         AttemptRow {
             number: 2,
-            started_at: DateTime::from_timestamp_millis(1_700_000_000_999).expect("a time"),
+            started_at: chrono::DateTime::from_timestamp_millis(1_700_000_000_999).expect("a time"),
             duration_ms: 12,
             outcome: 2,
             status: Some(500),
@@ -235,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_request_is_reconstructed_without_secrets() {
-        let attempt = Attempt::of(row(Some("t=1,v1=ab")), &context(Tracer::default()));
+        let attempt = attempt_view(row(Some("t=1,v1=ab")), &context(Tracer::default()));
         let headers = attempt.request_headers;
         assert_eq!(headers["Webhook-Timestamp"], "1700000000");
         assert_eq!(headers["Webhook-Signature"], "t=1,v1=ab");
@@ -245,7 +234,7 @@ mod tests {
         assert!(!headers.contains_key("traceparent"));
         assert_eq!(attempt.outcome, "refused");
         assert_eq!(attempt.response_body.as_deref(), Some("a\u{fffd}\0b"));
-        let traced = Attempt::of(row(Some("t=1,v1=ab")), &context(Tracer::new(1.0).0));
+        let traced = attempt_view(row(Some("t=1,v1=ab")), &context(Tracer::new(1.0).0));
         assert!(traced.request_headers["traceparent"].ends_with("-01"));
     }
 
@@ -262,14 +251,14 @@ mod tests {
             assert_eq!(attempt_summary(None, Some(stored), "tls_failed"), shown);
         }
         assert_eq!(
-            Attempt::of(row(None), &context(Tracer::default())).summary(),
+            attempt_view(row(None), &context(Tracer::default())).summary(),
             "500 Internal Server Error"
         );
     }
 
     #[test]
     fn an_attempt_without_a_request_has_no_headers() {
-        let attempt = Attempt::of(row(None), &context(Tracer::default()));
+        let attempt = attempt_view(row(None), &context(Tracer::default()));
         assert!(attempt.request_headers.is_empty());
     }
 }

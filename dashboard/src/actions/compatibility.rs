@@ -4,11 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use postrider_proto::json::pointer_part;
+use postrider_proto::{
+    api::{Break, Change},
+    json::pointer_part,
+};
 use postrider_sender::resolve_reference;
-use serde::Serialize;
 use serde_json::Value;
-use utoipa::ToSchema;
 
 const BREAKS_MAX: usize = 50;
 const DEPTH_MAX: usize = 32;
@@ -17,34 +18,6 @@ const SCHEMAS_MAX: usize = 10_000;
 const TYPES: [&str; 7] = [
     "null", "boolean", "object", "array", "integer", "number", "string",
 ];
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = CompatibilityChange)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Change {
-    RemovedProperty,
-    NewlyRequired,
-    NarrowedType,
-    NarrowedEnum,
-}
-
-/// A breaking change at one location of the data.
-#[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = CompatibilityBreak)]
-pub(crate) struct Break {
-    pub(crate) pointer: String,
-    pub(crate) change: Change,
-    pub(crate) detail: String,
-}
-
-#[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = CompatibilityReport)]
-pub(crate) struct Report {
-    pub(crate) version: String,
-    /// The version it is compared with.
-    pub(crate) previous_version: String,
-    pub(crate) breaking_changes: Vec<Break>,
-}
 
 pub(crate) fn compare(before: &Value, after: &Value) -> Vec<Break> {
     let mut comparison = Comparison {

@@ -2,18 +2,14 @@
 //! Invariant: only one page is in memory at a time. The next page is read after the client has received the previous one,
 //! and no database connection is held in between.
 
-use axum::{
-    body::{Body, Bytes},
-    http::{HeaderMap, HeaderValue, header},
-    response::{IntoResponse, Response},
-};
+use axum::body::Bytes;
+use chrono::{DateTime, Utc};
 use http_body_util::channel::Channel;
-use postrider_proto::DeliveryId;
+use postrider_proto::{DeliveryId, api};
 
 use crate::{
     Pool,
-    actions::delivery_view::DeliveryView,
-    http::{problem::Problem, shares::Share},
+    http::shares::Share,
     tables::deliveries::{self, Filter},
 };
 
@@ -28,60 +24,21 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// Chosen by `?format=` or the `Accept` header. `None` is an ordinary JSON page.
-    pub(crate) fn wanted(query: Option<&str>, headers: &HeaderMap) -> Result<Option<Self>, Problem> {
-        let accepts = |kind: &str| {
-            headers
-                .get_all(header::ACCEPT)
-                .iter()
-                .filter_map(|value| value.to_str().ok())
-                .flat_map(|value| value.split(','))
-                .any(|one| one.split(';').next().is_some_and(|one| one.trim() == kind))
-        };
-        match query {
-            Some("ndjson") => Ok(Some(Self::Ndjson)),
-            Some("csv") => Ok(Some(Self::Csv)),
-            Some("json") => Ok(None),
-            Some(other) => Err(Problem::bad_request(format!(
-                "Invalid format {other:?}: must be json, ndjson or csv."
-            ))),
-            None if accepts("application/x-ndjson") => Ok(Some(Self::Ndjson)),
-            None if accepts("text/csv") => Ok(Some(Self::Csv)),
-            None => Ok(None),
-        }
-    }
-
-    const fn content_type(self) -> HeaderValue {
-        match self {
-            Self::Ndjson => HeaderValue::from_static("application/x-ndjson"),
-            Self::Csv => HeaderValue::from_static("text/csv; charset=utf-8"),
-        }
-    }
-
-    fn file_name(self, name: &str) -> HeaderValue {
-        let ending = match self {
-            Self::Ndjson => "ndjson",
-            Self::Csv => "csv",
-        };
-        HeaderValue::from_str(&format!("attachment; filename=\"{name}.{ending}\""))
-            .unwrap_or(HeaderValue::from_static("attachment"))
-    }
-
     fn head(self) -> String {
         match self {
             Self::Ndjson => String::new(),
-            Self::Csv => format!("{}\r\n", DeliveryView::CSV_COLUMNS.join(",")),
+            Self::Csv => format!("{}\r\n", CSV_COLUMNS.join(",")),
         }
     }
 
-    fn write(self, view: &DeliveryView, out: &mut String) -> Result<(), serde_json::Error> {
+    fn write(self, view: &api::Delivery, out: &mut String) -> Result<(), serde_json::Error> {
         match self {
             Self::Ndjson => {
                 out.push_str(&serde_json::to_string(view)?);
                 out.push('\n');
             }
             Self::Csv => {
-                for (index, cell) in view.csv_cells().iter().enumerate() {
+                for (index, cell) in csv_cells(view).iter().enumerate() {
                     if index > 0 {
                         out.push(',');
                     }
@@ -92,6 +49,45 @@ impl Format {
         }
         Ok(())
     }
+}
+
+const CSV_COLUMNS: [&str; 12] = [
+    "id",
+    "event",
+    "type",
+    "endpoint",
+    "state",
+    "reason",
+    "attempt_count",
+    "status_code",
+    "error",
+    "created_at",
+    "last_attempt_at",
+    "next_attempt_at",
+];
+
+fn csv_cells(delivery: &api::Delivery) -> [String; 12] {
+    let time = |time: Option<DateTime<Utc>>| time.map(|time| time.to_rfc3339()).unwrap_or_default();
+    [
+        delivery.id.clone(),
+        delivery.event.clone(),
+        delivery.r#type.clone(),
+        delivery.endpoint.clone(),
+        delivery.state.as_str().to_owned(),
+        delivery
+            .reason
+            .map(|reason| reason.to_string())
+            .unwrap_or_default(),
+        delivery.attempt_count.to_string(),
+        delivery
+            .status_code
+            .map(|code| code.to_string())
+            .unwrap_or_default(),
+        delivery.error.clone().unwrap_or_default(),
+        time(delivery.created_at),
+        time(delivery.last_attempt_at),
+        time(delivery.next_attempt_at),
+    ]
 }
 
 /// RFC 4180. Cells that a spreadsheet would evaluate as a formula are prefixed with an apostrophe, because they may
@@ -113,8 +109,6 @@ fn write_cell(cell: &str, out: &mut String) {
 
 /// The deliveries to export.
 pub(crate) struct Exported {
-    /// The file name without its extension.
-    pub(crate) name: &'static str,
     /// `None` matches nothing.
     pub(crate) filter: Option<Filter>,
     /// Start after this delivery.
@@ -123,10 +117,14 @@ pub(crate) struct Exported {
     pub(crate) limit: Option<i64>,
 }
 
-/// Streams the export. It counts against the tenant's share until the last page is written.
-pub(crate) fn stream(pool: Pool, share: Share, wanted: Exported, format: Format) -> Response {
+/// The text of the export, page by page. The share is held until the last page is written.
+pub(crate) fn stream(
+    pool: Pool,
+    share: Share,
+    wanted: Exported,
+    format: Format,
+) -> Channel<Bytes, sqlx::Error> {
     let (mut sender, body) = Channel::<Bytes, sqlx::Error>::new(PAGES_AHEAD);
-    let file_name = format.file_name(wanted.name);
     tokio::spawn(async move {
         let _share = share;
         let mut text = format.head();
@@ -146,7 +144,7 @@ pub(crate) fn stream(pool: Pool, share: Share, wanted: Exported, format: Format)
                 }
             };
             for delivery in &found {
-                if let Err(error) = format.write(&DeliveryView::from(delivery), &mut text) {
+                if let Err(error) = format.write(&api::Delivery::from(delivery), &mut text) {
                     return sender.abort(sqlx::Error::Encode(Box::new(error)));
                 }
             }
@@ -160,11 +158,7 @@ pub(crate) fn stream(pool: Pool, share: Share, wanted: Exported, format: Format)
             }
         }
     });
-    let headers = [
-        (header::CONTENT_TYPE, format.content_type()),
-        (header::CONTENT_DISPOSITION, file_name),
-    ];
-    (headers, Body::new(body)).into_response()
+    body
 }
 
 #[cfg(test)]
@@ -185,21 +179,5 @@ mod tests {
             assert_eq!(cell(formula), format!("'{formula}"));
         }
         assert_eq!(cell("=HYPERLINK(\"x\",1)"), "\"'=HYPERLINK(\"\"x\"\",1)\"");
-    }
-
-    #[test]
-    fn the_format_is_chosen_by_name_or_accept_header() {
-        let mut headers = HeaderMap::new();
-        assert_eq!(Format::wanted(None, &headers).ok(), Some(None));
-        headers.insert(
-            header::ACCEPT,
-            HeaderValue::from_static("text/html, text/csv;q=0.9"),
-        );
-        assert_eq!(Format::wanted(None, &headers).ok(), Some(Some(Format::Csv)));
-        assert_eq!(
-            Format::wanted(Some("ndjson"), &headers).ok(),
-            Some(Some(Format::Ndjson))
-        );
-        assert!(Format::wanted(Some("xml"), &headers).is_err());
     }
 }

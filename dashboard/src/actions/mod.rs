@@ -1,13 +1,16 @@
 //! What the product does, called by the API, the pages and gRPC alike: typed input, typed results, no HTTP responses.
 
+pub(crate) mod alerts;
 pub(crate) mod api_keys;
 pub(crate) mod attempt_view;
 pub(crate) mod compatibility;
 pub(crate) mod delivery_filter;
-pub(crate) mod delivery_view;
+mod delivery_view;
 pub(crate) mod emits;
 pub(crate) mod endpoints;
+pub(crate) mod event_types;
 pub(crate) mod export;
+pub(crate) mod listeners;
 pub(crate) mod listening;
 pub(crate) mod people;
 pub(crate) mod replay;

@@ -3,15 +3,15 @@
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use postrider_dispatcher::replays::{self, Ask, Part, RATE_DEFAULT, RATE_MAX, Replay, Sampled};
+use postrider_dispatcher::replays::{self, Ask, Part, RATE_DEFAULT, Replay, Sampled};
 use postrider_proto::{
     DeadReason, DeliveryId, DeliveryState, EndpointState, ReplayKind, TenantId,
-    limits::REPLAYS_RUNNING_PER_TENANT_MAX, routing::is_type_name,
+    api::{NewReplay, ReplayPreview, ReplaySample},
+    limits::{REPLAY_RATE_MAX, REPLAYS_RUNNING_PER_TENANT_MAX},
+    routing::is_type_name,
 };
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgConnection;
-use utoipa::ToSchema;
 
 use crate::{
     App,
@@ -19,7 +19,6 @@ use crate::{
     auth::Actor,
     http::{
         problem::{Faults, Kind, Problem, excerpt},
-        shapes,
         wait_until_applied::{self, all_settled},
     },
     tables::{
@@ -35,64 +34,18 @@ const SAMPLE: i64 = 10;
 const TAKE_BACK_WAIT: Duration = Duration::from_secs(1);
 const TAKE_BACK_POLL: Duration = Duration::from_millis(20);
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-#[schema(as = NewReplay)]
-pub(crate) struct ReplayForm {
-    #[schema(schema_with = shapes::replay_kind_or_null)]
-    pub(crate) kind: Option<String>,
-    /// Null: all endpoints of the tenant. Required for `kind: missing`.
-    pub(crate) endpoint: Option<String>,
-    /// Null: everything not delivered, that is dead letters and deliveries waiting for a retry.
-    #[schema(schema_with = shapes::delivery_state_or_null)]
-    pub(crate) state: Option<String>,
-    #[schema(schema_with = shapes::type_or_null_plain)]
-    pub(crate) r#type: Option<String>,
-    #[schema(schema_with = shapes::dead_reason_or_null)]
-    pub(crate) reason: Option<String>,
-    /// Only events created at or after this time.
-    pub(crate) since: Option<String>,
-    /// Only events created before this time.
-    pub(crate) until: Option<String>,
-    #[schema(schema_with = shapes::replay_rate_or_null)]
-    pub(crate) rate_per_second: Option<i64>,
-    /// Only counts the deliveries and returns a sample.
-    pub(crate) dry_run: bool,
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(as = ReplaySample)]
-pub(crate) struct SampleView {
-    /// The delivery that would be sent. For a missed event, the one that would be created.
-    delivery: String,
-    pub(crate) event: String,
-    pub(crate) r#type: String,
-    endpoint: String,
-    created_at: Option<DateTime<Utc>>,
-}
-
-impl From<Sampled> for SampleView {
-    fn from(one: Sampled) -> Self {
-        Self {
-            delivery: DeliveryId {
-                event: one.event_id,
-                endpoint: one.endpoint_id,
-            }
-            .to_string(),
-            event: one.chosen_id.unwrap_or_else(|| one.event_id.generated()),
-            r#type: one.event_type,
-            endpoint: one.endpoint,
-            created_at: DateTime::from_timestamp_millis(one.event_id.unix_ms()),
-        }
+fn sample_view(one: Sampled) -> ReplaySample {
+    let delivery = DeliveryId {
+        event: one.event_id,
+        endpoint: one.endpoint_id,
+    };
+    ReplaySample {
+        delivery: delivery.to_string(),
+        event: one.chosen_id.unwrap_or_else(|| one.event_id.generated()),
+        r#type: one.event_type,
+        endpoint: one.endpoint,
+        created_at: DateTime::from_timestamp_millis(one.event_id.unix_ms()),
     }
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(as = ReplayPreview)]
-pub(crate) struct DryRun {
-    dry_run: bool,
-    pub(crate) total: i64,
-    pub(crate) sample: Vec<SampleView>,
 }
 
 /// A validated request.
@@ -109,31 +62,67 @@ impl Wanted {
 }
 
 /// Reports all errors, not only the first one.
-pub(crate) async fn read(app: &App, tenant: TenantId, form: &ReplayForm) -> Result<Wanted, Problem> {
+pub(crate) async fn read(app: &App, tenant: TenantId, form: &NewReplay) -> Result<Wanted, Problem> {
     let mut faults = Faults::default();
-    let mut word = |field: &str, value: &Option<String>, words: &[&'static str]| {
-        let found = value
-            .as_deref()
-            .map(|text| words.iter().position(|word| *word == text));
-        if found == Some(None) {
-            let given = excerpt(value.as_deref().unwrap_or_default());
-            faults.add(field, format!("`{given}` is not one of {}", words.join(", ")));
+    let mut wanted = read_filter(tenant, form, &mut faults);
+    if let Some(name) = &form.r#type {
+        let found = match is_type_name(name) {
+            true => event_types::find(&app.pool, name).await?,
+            false => None,
+        };
+        if found.is_none() {
+            faults.add("type", format!("event type `{}` does not exist", excerpt(name)));
         }
-        found.flatten()
-    };
-    let kinds = ReplayKind::ALL
-        .iter()
-        .map(|kind| kind.as_str())
-        .collect::<Vec<_>>();
-    let kind = word("kind", &form.kind, &kinds).map_or(ReplayKind::Deliveries, |n| ReplayKind::ALL[n]);
+        wanted.ask.type_id = found.map(|row| row.id);
+    }
+    if let Some(public_id) = &form.endpoint {
+        match endpoints::find(&app.pool, tenant, public_id).await? {
+            Some(row) if row.settings.state == EndpointState::Disabled => {
+                let reason = row.settings.state_reason.unwrap_or_default();
+                return Err(Problem::endpoint_disabled(format!(
+                    "The endpoint is disabled ({reason}). Enable it first."
+                )));
+            }
+            Some(row) => wanted.ask.endpoint = Some(row.id),
+            None => faults.add(
+                "endpoint",
+                format!("endpoint `{}` does not exist", excerpt(public_id)),
+            ),
+        }
+    }
+    faults.done()?;
+    Ok(wanted)
+}
+
+/// What can be checked without the database: everything but the type and the endpoint.
+fn read_filter(tenant: TenantId, form: &NewReplay, faults: &mut Faults) -> Wanted {
     const STATES: [DeliveryState; 3] = [
         DeliveryState::Dead,
         DeliveryState::Delivered,
         DeliveryState::Pending,
     ];
-    let state = word("state", &form.state, &STATES.map(DeliveryState::as_str)).map(|n| STATES[n]);
-    let reasons = DeadReason::ALL.iter().map(|one| one.as_str()).collect::<Vec<_>>();
-    let reason = word("reason", &form.reason, &reasons).map(|n| DeadReason::ALL[n]);
+    let kind = read_word(
+        "kind",
+        form.kind.as_deref(),
+        ReplayKind::ALL,
+        ReplayKind::as_str,
+        faults,
+    );
+    let kind = kind.unwrap_or(ReplayKind::Deliveries);
+    let state = read_word(
+        "state",
+        form.state.as_deref(),
+        &STATES,
+        DeliveryState::as_str,
+        faults,
+    );
+    let reason = read_word(
+        "reason",
+        form.reason.as_deref(),
+        DeadReason::ALL,
+        DeadReason::as_str,
+        faults,
+    );
     let mut time = |field: &str, value: &Option<String>| {
         let time = value.as_deref().map(|text| parse_time(field, text)).transpose();
         time.unwrap_or_else(|problem| {
@@ -145,7 +134,11 @@ pub(crate) async fn read(app: &App, tenant: TenantId, form: &ReplayForm) -> Resu
     if since.zip(until).is_some_and(|(since, until)| since >= until) {
         faults.add("until", "must be later than `since`");
     }
-    let rate = faults.number("rate_per_second", form.rate_per_second, 1, i64::from(RATE_MAX));
+    let rate = faults.number(
+        "rate_per_second",
+        form.rate_per_second,
+        1..=REPLAY_RATE_MAX.into(),
+    );
     if kind == ReplayKind::Missing {
         if form.endpoint.is_none() {
             faults.add("endpoint", "is required for `kind: missing`");
@@ -156,47 +149,39 @@ pub(crate) async fn read(app: &App, tenant: TenantId, form: &ReplayForm) -> Resu
     } else if reason.is_some() && state.is_some_and(|state| state != DeliveryState::Dead) {
         faults.add("reason", "is only allowed for dead letters");
     }
-    let mut type_id = None;
-    if let Some(name) = &form.r#type {
-        let found = match is_type_name(name) {
-            true => event_types::find(&app.pool, name).await?,
-            false => None,
-        };
-        if found.is_none() {
-            faults.add("type", format!("event type `{}` does not exist", excerpt(name)));
-        }
-        type_id = found.map(|row| row.id);
-    }
-    let mut endpoint = None;
-    if let Some(public_id) = &form.endpoint {
-        match endpoints::find(&app.pool, tenant, public_id).await? {
-            Some(row) if row.settings.state == EndpointState::Disabled => {
-                let reason = row.settings.state_reason.unwrap_or_default();
-                return Err(Problem::endpoint_disabled(format!(
-                    "The endpoint is disabled ({reason}). Enable it first."
-                )));
-            }
-            Some(row) => endpoint = Some(row.id),
-            None => faults.add(
-                "endpoint",
-                format!("endpoint `{}` does not exist", excerpt(public_id)),
-            ),
-        }
-    }
-    faults.done()?;
-    Ok(Wanted {
-        ask: Ask {
-            tenant,
-            kind,
-            endpoint,
-            state,
-            type_id,
-            reason,
-            since,
-            until,
-        },
+    let ask = Ask {
+        tenant,
+        kind,
+        endpoint: None,
+        state,
+        type_id: None,
+        reason,
+        since,
+        until,
+    };
+    Wanted {
+        ask,
         rate: rate.unwrap_or(RATE_DEFAULT),
-    })
+    }
+}
+
+fn read_word<T: Copy>(
+    field: &str,
+    given: Option<&str>,
+    all: &[T],
+    word: fn(T) -> &'static str,
+    faults: &mut Faults,
+) -> Option<T> {
+    let given = given?;
+    let found = all.iter().copied().find(|one| word(*one) == given);
+    if found.is_none() {
+        let words: Vec<&str> = all.iter().map(|one| word(*one)).collect();
+        faults.add(
+            field,
+            format!("`{}` is not one of {}", excerpt(given), words.join(", ")),
+        );
+    }
+    found
 }
 
 /// Counts the deliveries and returns a sample. Changes nothing.
@@ -204,13 +189,13 @@ pub(crate) async fn dry_run(
     app: &App,
     connection: &mut PgConnection,
     wanted: &Wanted,
-) -> Result<DryRun, Problem> {
+) -> Result<ReplayPreview, Problem> {
     let (parts, now) = count(app, connection, wanted).await?;
     let sample = replays::sample(connection, &wanted.ask, now, oldest(app, now), SAMPLE).await?;
-    Ok(DryRun {
+    Ok(ReplayPreview {
         dry_run: true,
         total: parts.iter().map(|part| part.total).sum(),
-        sample: sample.into_iter().map(SampleView::from).collect(),
+        sample: sample.into_iter().map(sample_view).collect(),
     })
 }
 

@@ -5,11 +5,9 @@ use postrider_dispatcher::{
     planned_rotation::{Rotating, SECRETS_IN_FORCE_MAX},
     vault::{Owner, Purpose, Vault},
 };
-use postrider_proto::{Shard, limits::OVERLAP_SECONDS_MAX, signature::Secret};
-use serde::Serialize;
+use postrider_proto::{Shard, api::SecretValue, limits::OVERLAP_SECONDS_MAX, signature::Secret};
 use serde_json::json;
 use sqlx::PgConnection;
-use utoipa::ToSchema;
 
 use crate::{
     App,
@@ -24,31 +22,6 @@ use crate::{
 };
 
 const OVERLAP_SECONDS_DEFAULT: i32 = 24 * 60 * 60;
-
-/// The part of a secret that is shown: an HMAC secret itself, but only the public key of a key pair.
-#[derive(Serialize, ToSchema)]
-#[schema(as = SecretValue)]
-pub(crate) struct Shown {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) secret: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) public_key: Option<String>,
-}
-
-impl From<&Secret> for Shown {
-    fn from(secret: &Secret) -> Self {
-        match secret.public_key() {
-            Some(key) => Self {
-                secret: None,
-                public_key: Some(key.to_string()),
-            },
-            None => Self {
-                secret: Some(secret.reveal().to_owned()),
-                public_key: None,
-            },
-        }
-    }
-}
 
 /// An active secret, decrypted.
 pub(crate) struct Opened {
@@ -90,9 +63,9 @@ pub(crate) async fn keep(
     connection: &mut PgConnection,
     owner: Owner,
     secret: &Secret,
-) -> Result<Shown, Problem> {
+) -> Result<SecretValue, Problem> {
     let sealed = vault.seal(owner, Purpose::Secret, secret.reveal().as_bytes());
-    let shown = Shown::from(secret);
+    let shown = SecretValue::from(secret);
     secrets::insert(connection, owner.endpoint, &sealed, shown.public_key.as_deref()).await?;
     Ok(shown)
 }

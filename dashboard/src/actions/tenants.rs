@@ -2,12 +2,11 @@
 
 use postrider_dispatcher::erasure;
 use postrider_proto::{
+    api::TenantSettings,
     limits::{DESCRIPTION_BYTES_MAX, ROTATE_DAYS_MAX, ROTATE_DAYS_MIN},
     routing::is_tenant_slug,
 };
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use utoipa::ToSchema;
 
 use crate::{
     App,
@@ -15,7 +14,6 @@ use crate::{
     http::{
         input::is_plain_text,
         problem::{Faults, Problem, excerpt},
-        shapes,
         wait_until_applied::{self, settled},
     },
     tables::{
@@ -28,27 +26,12 @@ use crate::{
 
 const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
 
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = TenantSettings)]
-pub(crate) struct TenantForm {
-    #[schema(schema_with = shapes::name_or_null)]
-    pub(crate) name: Option<String>,
-    /// Null: never. An endpoint can override it.
-    #[schema(schema_with = shapes::tenant_rotation_or_null)]
-    pub(crate) rotate_every_days: Option<i64>,
-    /// Null: the platform's retention, which is also the maximum.
-    pub(crate) retention_days: Option<i64>,
-    /// Its endpoints may subscribe to the operational events of every tenant.
-    pub(crate) all_operational_events: Option<bool>,
-}
-
 /// Creates or updates the tenant; returns whether it is new.
 pub(crate) async fn store(
     app: &App,
     actor: &Actor,
     slug: &str,
-    form: TenantForm,
+    form: TenantSettings,
 ) -> Result<(TenantRow, bool), Problem> {
     if !is_tenant_slug(slug) {
         return Err(Problem::invalid(
@@ -70,11 +53,10 @@ pub(crate) async fn store(
     let rotate_every_days = faults.number(
         "rotate_every_days",
         form.rotate_every_days,
-        ROTATE_DAYS_MIN,
-        ROTATE_DAYS_MAX,
+        ROTATE_DAYS_MIN..=ROTATE_DAYS_MAX,
     );
     let days_kept = (app.defaults.retention.as_secs() / SECONDS_PER_DAY) as i64;
-    let retention_days = faults.number("retention_days", form.retention_days, 1, days_kept.max(1));
+    let retention_days = faults.number("retention_days", form.retention_days, 1..=days_kept.max(1));
     faults.done()?;
     let mut transaction = tables::begin(&app.pool).await?;
     let before = tables::tenants::find_to_change(&mut *transaction, slug).await?;

@@ -6,39 +6,58 @@ use axum::{
     http::StatusCode,
     response::Response,
 };
+use postrider_proto::api::{ApiKey, NewApiKey};
 
 use super::Answer;
 use crate::{
     Shared,
-    actions::api_keys::{KeyForm, KeyView, end, make},
-    auth::Actor,
+    actions::api_keys::{end, make},
+    auth::{Actor, Rule::Admin},
     http::{
         idempotency::{Claim, Work},
         input::{Body, Query},
-        pagination::{Page, PageQuery},
+        pagination::{Page, PageQuery, cut},
         problem::Problem,
     },
+    openapi::Operation,
     tables::api_keys,
 };
 
-pub(crate) async fn create(
+const KEYS: &str = "/v1/api-keys";
+
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post(Admin, KEYS, create)
+            .named("createApiKey", "Create an API key")
+            .accepts::<NewApiKey>()
+            .returns::<ApiKey>(201, "The API key. The key itself is returned only once."),
+        Operation::get(Admin, KEYS, list)
+            .named("listApiKeys", "List API keys")
+            .returns_page::<ApiKey>("A page of API keys, without the keys themselves."),
+        Operation::delete(Admin, "/v1/api-keys/{key}", revoke)
+            .named("revokeApiKey", "Revoke an API key")
+            .returns_nothing("The API key was revoked."),
+    ]
+}
+
+async fn create(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     claim: Claim,
-    Body(form): Body<KeyForm>,
+    Body(form): Body<NewApiKey>,
 ) -> Result<Response, Problem> {
     let mut work = Work::begin(&app, claim).await?;
-    let view = make(&mut work, &actor, form).await?;
-    if let Some(tenant) = &view.tenant {
+    let key = make(&mut work, &actor, form).await?;
+    if let Some(tenant) = &key.tenant {
         work.is_of(tenant);
     }
-    work.commit(StatusCode::CREATED, &view).await
+    work.commit(StatusCode::CREATED, &key).await
 }
 
-pub(crate) async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<KeyView>> {
+async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<ApiKey>> {
     let (limit, after) = (query.limit()?, query.after::<i32>()?.unwrap_or_default());
     let rows = api_keys::list(&app.pool, after, limit + 1).await?;
-    Ok(Json(Page::cut(rows, limit, |row| row.id).map(|row| KeyView {
+    Ok(Json(cut(rows, limit, |row| row.id).map(|row| ApiKey {
         id: row.public_id,
         role: row.role,
         tenant: row.tenant,
@@ -49,7 +68,7 @@ pub(crate) async fn list(State(app): State<Shared>, Query(query): Query<PageQuer
     })))
 }
 
-pub(crate) async fn revoke(
+async fn revoke(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Path(id): Path<String>,

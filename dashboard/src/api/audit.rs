@@ -1,41 +1,32 @@
 //! The audit log, newest first.
 
 use axum::{Json, extract::State};
-use chrono::{DateTime, Utc};
-use serde::Serialize;
-use serde_json::Value;
-use utoipa::ToSchema;
+use postrider_proto::api::AuditEntry;
 
 use super::Answer;
 use crate::{
     Shared,
+    auth::Rule::Admin,
     http::{
         input::Query,
-        pagination::{Page, PageQuery},
-        shapes,
+        pagination::{Page, PageQuery, cut},
     },
+    openapi::Operation,
     tables::audit::{self, Narrowed},
 };
 
-#[derive(Serialize, ToSchema)]
-#[schema(as = AuditEntry)]
-pub(crate) struct AuditView {
-    at: DateTime<Utc>,
-    actor: String,
-    action: String,
-    tenant: Option<String>,
-    subject: String,
-    #[schema(schema_with = shapes::object_or_null)]
-    detail: Option<Value>,
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::read(Admin, "/v1/audit", list)
+            .named("listAudit", "List audit log entries")
+            .returns_page::<AuditEntry>("A page of audit log entries, newest first."),
+    ]
 }
 
-pub(crate) async fn list(
-    State(app): State<Shared>,
-    Query(query): Query<PageQuery>,
-) -> Answer<Page<AuditView>> {
+async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<AuditEntry>> {
     let (limit, before) = (query.limit()?, query.after::<i64>()?.unwrap_or(i64::MAX));
     let rows = audit::list(&app.pool, &Narrowed::default(), before, limit + 1).await?;
-    Ok(Json(Page::cut(rows, limit, |row| row.id).map(|row| AuditView {
+    Ok(Json(cut(rows, limit, |row| row.id).map(|row| AuditEntry {
         at: row.at,
         actor: row.actor,
         action: row.action,

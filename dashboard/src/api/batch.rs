@@ -5,61 +5,41 @@ use axum::{
     http::StatusCode,
     response::Response,
 };
-use chrono::SecondsFormat;
-use postrider_proto::limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX};
+use postrider_proto::{
+    api::{BatchForm, EmittedEvent, EmittedEvents, EventForm},
+    limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX},
+};
 use postrider_sender::Emitted;
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use utoipa::ToSchema;
 
-use super::events::EmitForm;
+use super::events::check;
 use crate::{
     App, Shared,
     actions::emits::{
         OwnedEvent,
         batch::{emit_all, prepare, unrepeatable},
     },
+    auth::Rule::Emit,
     http::{
         idempotency::{Claim, Work},
         input::{Text, read_form},
         metrics::{METRICS, Source},
         problem::Problem,
-        shapes,
         trace_context::Traced,
     },
+    openapi::Operation,
 };
 
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = NewEvents)]
-pub(crate) struct BatchForm<'a> {
-    #[serde(borrow)]
-    #[schema(schema_with = shapes::batch)]
-    events: Vec<&'a RawValue>,
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post(Emit, "/v1/tenants/{tenant}/events/batch", emit)
+            .named("emitEvents", "Emit a batch of events")
+            .describe("Stores all events or none.")
+            .accepts::<BatchForm<'_>>()
+            .returns::<EmittedEvents>(202, "All events were stored, in the order of the request."),
+    ]
 }
 
-/// Without `data`, which the caller already has.
-#[derive(Serialize, ToSchema)]
-#[schema(as = EmittedEvent)]
-pub(crate) struct EmittedView {
-    id: String,
-    r#type: String,
-    version: String,
-    #[schema(format = DateTime)]
-    created_at: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sequence: Option<i64>,
-    /// The event already existed with the same content; nothing is sent again.
-    duplicate: bool,
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(as = EmittedEvents)]
-pub(crate) struct BatchView {
-    data: Vec<EmittedView>,
-}
-
-pub(crate) async fn emit(
+async fn emit(
     State(app): State<Shared>,
     Path(tenant): Path<String>,
     claim: Claim,
@@ -86,18 +66,18 @@ async fn take(
     work.emits(unrepeatable(&emitted));
     let events: Vec<Emitted> = emitted.iter().map(|(one, _)| one.clone()).collect();
     let data = emitted.into_iter().map(view).collect();
-    let response = work.commit(StatusCode::ACCEPTED, &BatchView { data }).await?;
+    let response = work.commit(StatusCode::ACCEPTED, &EmittedEvents { data }).await?;
     METRICS.emitted(Source::Http, &events);
     app.wake.now();
     Ok((response, events.into_iter().map(|one| one.id).collect()))
 }
 
-fn view((emitted, event): (Emitted, OwnedEvent)) -> EmittedView {
-    EmittedView {
+fn view((emitted, event): (Emitted, OwnedEvent)) -> EmittedEvent {
+    EmittedEvent {
         id: emitted.id,
         r#type: event.type_name,
         version: emitted.version,
-        created_at: emitted.created_at.to_rfc3339_opts(SecondsFormat::Millis, true),
+        created_at: emitted.created_at,
         sequence: emitted.sequence,
         duplicate: emitted.duplicate,
     }
@@ -114,6 +94,6 @@ fn read(text: &Text<BATCH_BYTES_MAX>, tenant: &str) -> Result<Vec<Result<OwnedEv
     let read = form
         .events
         .iter()
-        .map(|raw| read_form::<EmitForm<'_>>(raw.get()).and_then(|form| form.check(tenant)));
+        .map(|raw| read_form::<EventForm<'_>>(raw.get()).and_then(|form| check(form, tenant)));
     Ok(read.collect())
 }

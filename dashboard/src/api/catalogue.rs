@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 
 use axum::{Json, extract::State};
+use postrider_proto::api::shapes;
 use serde::{Serialize, de::IgnoredAny};
 use serde_json::{Value, json, value::RawValue};
 
 use super::Answer;
 use crate::{
     Shared,
+    auth::Rule::Catalogue,
     http::problem::Problem,
+    openapi::{Operation, schema_of},
     tables::{event_types, schemas},
 };
 
@@ -18,7 +21,20 @@ const TYPES_MAX: i64 = 1_000;
 /// whole.
 const SCHEMA_BYTES_MAX: i64 = 16 * 1024 * 1024;
 
-pub(crate) async fn show(State(app): State<Shared>) -> Answer<Document> {
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get(Catalogue, "/v1/catalogue/openapi.json", show)
+            .named("getCatalogue", "Retrieve the catalogue as OpenAPI webhooks")
+            .returns_json(
+                200,
+                schema_of(shapes::object()),
+                "An OpenAPI 3.1 document with one webhook per event type.",
+            )
+            .fails_with(&[409]),
+    ]
+}
+
+async fn show(State(app): State<Shared>) -> Answer<Document> {
     let types = event_types::list(&app.pool, "", TYPES_MAX + 1).await?;
     if types.len() as i64 > TYPES_MAX || schemas::bytes(&app.pool).await? > SCHEMA_BYTES_MAX {
         return Err(Problem::limit_reached(
@@ -53,7 +69,7 @@ pub(crate) async fn show(State(app): State<Shared>) -> Answer<Document> {
 }
 
 #[derive(Serialize)]
-pub(crate) struct Document {
+struct Document {
     openapi: &'static str,
     info: Value,
     #[serde(rename = "jsonSchemaDialect")]

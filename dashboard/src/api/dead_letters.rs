@@ -9,24 +9,25 @@ use axum::{
 };
 use chrono::{DateTime, Utc};
 use postrider_proto::{
-    DeadReason, DeliveryState, EndpointId, EndpointState, EventId, TypeId, routing::is_type_name,
+    DeadReason, DeliveryState, EndpointId, EventId, TypeId,
+    api::{DeadLetterGroup, shapes},
+    routing::is_type_name,
 };
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::export::{download, format};
 
 use crate::{
     Shared,
-    actions::{
-        delivery_filter::parse_time,
-        export::{self, Exported, Format},
-    },
-    auth::Tenant,
+    actions::{delivery_filter::parse_time, export::Exported},
+    auth::{Rule::Own, Tenant},
     http::{
         input::Query,
-        pagination::{self, Page, Position},
+        pagination::{self, Position, cut},
         problem::{Kind, Problem},
-        shapes,
     },
+    openapi::{Operation, schema_of},
     tables::{
         self,
         dead_letters::{self, Group, GroupFilter, GroupPosition, read_reason},
@@ -35,9 +36,28 @@ use crate::{
     },
 };
 
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::read(Own, "/v1/tenants/{tenant}/dead-letters", list)
+            .named("countDeadLetters", "Count dead letters by endpoint, type and reason")
+            .describe(
+                "Reads maintained counters; with `since` or `until` the dead letters are counted one by one. The `ndjson` and \
+                 `csv` formats stream the dead letters themselves; for a paged list use deliveries in state `dead`.",
+            )
+            .query("endpoint", json!({"type": "string"}), "Only dead letters of this endpoint.")
+            .query("type", schema_of(shapes::type_name()), "Only dead letters of this event type.")
+            .query("reason", schema_of(shapes::dead_reason()), "Only dead letters with this reason.")
+            .query_times()
+            .returns_page_or_export::<DeadLetterGroup>(
+                "A page of groups, largest first.",
+                "`ndjson` and `csv` stream all matching dead letters, or the first `limit`. The `Accept` header works too.",
+            ),
+    ]
+}
+
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct DeadLetterQuery {
+struct DeadLetterQuery {
     limit: Option<String>,
     cursor: Option<String>,
     endpoint: Option<String>,
@@ -48,21 +68,7 @@ pub(crate) struct DeadLetterQuery {
     format: Option<String>,
 }
 
-/// Dead letters with the same endpoint, type and reason.
-#[derive(Serialize, ToSchema)]
-#[schema(as = DeadLetterGroup)]
-pub(crate) struct GroupView {
-    endpoint: String,
-    url: String,
-    r#type: String,
-    #[schema(schema_with = shapes::dead_reason)]
-    reason: DeadReason,
-    count: i64,
-    #[schema(schema_with = shapes::any_endpoint_state)]
-    endpoint_state: EndpointState,
-}
-
-impl From<Group> for GroupView {
+impl From<Group> for DeadLetterGroup {
     fn from(group: Group) -> Self {
         Self {
             endpoint: group.endpoint,
@@ -99,14 +105,14 @@ impl Position for GroupPosition {
 }
 
 /// Returns the counts, or all dead letters as a stream.
-pub(crate) async fn list(
+async fn list(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
     headers: HeaderMap,
     Query(query): Query<DeadLetterQuery>,
 ) -> Result<Response, Problem> {
     let limit = pagination::limit(query.limit.as_deref())?;
-    let format = Format::wanted(query.format.as_deref(), &headers)?;
+    let format = format(query.format.as_deref(), &headers)?;
     let time = |name: &str, text: &Option<String>| text.as_deref().map(|t| parse_time(name, t)).transpose();
     let (since, until) = (time("since", &query.since)?, time("until", &query.until)?);
     let reason = query.reason.as_deref().map(parse_reason).transpose()?;
@@ -133,13 +139,11 @@ pub(crate) async fn list(
             ..Filter::default()
         };
         let wanted = Exported {
-            name: "dead-letters",
             filter: (!is_missing).then_some(filter),
             after: query.cursor.as_deref().map(pagination::decode).transpose()?,
             limit: query.limit.is_some().then_some(limit),
         };
-        let share = app.limits.exports.take(&tenant.slug).await?;
-        return Ok(export::stream(app.pool.clone(), share, wanted, format));
+        return download(&app, &tenant, "dead-letters", wanted, format).await;
     }
     let filter = GroupFilter {
         tenant: Some(tenant.id),
@@ -156,7 +160,7 @@ pub(crate) async fn list(
         (false, false) => dead_letters::groups(&app.pool, &filter, limit + 1).await?,
         (false, true) => count_within(&app, &filter, since, until, limit + 1).await?,
     };
-    Ok(Json(Page::cut(groups, limit, Group::position).map(GroupView::from)).into_response())
+    Ok(Json(cut(groups, limit, Group::position).map(DeadLetterGroup::from)).into_response())
 }
 
 async fn count_within(

@@ -6,37 +6,77 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
-use postrider_proto::{DeliveryId, routing::is_type_name};
-use serde::{Deserialize, Serialize};
+use postrider_proto::{
+    DeliveryId,
+    api::{Delivery, DeliveryWithAttempts, shapes},
+    routing::is_type_name,
+};
+use serde::Deserialize;
+use serde_json::json;
 use sqlx::PgConnection;
-use utoipa::ToSchema;
 
-use super::{Answer, events};
+use super::{
+    Answer, events,
+    export::{download, format},
+};
 use crate::{
     Shared,
     actions::{
-        attempt_view::{Attempt, attempts_of},
+        attempt_view::attempts_of,
         delivery_filter::{parse_state, parse_status, parse_time},
-        delivery_view::DeliveryView,
-        export::{self, Exported, Format},
+        export::Exported,
         replay::Asked,
     },
-    auth::{Actor, Arrived, Tenant},
+    auth::{Actor, Arrived, Rule::Own, Tenant},
     http::{
         idempotency::{Claim, Work},
         input::Query,
         pagination::{self, Page},
         problem::Problem,
     },
+    openapi::{Operation, schema_of},
     tables::{
         deliveries::{self, Filter},
         endpoints,
     },
 };
 
+pub(crate) fn operations() -> Vec<Operation> {
+    let text = || json!({"type": "string"});
+    vec![
+        Operation::read(Own, "/v1/tenants/{tenant}/deliveries", list)
+            .named("listDeliveries", "List deliveries")
+            .describe("If few deliveries match, a page may be short or even empty and still have a `next_cursor`.")
+            .query("state", schema_of(shapes::delivery_state()), "Only deliveries in this state.")
+            .query("endpoint", text(), "Only deliveries of this endpoint.")
+            .query("type", schema_of(shapes::type_name()), "Only deliveries of this event type.")
+            .query("event", text(), "Only deliveries of this event.")
+            .query(
+                "status_code",
+                json!({"type": "integer", "minimum": 100, "maximum": 999}),
+                "Only deliveries whose last response had this HTTP status.",
+            )
+            .query_times()
+            .returns_page_or_export::<Delivery>(
+                "A page of deliveries, newest first.",
+                "`ndjson` and `csv` stream all matching deliveries, or the first `limit`. The `Accept` header works too.",
+            ),
+        Operation::read(Own, "/v1/tenants/{tenant}/deliveries/{delivery}", get)
+            .named("getDelivery", "Retrieve a delivery with its attempts")
+            .returns::<DeliveryWithAttempts>(200, "The delivery with its attempts."),
+        Operation::post(Own, "/v1/tenants/{tenant}/deliveries/{delivery}/replay", replay)
+            .named("replayDelivery", "Replay a delivery")
+            .describe(
+                "Queues the delivery again, due now. Returns 409 `endpoint-disabled` if its endpoint is disabled and 409 \
+                 `limit-reached` if it has reached the maximum number of attempts.",
+            )
+            .returns::<DeliveryWithAttempts>(202, "The delivery, pending again."),
+    ]
+}
+
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct DeliveryQuery {
+struct DeliveryQuery {
     limit: Option<String>,
     cursor: Option<String>,
     state: Option<String>,
@@ -49,17 +89,8 @@ pub(crate) struct DeliveryQuery {
     format: Option<String>,
 }
 
-#[derive(Serialize, ToSchema)]
-pub(crate) struct DeliveryWithAttempts {
-    #[serde(flatten)]
-    delivery: DeliveryView,
-    url: String,
-    /// Newest first.
-    attempts: Vec<Attempt>,
-}
-
 /// Returns a page, or all matching deliveries as a stream.
-pub(crate) async fn list(
+async fn list(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
     headers: HeaderMap,
@@ -67,24 +98,22 @@ pub(crate) async fn list(
 ) -> Result<Response, Problem> {
     let limit = pagination::limit(query.limit.as_deref())?;
     let after = query.cursor.as_deref().map(pagination::decode).transpose()?;
-    let format = Format::wanted(query.format.as_deref(), &headers)?;
+    let format = format(query.format.as_deref(), &headers)?;
     let filter = filter(&app, &tenant, &query).await?;
     if let Some(format) = format {
         let wanted = Exported {
-            name: "deliveries",
             filter,
             after,
             limit: query.limit.is_some().then_some(limit),
         };
-        let share = app.limits.exports.take(&tenant.slug).await?;
-        return Ok(export::stream(app.pool.clone(), share, wanted, format));
+        return download(&app, &tenant, "deliveries", wanted, format).await;
     }
     let (found, next) = match &filter {
         Some(filter) => deliveries::list(&app.pool, filter, after, limit).await?,
         None => (Vec::new(), None),
     };
     let page = Page {
-        data: found.iter().map(DeliveryView::from).collect(),
+        data: found.iter().map(Delivery::from).collect(),
         next_cursor: next.map(|id| pagination::encode(&id)),
     };
     Ok(Json(page).into_response())
@@ -135,7 +164,7 @@ fn parse_id(text: &str) -> Result<DeliveryId, Problem> {
     text.parse().map_err(|_| Problem::not_found("delivery"))
 }
 
-pub(crate) async fn get(
+async fn get(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
     Path((_, id)): Path<(String, String)>,
@@ -156,13 +185,13 @@ async fn load(
         .ok_or_else(missing)?;
     let attempts = attempts_of(app, connection, &delivery).await?;
     Ok(DeliveryWithAttempts {
-        delivery: DeliveryView::from(&delivery),
+        delivery: Delivery::from(&delivery),
         url: delivery.url,
         attempts,
     })
 }
 
-pub(crate) async fn replay(
+async fn replay(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Extension(tenant): Extension<Tenant>,

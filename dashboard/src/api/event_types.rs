@@ -1,4 +1,4 @@
-//! Event types and their versioned schemas. A published version never changes; new versions are added.
+//! Event types and their versioned schemas.
 
 use std::collections::BTreeMap;
 
@@ -8,109 +8,70 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use chrono::{DateTime, Utc};
 use postrider_proto::{
     TypeId,
-    json::is_same,
-    limits::{DESCRIPTION_BYTES_MAX, VERSIONS_PER_TYPE_MAX},
-    routing::{RESERVED_PREFIX, is_type_name, is_version, version_rank},
+    api::{EventType, EventTypeSettings},
 };
-use postrider_sender::Schema;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, value::RawValue};
-use sqlx::PgConnection;
-use utoipa::ToSchema;
 
 use super::Answer;
 use crate::{
     Shared,
-    actions::compatibility::{Report, compare},
-    auth::Actor,
+    actions::event_types,
+    auth::{
+        Actor,
+        Rule::{Admin, Catalogue},
+    },
     http::{
-        input::{Query, Text, is_plain_text},
-        pagination::{Page, PageQuery},
-        problem::{Fault, Kind, Problem, excerpt},
-        shapes,
+        input::{Query, Text},
+        pagination::{Page, PageQuery, cut},
+        problem::Problem,
     },
-    tables::{
-        self,
-        audit::{self, Action, Entry},
-        event_types::EventTypeRow,
-        schemas,
-    },
+    openapi::Operation,
+    tables::{event_types as table, schemas},
 };
 
 const TYPE_BODY_BYTES_MAX: usize = 1024 * 1024;
+const TYPE: &str = "/v1/event-types/{type}";
 
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = EventTypeSettings)]
-pub(crate) struct TypeForm {
-    #[schema(schema_with = shapes::name_or_null)]
-    description: Option<String>,
-    thin: Option<bool>,
-    #[schema(schema_with = shapes::schemas)]
-    schemas: BTreeMap<String, Box<RawValue>>,
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::read(Catalogue, "/v1/event-types", list)
+            .named("listEventTypes", "List event types")
+            .returns_page::<EventType>("A page of event types, ordered by name, without their schemas."),
+        Operation::put(Admin, TYPE, put)
+            .named("putEventType", "Create an event type or add versions")
+            .describe(
+                "A published version's schema can't be changed: a different one is a 409 `schema-version-published`. \
+                 Versions and `thin` are kept if omitted; an omitted `description` is removed. Names starting with \
+                 `postrider.` are reserved.",
+            )
+            .accepts::<EventTypeSettings>()
+            .returns::<EventType>(201, "The event type was created.")
+            .returns::<EventType>(
+                200,
+                "The event type was updated. `compatibility` lists what the new versions break for consumers.",
+            )
+            .fails_with(&[409]),
+        Operation::get(Catalogue, TYPE, get)
+            .named("getEventType", "Retrieve an event type")
+            .returns::<EventType>(200, "The event type with its schemas."),
+        Operation::delete(Admin, TYPE, delete)
+            .named("deleteEventType", "Delete an event type")
+            .describe("Existing events of this type are kept and delivered; new ones are rejected.")
+            .returns_nothing("The event type was deleted."),
+    ]
 }
 
-#[derive(Serialize, ToSchema)]
-#[schema(as = EventType)]
-pub(crate) struct TypeView {
-    r#type: String,
-    description: Option<String>,
-    thin: bool,
-    /// In version order, regardless of when they were published. The last one is used by an emit without a version.
-    versions: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(schema_with = shapes::object)]
-    schemas: Option<BTreeMap<String, Box<RawValue>>>,
-    created_at: DateTime<Utc>,
-    /// On a PUT that added versions: what each breaks for consumers of the previous one.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    compatibility: Vec<Report>,
-}
-
-pub(crate) async fn put(
+async fn put(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Path(name): Path<String>,
     text: Text<TYPE_BODY_BYTES_MAX>,
 ) -> Result<Response, Problem> {
-    if !is_type_name(&name) {
-        return Err(Problem::invalid(
-            "",
-            format!(
-                "`{}` is not an event type name: use segments of a-z, 0-9 and _ separated by dots, at most 128 characters",
-                excerpt(&name)
-            ),
-        ));
-    }
-    if name.starts_with(RESERVED_PREFIX) {
-        return Err(Problem::invalid(
-            "",
-            "names starting with `postrider.` are reserved",
-        ));
-    }
-    let form: TypeForm = text.read_once()?;
-    let values = check(&form)?;
-    let mut transaction = tables::begin(&app.pool).await?;
-    tables::event_types::lock(&mut *transaction, &name).await?;
-    let is_back = tables::event_types::revive(&mut *transaction, &name).await?;
-    let (row, is_new) =
-        tables::event_types::put(&mut *transaction, &name, form.description.as_deref(), form.thin).await?;
-    let compatibility = publish(&mut transaction, row.id, &form, &values).await?;
-    let mut view = view(&mut transaction, row).await?;
-    view.compatibility = compatibility;
-    let entry = Entry {
-        actor: &actor,
-        action: Action::EventTypePut,
-        tenant: None,
-        subject: &name,
-        detail: None,
-    };
-    audit::write(&mut transaction, entry).await?;
-    transaction.commit().await?;
-    let status = if is_new || is_back {
+    event_types::check_name(&name)?;
+    let form: EventTypeSettings = text.read_once()?;
+    let (view, is_new) = event_types::put(&app, &actor, &name, &form).await?;
+    let status = if is_new {
         StatusCode::CREATED
     } else {
         StatusCode::OK
@@ -118,186 +79,30 @@ pub(crate) async fn put(
     Ok((status, Json(view)).into_response())
 }
 
-/// Returns the parsed schemas, or all errors of the form.
-fn check(form: &TypeForm) -> Result<BTreeMap<&str, Value>, Problem> {
-    let mut faults = Vec::new();
-    let mut fault = |pointer: String, detail: &str| {
-        faults.push(Fault {
-            pointer,
-            detail: detail.to_owned(),
-        });
-    };
-    if let Some(text) = &form.description
-        && !is_plain_text(text, DESCRIPTION_BYTES_MAX)
-    {
-        fault(
-            "/description".to_owned(),
-            "must be at most 1024 bytes of text without control characters",
-        );
-    }
-    if form.schemas.is_empty() || form.schemas.len() > VERSIONS_PER_TYPE_MAX {
-        fault("/schemas".to_owned(), "must have 1 to 100 versions");
-    }
-    let mut values = BTreeMap::new();
-    for (version, schema) in &form.schemas {
-        let pointer = format!("/schemas/{}", version.replace('~', "~0").replace('/', "~1"));
-        if !is_version(version) {
-            fault(
-                pointer.clone(),
-                "version must start with a letter or digit and have at most 64 characters of A-Z a-z 0-9 _ . -",
-            );
-        }
-        match serde_json::from_str(schema.get()) {
-            Ok(value @ (Value::Object(_) | Value::Bool(_))) => {
-                if let Err(violations) = Schema::compile(&value) {
-                    for violation in violations {
-                        fault(format!("{pointer}{}", violation.pointer), &violation.message);
-                    }
-                }
-                values.insert(version.as_str(), value);
-            }
-            Ok(_) => fault(pointer, "schema must be a JSON object, true or false"),
-            Err(error) => fault(pointer, &format!("schema is not valid JSON: {error}")),
-        }
-    }
-    if faults.is_empty() {
-        Ok(values)
-    } else {
-        Err(Problem::faults(faults))
-    }
+async fn get(State(app): State<Shared>, Path(name): Path<String>) -> Answer<EventType> {
+    event_types::find(&app, &name).await.map(Json)
 }
 
-/// Adds the new versions. A version that exists must be the same JSON value, to the last digit.
-async fn publish(
-    connection: &mut PgConnection,
-    id: TypeId,
-    form: &TypeForm,
-    values: &BTreeMap<&str, Value>,
-) -> Result<Vec<Report>, Problem> {
-    let published = schemas::of_type(&mut *connection, id).await?;
-    let added = form
-        .schemas
-        .iter()
-        .filter(|(version, _)| !published.iter().any(|row| row.version == **version));
-    if added.clone().count() + published.len() > VERSIONS_PER_TYPE_MAX {
-        return Err(Problem::invalid(
-            "/schemas",
-            "an event type can have at most 100 versions, published ones included",
-        ));
-    }
-    for row in &published {
-        let Some(given) = form.schemas.get(&row.version) else {
-            continue;
-        };
-        if !is_same(row.schema.get(), given.get()) {
-            return Err(Problem::new(
-                Kind::SchemaPublished,
-                format!(
-                    "Version {} is already published with a different schema. Published schemas are immutable, even if the type \
-                 was deleted in between: add a new version.",
-                    row.version
-                ),
-            ));
-        }
-    }
-    let mut all: BTreeMap<String, (&str, Value)> = published
-        .iter()
-        .filter_map(|row| {
-            let value = serde_json::from_str(row.schema.get()).ok()?;
-            Some((version_rank(&row.version), (row.version.as_str(), value)))
-        })
-        .collect();
-    let mut ranks = Vec::new();
-    for (version, schema) in added {
-        schemas::insert(&mut *connection, id, version, schema).await?;
-        if let Some(value) = values.get(version.as_str()) {
-            let rank = version_rank(version);
-            all.insert(rank.clone(), (version, value.clone()));
-            ranks.push(rank);
-        }
-    }
-    Ok(compared(&all, ranks))
-}
-
-/// Compares each of these versions with the one before it.
-fn compared(all: &BTreeMap<String, (&str, Value)>, mut ranks: Vec<String>) -> Vec<Report> {
-    ranks.sort();
-    let report = |rank: &String| {
-        let (version, schema) = all.get(rank)?;
-        let (before, old) = all.range(..rank.clone()).next_back()?.1;
-        Some(Report {
-            version: (*version).to_owned(),
-            previous_version: (*before).to_owned(),
-            breaking_changes: compare(old, schema),
-        })
-    };
-    ranks.iter().filter_map(report).collect()
-}
-
-async fn view(connection: &mut PgConnection, row: EventTypeRow) -> Result<TypeView, Problem> {
-    let rows = schemas::of_type(connection, row.id).await?;
-    Ok(TypeView {
-        r#type: row.name,
-        description: row.description,
-        thin: row.thin,
-        versions: rows.iter().map(|row| row.version.clone()).collect(),
-        schemas: Some(rows.into_iter().map(|row| (row.version, row.schema.0)).collect()),
-        created_at: row.created_at,
-        compatibility: Vec::new(),
-    })
-}
-
-pub(crate) async fn get(State(app): State<Shared>, Path(name): Path<String>) -> Answer<TypeView> {
-    let row = match is_type_name(&name) {
-        true => tables::event_types::find(&app.pool, &name).await?,
-        false => None,
-    };
-    let row = row.ok_or_else(|| Problem::not_found("event type"))?;
-    let mut connection = app.pool.acquire().await?;
-    Ok(Json(view(&mut connection, row).await?))
-}
-
-/// Existing events keep their type and are delivered; new ones are rejected. Published versions remain and reappear
-/// when the type is created again.
-pub(crate) async fn delete(
+async fn delete(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, Problem> {
-    if !is_type_name(&name) {
-        return Err(Problem::not_found("event type"));
-    }
-    let mut transaction = tables::begin(&app.pool).await?;
-    tables::event_types::lock(&mut *transaction, &name).await?;
-    if !tables::event_types::delete(&mut *transaction, &name).await? {
-        return Err(Problem::not_found("event type"));
-    }
-    let entry = Entry {
-        actor: &actor,
-        action: Action::EventTypeDeleted,
-        tenant: None,
-        subject: &name,
-        detail: None,
-    };
-    audit::write(&mut transaction, entry).await?;
-    transaction.commit().await?;
+    event_types::delete(&app, &actor, &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Without the schemas: a page of them could be very large.
-pub(crate) async fn list(
-    State(app): State<Shared>,
-    Query(query): Query<PageQuery>,
-) -> Answer<Page<TypeView>> {
+async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<EventType>> {
     let (limit, after) = (query.limit()?, query.after::<String>()?.unwrap_or_default());
-    let rows = tables::event_types::list(&app.pool, &after, limit + 1).await?;
-    let page = Page::cut(rows, limit, |row| row.name.clone());
+    let rows = table::list(&app.pool, &after, limit + 1).await?;
+    let page = cut(rows, limit, |row| row.name.clone());
     let ids: Vec<TypeId> = page.data.iter().map(|row| row.id).collect();
     let mut versions: BTreeMap<i32, Vec<String>> = BTreeMap::new();
     for (id, version) in schemas::versions(&app.pool, &ids).await? {
         versions.entry(id.0).or_default().push(version);
     }
-    Ok(Json(page.map(|row| TypeView {
+    Ok(Json(page.map(|row| EventType {
         versions: versions.remove(&row.id.0).unwrap_or_default(),
         r#type: row.name,
         description: row.description,
@@ -306,52 +111,4 @@ pub(crate) async fn list(
         created_at: row.created_at,
         compatibility: Vec::new(),
     })))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn faults(text: &str) -> Vec<String> {
-        let form: TypeForm = serde_json::from_str(text).expect("a form");
-        match check(&form) {
-            Ok(_) => Vec::new(),
-            Err(problem) => {
-                assert_eq!(problem.kind, Kind::Invalid);
-                problem.errors.into_iter().map(|fault| fault.pointer).collect()
-            }
-        }
-    }
-
-    #[test]
-    fn a_schema_that_is_none_is_refused_by_its_place() {
-        assert_eq!(
-            faults(r#"{"schemas":{"v1":{"type":"object","properties":{"a":{"type":"strng"}}}}}"#),
-            ["/schemas/v1/properties/a/type"]
-        );
-        assert_eq!(
-            faults(r#"{"schemas":{"v1":{"$ref":"http://example.com/s"}}}"#),
-            ["/schemas/v1/$ref"]
-        );
-    }
-
-    #[test]
-    fn schemas_are_objects_or_booleans_under_good_versions() {
-        assert!(faults(r#"{"schemas":{"2026-01-15":{"type":"object"},"v2":true}}"#).is_empty());
-        assert_eq!(faults(r#"{"schemas":{}}"#), ["/schemas"]);
-        assert_eq!(
-            faults(r#"{"schemas":{"a/b":{},"v1":[]}}"#),
-            ["/schemas/a~1b", "/schemas/v1"]
-        );
-        assert_eq!(
-            faults(r#"{"description":"\u0000","schemas":{"v1":{"a":"\ud800"}}}"#),
-            ["/description", "/schemas/v1"]
-        );
-        let deep = format!(
-            r#"{{"schemas":{{"v1":{{"a":{}{}}}}}}}"#,
-            "[".repeat(5_000),
-            "]".repeat(5_000)
-        );
-        assert_eq!(faults(&deep), ["/schemas/v1"]);
-    }
 }

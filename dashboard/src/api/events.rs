@@ -7,38 +7,38 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use chrono::{DateTime, SecondsFormat};
+use chrono::DateTime;
 use postrider_proto::{
     EventId,
+    api::{Delivery, Event, EventForm},
     limits::{EVENT_DATA_BYTES_MAX, LIST_PAGE_MAX},
 };
 use postrider_sender::Emitted;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use sqlx::PgConnection;
-use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Answer;
 use crate::{
     Shared,
-    actions::{
-        delivery_view::DeliveryView,
-        emits::{
-            OwnedEvent,
-            rules::{checked, refusal},
-        },
+    actions::emits::{
+        OwnedEvent,
+        rules::{checked, refusal},
     },
-    auth::Tenant,
+    auth::{
+        Rule::{Emit, Own},
+        Tenant,
+    },
     http::{
         idempotency::{Claim, Work},
         input::{Query, Text},
         metrics::{METRICS, Source},
         pagination::{Page, PageQuery, encode},
         problem::Problem,
-        shapes,
         trace_context::Traced,
     },
+    openapi::Operation,
     tables::{
         deliveries::{self, Filter},
         events::{self, EventRow},
@@ -50,48 +50,31 @@ const EMIT_BODY_BYTES_MAX: usize = EVENT_DATA_BYTES_MAX + 4 * 1024;
 /// A page ends early once its bodies reach this size.
 const PAGE_BYTES_MAX: i64 = 8 * 1024 * 1024;
 
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = NewEvent)]
-pub(crate) struct EmitForm<'a> {
-    #[schema(schema_with = shapes::type_name)]
-    r#type: String,
-    #[serde(borrow)]
-    #[schema(schema_with = shapes::object)]
-    data: &'a RawValue,
-    #[schema(schema_with = shapes::event_id_or_null)]
-    id: Option<String>,
-    #[schema(schema_with = shapes::version_or_null)]
-    version: Option<String>,
-    #[schema(schema_with = shapes::ordering_key_or_null)]
-    ordering_key: Option<String>,
+pub(crate) fn operations() -> Vec<Operation> {
+    const EVENTS: &str = "/v1/tenants/{tenant}/events";
+    vec![
+        Operation::post(Emit, EVENTS, emit)
+            .named("emitEvent", "Emit an event")
+            .accepts::<EventForm<'_>>()
+            .returns::<Event>(202, "The event was stored and is queued for delivery.")
+            .returns::<Event>(
+                200,
+                "An event with this id and the same content already exists; nothing is sent again.",
+            ),
+        Operation::read(Own, EVENTS, list)
+            .named("listEvents", "List events")
+            .returns_page::<Event>("A page of events, newest first."),
+        Operation::read(Own, "/v1/tenants/{tenant}/events/{event}", get)
+            .named("getEvent", "Retrieve an event with its deliveries")
+            .returns::<Event>(200, "The event with its deliveries."),
+    ]
 }
 
-#[derive(Serialize, ToSchema)]
-#[schema(as = Event)]
-pub(crate) struct EventView {
-    id: String,
-    r#type: String,
-    version: String,
-    #[schema(format = DateTime)]
-    created_at: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ordering_key: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sequence: Option<i64>,
-    #[schema(schema_with = shapes::object_or_null)]
-    data: Option<Box<RawValue>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    deliveries: Option<Vec<DeliveryView>>,
-}
-
-impl From<EventRow> for EventView {
+impl From<EventRow> for Event {
     fn from(row: EventRow) -> Self {
         Self {
             id: row.public_id(),
-            created_at: DateTime::from_timestamp_millis(row.id.unix_ms())
-                .unwrap_or_default()
-                .to_rfc3339_opts(SecondsFormat::Millis, true),
+            created_at: DateTime::from_timestamp_millis(row.id.unix_ms()).unwrap_or_default(),
             data: match &row.full_data {
                 Some(data) => serde_json::from_slice(data).ok(),
                 None => data_of(&row.body),
@@ -120,7 +103,7 @@ fn data_of(body: &[u8]) -> Option<Box<RawValue>> {
     }
 }
 
-pub(crate) async fn emit(
+async fn emit(
     State(app): State<Shared>,
     Path(tenant): Path<String>,
     claim: Claim,
@@ -141,10 +124,10 @@ async fn take(
     traced: &Traced,
     text: &Text<EMIT_BODY_BYTES_MAX>,
 ) -> Result<(Response, String), Problem> {
-    let form: EmitForm<'_> = text.read()?;
+    let form: EventForm<'_> = text.read()?;
     let event = OwnedEvent {
         trace: traced.carried(),
-        ..form.check(tenant)?
+        ..check(form, tenant)?
     };
     if claim.is_some() {
         let event = app.emits.checks().check(event).await?;
@@ -173,33 +156,31 @@ async fn take(
 pub fn read_emit_body(body: &[u8]) -> Result<String, u16> {
     let text = Text::<EMIT_BODY_BYTES_MAX>::of(body.to_vec().into()).ok_or(413_u16)?;
     let status = |problem: Problem| problem.status().as_u16();
-    let form: EmitForm<'_> = text.read().map_err(status)?;
-    Ok(form.check("acme").map_err(status)?.data)
+    let form: EventForm<'_> = text.read().map_err(status)?;
+    Ok(check(form, "acme").map_err(status)?.data)
 }
 
-impl EmitForm<'_> {
-    /// Validates the event. Malformed data is 400; data that is not an object is 422.
-    pub(super) fn check(self, tenant: &str) -> Result<OwnedEvent, Problem> {
-        checked(OwnedEvent {
-            tenant: tenant.to_owned(),
-            data: self.data.get().to_owned(),
-            type_name: self.r#type,
-            id: self.id,
-            version: self.version,
-            ordering_key: self.ordering_key,
-            trace: None,
-            checked: None,
-        })
-    }
+/// Validates the event. Malformed data is 400; data that is not an object is 422.
+pub(super) fn check(form: EventForm<'_>, tenant: &str) -> Result<OwnedEvent, Problem> {
+    checked(OwnedEvent {
+        tenant: tenant.to_owned(),
+        data: form.data.get().to_owned(),
+        type_name: form.r#type,
+        id: form.id,
+        version: form.version,
+        ordering_key: form.ordering_key,
+        trace: None,
+        checked: None,
+    })
 }
 
 /// A new event needs no read from the database.
-fn fresh(emitted: Emitted, event: OwnedEvent) -> EventView {
-    EventView {
+fn fresh(emitted: Emitted, event: OwnedEvent) -> Event {
+    Event {
         id: emitted.id,
         r#type: event.type_name,
         version: emitted.version,
-        created_at: emitted.created_at.to_rfc3339_opts(SecondsFormat::Millis, true),
+        created_at: emitted.created_at,
         ordering_key: event.ordering_key,
         sequence: emitted.sequence,
         data: RawValue::from_string(event.data).ok(),
@@ -211,7 +192,7 @@ async fn answer(
     connection: &mut PgConnection,
     emitted: Emitted,
     event: OwnedEvent,
-) -> Result<(StatusCode, EventView), Problem> {
+) -> Result<(StatusCode, Event), Problem> {
     if !emitted.duplicate {
         return Ok((StatusCode::ACCEPTED, fresh(emitted, event)));
     }
@@ -223,11 +204,11 @@ async fn answer(
 }
 
 /// Newest first.
-pub(crate) async fn list(
+async fn list(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
     Query(query): Query<PageQuery>,
-) -> Answer<Page<EventView>> {
+) -> Answer<Page<Event>> {
     let limit = query.limit()?;
     let before = EventId(query.after::<Uuid>()?.unwrap_or(Uuid::max()));
     let found = events::list(&app.pool, tenant.id, before, limit + 1).await?;
@@ -237,7 +218,7 @@ pub(crate) async fn list(
         .flatten();
     let rows = events::load(&app.pool, &shown).await?;
     Ok(Json(Page {
-        data: rows.into_iter().map(EventView::from).collect(),
+        data: rows.into_iter().map(Event::from).collect(),
         next_cursor,
     }))
 }
@@ -257,11 +238,11 @@ fn fitting(found: &[(EventId, i32)], limit: usize) -> Vec<EventId> {
         .collect()
 }
 
-pub(crate) async fn get(
+async fn get(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
     Path((_, id)): Path<(String, String)>,
-) -> Answer<EventView> {
+) -> Answer<Event> {
     let missing = || Problem::not_found("event");
     let id = find_number(&app, &tenant, &id).await?.ok_or_else(missing)?;
     let row = events::load(&app.pool, &[id]).await?.pop().ok_or_else(missing)?;
@@ -271,8 +252,8 @@ pub(crate) async fn get(
         ..Filter::default()
     };
     let (found, _) = deliveries::list(&app.pool, &filter, None, LIST_PAGE_MAX).await?;
-    let mut view = EventView::from(row);
-    view.deliveries = Some(found.iter().map(DeliveryView::from).collect());
+    let mut view = Event::from(row);
+    view.deliveries = Some(found.iter().map(Delivery::from).collect());
     Ok(Json(view))
 }
 

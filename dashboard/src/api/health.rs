@@ -11,17 +11,44 @@ use axum::{
 use serde_json::{Value, json};
 
 use super::Answer;
-use crate::{Shared, http::problem::Problem};
+use crate::{
+    Shared,
+    auth::Rule::{Admin, Open},
+    http::problem::Problem,
+    openapi::Operation,
+};
 
 const DATABASE_TIME_MAX: Duration = Duration::from_secs(1);
 
+pub(crate) fn operations() -> Vec<Operation> {
+    let status =
+        || json!({"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}});
+    vec![
+        Operation::get(Open, "/healthz", healthz)
+            .named("getHealth", "Liveness check")
+            .returns_json(200, status(), "The process is running."),
+        Operation::get(Open, "/readyz", readyz)
+            .named("getReadiness", "Readiness check")
+            .returns_json(200, status(), "Requests can be served."),
+        Operation::get(Admin, "/metrics", metrics)
+            .named("getMetrics", "Prometheus metrics")
+            .describe("Also served without a key at POSTRIDER_METRICS_LISTEN.")
+            .returns_in(
+                200,
+                "text/plain",
+                json!({"type": "string"}),
+                "Metrics in Prometheus text format.",
+            ),
+    ]
+}
+
 /// The process is running.
-pub(crate) async fn healthz() -> Json<Value> {
+async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
 /// The database responds, so requests can be served.
-pub(crate) async fn readyz(State(app): State<Shared>) -> Answer<Value> {
+async fn readyz(State(app): State<Shared>) -> Answer<Value> {
     let asked = sqlx::query("select 1").execute(&app.lookups);
     match tokio::time::timeout(DATABASE_TIME_MAX, asked).await {
         Ok(Ok(_)) => Ok(Json(json!({"status": "ready"}))),
@@ -29,7 +56,7 @@ pub(crate) async fn readyz(State(app): State<Shared>) -> Answer<Value> {
     }
 }
 
-pub(crate) async fn metrics(State(app): State<Shared>) -> Response {
+async fn metrics(State(app): State<Shared>) -> Response {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
     (kind, (app.metrics)()).into_response()
 }

@@ -1,27 +1,58 @@
-//! The HTTP API, one file per noun. Handlers parse, call `actions` or read `tables`, and respond.
+//! The HTTP API, one file per noun. `operations` of a file has its operations with their documentation; handlers parse,
+//! call `actions` or read `tables`, and respond.
 
-pub(crate) mod alerts;
-pub(crate) mod api_keys;
-pub(crate) mod audit;
-pub(crate) mod batch;
-pub(crate) mod catalogue;
-pub(crate) mod dead_letters;
-pub(crate) mod deliveries;
-pub(crate) mod endpoints;
-pub(crate) mod erasures;
-pub(crate) mod event_types;
+mod alerts;
+mod api_keys;
+mod audit;
+mod batch;
+mod catalogue;
+mod dead_letters;
+mod deliveries;
+pub(crate) mod description;
+mod endpoints;
+mod erasures;
+mod event_types;
 pub(crate) mod events;
-pub(crate) mod health;
-pub(crate) mod listeners;
-pub(crate) mod portal_links;
-pub(crate) mod replays;
-pub(crate) mod rotations;
-pub(crate) mod secrets;
-pub(crate) mod tenants;
-pub(crate) mod trials;
+mod export;
+mod health;
+mod listeners;
+mod portal_links;
+mod replays;
+mod rotations;
+mod secrets;
+mod tenants;
+mod trials;
 
 use axum::Json;
 
-use crate::http::problem::Problem;
+use crate::{http::problem::Problem, openapi::Operation};
 
 type Answer<T> = Result<Json<T>, Problem>;
+
+/// Every operation of the API. The router and the OpenAPI document are made from these.
+pub(crate) fn operations() -> impl Iterator<Item = Operation> {
+    [
+        ("System", health::operations()),
+        ("System", description::operations()),
+        ("Tenants", tenants::operations()),
+        ("Tenants", portal_links::operations()),
+        ("Event types", event_types::operations()),
+        ("Event types", catalogue::operations()),
+        ("Events", events::operations()),
+        ("Events", batch::operations()),
+        ("Endpoints", endpoints::operations()),
+        ("Endpoints", secrets::operations()),
+        ("Endpoints", rotations::operations()),
+        ("Endpoints", trials::operations()),
+        ("Endpoints", listeners::operations()),
+        ("Endpoints", alerts::operations()),
+        ("Deliveries", deliveries::operations()),
+        ("Deliveries", dead_letters::operations()),
+        ("Deliveries", replays::operations()),
+        ("Administration", api_keys::operations()),
+        ("Administration", erasures::operations()),
+        ("Administration", audit::operations()),
+    ]
+    .into_iter()
+    .flat_map(|(tag, operations)| operations.into_iter().map(move |one| one.in_group(tag)))
+}

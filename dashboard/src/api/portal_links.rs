@@ -1,47 +1,42 @@
 //! Portal links: let customers into the pages of their own tenant.
 
 use axum::{Extension, extract::State, http::StatusCode, response::Response};
-use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use postrider_proto::api::{NewPortalLink, PortalLink};
 
 use crate::{
     Shared,
-    auth::{Actor, Tenant, portal},
+    auth::{Actor, Rule::Own, Tenant, portal},
     http::{
         idempotency::{Claim, Work},
         input::OptionalBody,
         problem::Problem,
     },
+    openapi::Operation,
     tables::tenants,
 };
 
-/// No options yet; unknown fields are rejected.
-#[derive(Default, Deserialize, ToSchema)]
-#[schema(as = NewPortalLink)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct LinkForm {}
-
-#[derive(Serialize, ToSchema)]
-#[schema(as = PortalLink)]
-pub(crate) struct LinkView {
-    url: String,
-    expires_at: DateTime<Utc>,
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post(Own, "/v1/tenants/{tenant}/portal-links", create)
+            .named("createPortalLink", "Create a portal link")
+            .describe("Lets a customer into the pages of their own tenant. The link can be used once, within 15 minutes.")
+            .returns::<PortalLink>(201, "The link. It is returned only once."),
+    ]
 }
 
-pub(crate) async fn create(
+async fn create(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Extension(tenant): Extension<Tenant>,
     claim: Claim,
-    OptionalBody(LinkForm {}): OptionalBody<LinkForm>,
+    OptionalBody(NewPortalLink {}): OptionalBody<NewPortalLink>,
 ) -> Result<Response, Problem> {
     let mut work = Work::begin(&app, claim).await?;
     if !tenants::lock(&mut *work, tenant.id).await? {
         return Err(Problem::not_found("tenant"));
     }
     let link = portal::make(&app, &mut work, &actor, &tenant).await?;
-    let view = LinkView {
+    let view = PortalLink {
         url: link.url,
         expires_at: link.expires_at,
     };

@@ -7,20 +7,29 @@ use axum::{Extension, Json, extract::State};
 use super::Answer;
 use crate::{
     Shared,
-    auth::Tenant,
+    auth::{Rule::Own, Tenant},
     http::{
         input::Query,
-        pagination::{Page, PageQuery},
+        pagination::{Page, PageQuery, cut},
     },
+    openapi::Operation,
     tables::rotations::{self, Of, RotationRow},
 };
 
-pub(crate) async fn list(
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::read(Own, "/v1/tenants/{tenant}/rotations", list)
+            .named("listRotations", "List secret rotations")
+            .returns_page::<RotationRow>("A page with the rotation status of each endpoint."),
+    ]
+}
+
+async fn list(
     State(app): State<Shared>,
     Extension(tenant): Extension<Tenant>,
     Query(query): Query<PageQuery>,
 ) -> Answer<Page<RotationRow>> {
     let (limit, after) = (query.limit()?, query.after::<i32>()?.unwrap_or_default());
     let rows = rotations::list(&app.pool, Of::Tenant(tenant.id), after, limit + 1).await?;
-    Ok(Json(Page::cut(rows, limit, |row| row.number.0)))
+    Ok(Json(cut(rows, limit, |row| row.number.0)))
 }

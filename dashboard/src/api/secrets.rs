@@ -6,99 +6,77 @@ use axum::{
     http::StatusCode,
     response::Response,
 };
-use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use postrider_proto::api::{EndpointSecret, Rotation, Secrets};
 
 use super::Answer;
 use crate::{
     Shared,
-    actions::secrets::{self, Opened, Rotation, Shown},
-    auth::{Actor, Tenant},
+    actions::secrets::{self, Opened},
+    auth::{Actor, Rule::Own, Tenant},
     http::{
         idempotency::{Claim, Work},
         input::OptionalBody,
         problem::Problem,
-        shapes,
         wait_until_applied::settled,
     },
+    openapi::Operation,
 };
 
-#[derive(Serialize, ToSchema)]
-#[schema(as = Secret)]
-pub(crate) struct SecretView {
-    #[serde(flatten)]
-    shown: Shown,
-    /// `current`, or `retiring` until a set time.
-    #[schema(schema_with = shapes::secret_state)]
-    state: &'static str,
-    created_at: DateTime<Utc>,
-    retires_at: Option<DateTime<Utc>>,
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get(Own, "/v1/tenants/{tenant}/endpoints/{endpoint}/secret", reveal)
+            .named("revealSecrets", "Reveal an endpoint's secrets")
+            .describe("Returns the active secrets, newest first. The access is recorded in the audit log.")
+            .returns::<Secrets>(200, "The active secrets; for key pairs, the public keys."),
+        Operation::post(Own, "/v1/tenants/{tenant}/endpoints/{endpoint}/secret/rotate", rotate)
+            .named("rotateSecret", "Rotate an endpoint's secret")
+            .describe(
+                "The new secret signs from now on; older secrets also sign until they retire. Endpoints that subscribe to \
+                 `postrider.secret.rotating` are notified.",
+            )
+            .may_accept::<Rotation>()
+            .returns::<Secrets>(200, "The active secrets, newest first."),
+    ]
 }
 
-impl From<Opened> for SecretView {
-    fn from(opened: Opened) -> Self {
-        Self {
-            shown: Shown::from(&opened.secret),
-            state: match opened.retires_at {
-                None => "current",
-                Some(_) => "retiring",
-            },
-            created_at: opened.created_at,
-            retires_at: opened.retires_at,
-        }
+fn view(opened: Vec<Opened>) -> Secrets {
+    let secret = |one: Opened| EndpointSecret {
+        value: (&one.secret).into(),
+        state: match one.retires_at {
+            None => "current".to_owned(),
+            Some(_) => "retiring".to_owned(),
+        },
+        created_at: one.created_at,
+        retires_at: one.retires_at,
+    };
+    Secrets {
+        data: opened.into_iter().map(secret).collect(),
     }
 }
 
-#[derive(Serialize, ToSchema)]
-pub(crate) struct Secrets {
-    /// Newest first.
-    data: Vec<SecretView>,
-}
-
-impl From<Vec<Opened>> for Secrets {
-    fn from(opened: Vec<Opened>) -> Self {
-        Self {
-            data: opened.into_iter().map(SecretView::from).collect(),
-        }
-    }
-}
-
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = SecretRotationRequest)]
-pub(crate) struct RotateForm {
-    #[schema(schema_with = shapes::overlap_or_null)]
-    overlap_seconds: Option<i64>,
-    #[schema(schema_with = shapes::secret_or_null)]
-    secret: Option<String>,
-}
-
-pub(crate) async fn reveal(
+async fn reveal(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Extension(tenant): Extension<Tenant>,
     Path((_, id)): Path<(String, String)>,
 ) -> Answer<Secrets> {
     let opened = secrets::reveal(&app, &actor, &tenant, &id).await?;
-    Ok(Json(Secrets::from(opened)))
+    Ok(Json(view(opened)))
 }
 
-pub(crate) async fn rotate(
+async fn rotate(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Extension(tenant): Extension<Tenant>,
     Path((_, id)): Path<(String, String)>,
     claim: Claim,
-    OptionalBody(form): OptionalBody<RotateForm>,
+    OptionalBody(form): OptionalBody<Rotation>,
 ) -> Result<Response, Problem> {
-    let rotation = Rotation::read(form.overlap_seconds, form.secret)?;
+    let rotation = secrets::Rotation::read(form.overlap_seconds, form.secret)?;
     let mut work = Work::begin(&app, claim).await?;
     let rotated = secrets::rotate(&app, &actor, &tenant, &id, &mut work, rotation).await?;
     let xid = work.settles(rotated.shard).await?;
-    let response = work
-        .commit(StatusCode::OK, &Secrets::from(rotated.secrets))
-        .await?;
+    let response = work.commit(StatusCode::OK, &view(rotated.secrets)).await?;
     app.wake.now();
     settled(&app.pool, rotated.shard, &xid).await?;
     Ok(response)

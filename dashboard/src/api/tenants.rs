@@ -6,35 +6,53 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use chrono::{DateTime, Utc};
-use serde::Serialize;
-use utoipa::ToSchema;
+use postrider_proto::api::{self, TenantSettings};
 
 use super::Answer;
 use crate::{
     Shared,
-    actions::tenants::{TenantForm, remove, store},
-    auth::{Actor, Tenant},
+    actions::tenants::{remove, store},
+    auth::{
+        Actor,
+        Rule::{Admin, Own},
+        Tenant,
+    },
     http::{
         input::{OptionalBody, Query},
-        pagination::{Page, PageQuery},
+        pagination::{Page, PageQuery, cut},
         problem::Problem,
     },
+    openapi::Operation,
     tables::{self, tenants::TenantRow},
 };
 
-#[derive(Serialize, ToSchema)]
-#[schema(as = Tenant)]
-pub(crate) struct TenantView {
-    id: String,
-    name: Option<String>,
-    rotate_every_days: Option<i16>,
-    retention_days: Option<i16>,
-    all_operational_events: bool,
-    created_at: DateTime<Utc>,
+const TENANT: &str = "/v1/tenants/{tenant}";
+
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::read(Admin, "/v1/tenants", list)
+            .named("listTenants", "List tenants")
+            .returns_page::<api::Tenant>("A page of tenants, ordered by id."),
+        Operation::put(Admin, TENANT, put)
+            .named("putTenant", "Create or update a tenant")
+            .describe("Replaces all settings: a setting that is omitted is reset to its default.")
+            .may_accept::<TenantSettings>()
+            .returns::<api::Tenant>(201, "The tenant was created.")
+            .returns::<api::Tenant>(200, "The tenant was updated."),
+        Operation::get(Own, TENANT, get)
+            .named("getTenant", "Retrieve a tenant")
+            .returns::<api::Tenant>(200, "The tenant."),
+        Operation::delete(Admin, TENANT, delete)
+            .named("deleteTenant", "Delete a tenant")
+            .describe(
+                "Deletes the tenant with its endpoints and revokes its keys. Responds once nothing more is sent for it. A \
+                 background job erases its stored data: `Location` points to its progress.",
+            )
+            .returns_nothing("The tenant was deleted."),
+    ]
 }
 
-impl From<TenantRow> for TenantView {
+impl From<TenantRow> for api::Tenant {
     fn from(row: TenantRow) -> Self {
         Self {
             id: row.slug,
@@ -47,11 +65,11 @@ impl From<TenantRow> for TenantView {
     }
 }
 
-pub(crate) async fn put(
+async fn put(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Path(slug): Path<String>,
-    OptionalBody(form): OptionalBody<TenantForm>,
+    OptionalBody(form): OptionalBody<TenantSettings>,
 ) -> Result<Response, Problem> {
     let (row, is_new) = store(&app, &actor, &slug, form).await?;
     let status = if is_new {
@@ -59,13 +77,10 @@ pub(crate) async fn put(
     } else {
         StatusCode::OK
     };
-    Ok((status, Json(TenantView::from(row))).into_response())
+    Ok((status, Json(api::Tenant::from(row))).into_response())
 }
 
-pub(crate) async fn get(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
-) -> Answer<TenantView> {
+async fn get(State(app): State<Shared>, Extension(tenant): Extension<Tenant>) -> Answer<api::Tenant> {
     let row = tables::tenants::find(&app.pool, &tenant.slug)
         .await?
         .ok_or_else(|| Problem::not_found("tenant"))?;
@@ -74,7 +89,7 @@ pub(crate) async fn get(
 
 /// Deletes the tenant with its endpoints and revokes its keys. Responds once nothing more is sent for it; `Location`
 /// points to the job that erases its stored data.
-pub(crate) async fn delete(
+async fn delete(
     State(app): State<Shared>,
     Extension(actor): Extension<Actor>,
     Path(slug): Path<String>,
@@ -84,13 +99,10 @@ pub(crate) async fn delete(
     Ok((StatusCode::NO_CONTENT, [(header::LOCATION, location)]).into_response())
 }
 
-pub(crate) async fn list(
-    State(app): State<Shared>,
-    Query(query): Query<PageQuery>,
-) -> Answer<Page<TenantView>> {
+async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<api::Tenant>> {
     let (limit, after) = (query.limit()?, query.after::<String>()?.unwrap_or_default());
     let rows = tables::tenants::list(&app.pool, &after, limit + 1).await?;
     Ok(Json(
-        Page::cut(rows, limit, |row| row.slug.clone()).map(TenantView::from),
+        cut(rows, limit, |row| row.slug.clone()).map(api::Tenant::from),
     ))
 }

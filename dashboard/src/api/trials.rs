@@ -6,44 +6,59 @@ use axum::{
     http::{StatusCode, request::Parts},
     response::Response,
 };
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use postrider_proto::api::{ProbeReport, TestAttempt, TestRequest};
+use serde::Serialize;
 
 use crate::{
     Shared,
     actions::trials::{self, Asked, Recorded},
-    auth::{Actor, Tenant},
+    auth::{Actor, Rule::Own, Tenant},
     http::{
         idempotency::{Claim, Running, Work},
         input::OptionalBody,
         problem::Problem,
-        shapes,
     },
+    openapi::Operation,
 };
 
-#[derive(Default, Deserialize, ToSchema)]
-#[schema(as = TestRequest)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct TrialForm {
-    #[schema(schema_with = shapes::type_or_null)]
-    r#type: Option<String>,
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post(Own, "/v1/tenants/{tenant}/endpoints/{endpoint}/test", test)
+            .named("testEndpoint", "Send a test event")
+            .describe(
+                "Sends one synthetic event now, with data generated from the type's schema and the header \
+                 `Webhook-Test: true`. It is not recorded as a delivery. Limited to 20 per minute and endpoint.",
+            )
+            .may_accept::<TestRequest>()
+            .returns::<TestAttempt>(200, "The attempt, successful or not, without the response body.")
+            .fails_with(&[429]),
+        Operation::post(Own, "/v1/tenants/{tenant}/endpoints/{endpoint}/probe", probe)
+            .named("probeEndpoint", "Probe an endpoint")
+            .describe(
+                "Tests the receiver's implementation with up to 35 valid and invalid test events within 16 seconds, and \
+                 reports how to fix failed checks. Limited to 10 per ten minutes and endpoint.",
+            )
+            .may_accept::<TestRequest>()
+            .returns::<ProbeReport>(200, "The result of each check, with a score.")
+            .fails_with(&[429]),
+    ]
 }
 
-pub(crate) async fn test(
+async fn test(
     State(app): State<Shared>,
     asked: Asked,
     claim: Claim,
-    OptionalBody(form): OptionalBody<TrialForm>,
+    OptionalBody(form): OptionalBody<TestRequest>,
 ) -> Result<Response, Problem> {
     let trial = trials::test(&app, &asked, form.r#type.as_deref());
     run(&app, claim, &asked, trial).await
 }
 
-pub(crate) async fn probe(
+async fn probe(
     State(app): State<Shared>,
     asked: Asked,
     claim: Claim,
-    OptionalBody(form): OptionalBody<TrialForm>,
+    OptionalBody(form): OptionalBody<TestRequest>,
 ) -> Result<Response, Problem> {
     let trial = trials::probe(&app, &asked, form.r#type.as_deref());
     run(&app, claim, &asked, trial).await

@@ -3,8 +3,6 @@
 
 use std::{
     error::Error,
-    fmt,
-    marker::PhantomData,
     pin::Pin,
     sync::{
         Arc,
@@ -20,10 +18,7 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use postrider_proto::json::find_duplicate;
-use serde::{
-    Deserialize, Deserializer,
-    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::error::Category;
 
 use crate::http::{
@@ -251,45 +246,6 @@ fn refused_query(rejection: &QueryRejection) -> String {
     rejection.body_text()
 }
 
-/// For `Option<Option<T>>`: an explicit null is `Some(None)`, a missing field is `None`.
-pub(crate) fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Option<T>>, D::Error> {
-    Option::deserialize(deserializer).map(Some)
-}
-
-/// The same for an object: `serde` would read its fields from an array in order.
-pub(crate) fn given_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Option<T>>, D::Error> {
-    let given: Option<Object<T>> = Option::deserialize(deserializer)?;
-    Ok(Some(given.map(|object| object.0)))
-}
-
-struct Object<T>(T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer
-            .deserialize_map(ObjectVisitor(PhantomData))
-            .map(Object)
-    }
-}
-
-struct ObjectVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(map))
-    }
-}
-
 /// Text for people: within its limit, and without characters that affect the surrounding display, such as terminal
 /// control characters and bidirectional overrides.
 pub(crate) fn is_plain_text(text: &str, bytes_max: usize) -> bool {
@@ -312,6 +268,8 @@ pub(crate) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> 
 
 #[cfg(test)]
 mod tests {
+    use postrider_proto::api::given;
+
     use super::*;
 
     #[derive(Debug, Default, PartialEq, Deserialize)]

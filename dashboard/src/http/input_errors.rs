@@ -184,9 +184,11 @@ fn kind(found: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::http::input::given;
     use std::collections::BTreeMap;
+
+    use postrider_proto::api::given;
+
+    use super::*;
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]

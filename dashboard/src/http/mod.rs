@@ -10,7 +10,6 @@ pub(crate) mod page_problem;
 pub(crate) mod pagination;
 pub(crate) mod problem;
 pub(crate) mod read_replica;
-pub(crate) mod shapes;
 pub(crate) mod shares;
 pub(crate) mod slots;
 pub(crate) mod trace_context;

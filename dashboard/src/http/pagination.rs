@@ -2,8 +2,9 @@
 //! Invariant: every page is bounded, and a cursor that we did not issue is rejected.
 
 use data_encoding::BASE64URL_NOPAD;
+pub(crate) use postrider_proto::api::Page;
 use postrider_proto::limits::{LIST_PAGE_DEFAULT, LIST_PAGE_MAX};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::http::problem::Problem;
 
@@ -14,12 +15,6 @@ const CURSOR_BYTES_MAX: usize = 400;
 pub(crate) struct PageQuery {
     limit: Option<String>,
     cursor: Option<String>,
-}
-
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Page<T> {
-    pub(crate) data: Vec<T>,
-    pub(crate) next_cursor: Option<String>,
 }
 
 impl PageQuery {
@@ -48,23 +43,14 @@ pub(crate) fn limit(text: Option<&str>) -> Result<i64, Problem> {
     }
 }
 
-impl<T> Page<T> {
-    /// `rows` has up to `limit` + 1 entries: the extra one means that there is a next page.
-    pub(crate) fn cut<K: Position>(mut rows: Vec<T>, limit: i64, position: impl Fn(&T) -> K) -> Self {
-        let more = rows.len() as i64 > limit;
-        rows.truncate(limit as usize);
-        let next_cursor = rows.last().filter(|_| more).map(|last| encode(&position(last)));
-        Self {
-            data: rows,
-            next_cursor,
-        }
-    }
-
-    pub(crate) fn map<U>(self, into: impl FnMut(T) -> U) -> Page<U> {
-        Page {
-            data: self.data.into_iter().map(into).collect(),
-            next_cursor: self.next_cursor,
-        }
+/// `rows` has up to `limit` + 1 entries: the extra one means that there is a next page.
+pub(crate) fn cut<T, K: Position>(mut rows: Vec<T>, limit: i64, position: impl Fn(&T) -> K) -> Page<T> {
+    let more = rows.len() as i64 > limit;
+    rows.truncate(limit as usize);
+    let next_cursor = rows.last().filter(|_| more).map(|last| encode(&position(last)));
+    Page {
+        data: rows,
+        next_cursor,
     }
 }
 
@@ -146,9 +132,9 @@ mod tests {
 
     #[test]
     fn the_one_over_the_limit_says_that_there_is_more() {
-        let page = Page::cut(vec![3, 2, 1], 2, |n: &i64| *n);
+        let page = cut(vec![3, 2, 1], 2, |n: &i64| *n);
         assert_eq!(page.data, [3, 2]);
         assert_eq!(page.next_cursor, Some(encode(&2_i64)));
-        assert_eq!(Page::cut(vec![2, 1], 2, |n: &i64| *n).next_cursor, None);
+        assert_eq!(cut(vec![2, 1], 2, |n: &i64| *n).next_cursor, None);
     }
 }

@@ -1,30 +1,22 @@
 //! Errors as clients see them: RFC 9457 `application/problem+json`.
 //! Invariant: `type`, `title` and `status` of a kind never change; internal causes are logged here and never exposed.
 
-use std::{fmt, time::Duration};
+use std::{fmt, ops::RangeInclusive, time::Duration};
 
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use serde::Serialize;
+use postrider_proto::api;
+pub(crate) use postrider_proto::api::Fault;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
-use utoipa::ToSchema;
 
 /// Errors listed in `detail`; `errors` has all of them.
 const FAULTS_IN_WORDS_MAX: usize = 10;
 
 /// Characters of a rejected value that a message repeats.
 const EXCERPT_CHARS_MAX: usize = 64;
-
-/// An invalid part of the request, by its JSON pointer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = FieldError)]
-pub(crate) struct Fault {
-    pub(crate) pointer: String,
-    pub(crate) detail: String,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -284,15 +276,16 @@ impl Problem {
     }
 
     /// The response body.
-    pub(crate) fn body(&self) -> Body<'_> {
+    pub(crate) fn body(&self) -> api::Problem {
         let (_, status, title) = self.kind.definition();
-        Body {
-            r#type: self.kind.urn(),
-            title,
+        api::Problem {
+            kind: self.kind.urn(),
+            title: title.to_owned(),
             status: status.as_u16(),
-            detail: &self.detail,
-            errors: &self.errors,
-            event_id: self.event_id.as_deref(),
+            detail: self.detail.clone(),
+            errors: self.errors.clone(),
+            event_id: self.event_id.clone(),
+            retry_after_seconds: None,
         }
     }
 
@@ -321,15 +314,15 @@ impl Faults {
         &mut self,
         field: &str,
         value: Option<i64>,
-        low: i64,
-        high: i64,
+        range: RangeInclusive<i64>,
     ) -> Option<T> {
         let number = value
-            .filter(|n| (low..=high).contains(n))
+            .filter(|n| range.contains(n))
             .and_then(|n| T::try_from(n).ok());
         if let Some(given) = value
             && number.is_none()
         {
+            let (low, high) = range.into_inner();
             self.add(
                 field,
                 format!("must be a whole number from {low} to {high}, not {given}"),
@@ -394,18 +387,6 @@ pub(crate) fn excerpt(value: &str) -> String {
         Some((end, _)) => format!("{}…", &value[..end]),
         None => value.to_owned(),
     }
-}
-
-#[derive(Serialize)]
-pub(crate) struct Body<'a> {
-    r#type: String,
-    title: &'a str,
-    status: u16,
-    detail: &'a str,
-    #[serde(skip_serializing_if = "<[Fault]>::is_empty")]
-    errors: &'a [Fault],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    event_id: Option<&'a str>,
 }
 
 impl Problem {

@@ -1,49 +1,20 @@
-//! The OpenAPI 3.1 document, generated from the request and response types of the handlers (`http::shapes` has their limits)
-//! and the list of operations in `calls`. A test fails if an operation is missing there.
+//! The OpenAPI 3.1 document, composed of the operations in `api/` and the schemas in `postrider_proto::api`.
 //! Invariant: what follows from an operation's rule, method, path and body is described here, once for all operations.
 
-mod calls;
 mod operation;
 
-use std::{collections::BTreeMap, sync::LazyLock};
+use std::collections::BTreeMap;
 
-use axum::{
-    http::header,
-    response::{IntoResponse, Response},
-};
 use postrider_proto::limits;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::{
     auth::Rule,
-    http::{
-        problem::{Fault, Kind},
-        shapes,
-    },
+    http::problem::{Fault, Kind},
 };
-use operation::Operation;
-
-/// As served, and as stored in `docs/openapi.json`.
-pub fn document() -> &'static str {
-    static TEXT: LazyLock<String> =
-        LazyLock::new(|| serde_json::to_string_pretty(value()).unwrap_or_default() + "\n");
-    &TEXT
-}
-
-/// Serves the document.
-pub(crate) async fn description() -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, "application/json"),
-        (header::CACHE_CONTROL, "public, max-age=300"),
-    ];
-    (headers, document()).into_response()
-}
-
-pub(crate) fn value() -> &'static Value {
-    static VALUE: LazyLock<Value> = LazyLock::new(compose);
-    &VALUE
-}
+pub(crate) use operation::Operation;
 
 /// The groups that operations are shown in, in this order.
 pub(crate) const TAGS: [(&str, &str); 7] = [
@@ -68,18 +39,18 @@ pub(crate) const TAGS: [(&str, &str); 7] = [
     ("System", "Health checks, metrics and this document."),
 ];
 
-fn compose() -> Value {
+pub(crate) fn compose(operations: impl IntoIterator<Item = Operation>) -> Value {
     let mut schemas: BTreeMap<String, Value> = BTreeMap::new();
     let mut paths: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
-    for operation in calls::all() {
-        schemas.extend(operation.schemas.clone());
+    for mut operation in operations {
+        schemas.append(&mut operation.schemas);
         paths
             .entry(operation.path)
             .or_default()
             .insert(operation.method.to_lowercase(), operation.value());
     }
     schemas.insert("Problem".to_owned(), problem());
-    schemas.insert("FieldError".to_owned(), shapes::value(Fault::schema()));
+    schemas.insert("FieldError".to_owned(), schema_of(Fault::schema()));
     let tags: Vec<Value> = TAGS
         .iter()
         .map(|(name, description)| json!({"name": name, "description": description}))
@@ -166,7 +137,7 @@ fn introduction() -> String {
 }
 
 impl Kind {
-    const ALL: [Self; 23] = [
+    pub(crate) const ALL: [Self; 23] = [
         Self::BadRequest,
         Self::Unauthorized,
         Self::Forbidden,
@@ -246,15 +217,6 @@ fn error_response(kind: Kind) -> Value {
     response
 }
 
-/// Whether the operation has query parameters.
-pub(crate) fn takes_query(method: &str, path: &str) -> bool {
-    static WITH_QUERY: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
-        let calls = calls::all().filter(Operation::has_query);
-        calls.map(|call| (call.method, call.path)).collect()
-    });
-    WITH_QUERY.contains(&(method, path))
-}
-
 /// Status, type and title of every problem.
 pub(crate) fn refusals() -> impl Iterator<Item = (u16, String, &'static str)> {
     Kind::ALL.into_iter().map(|kind| {
@@ -300,14 +262,22 @@ fn named<T: ToSchema>(schemas: &mut BTreeMap<String, Value>) -> Value {
     let name = T::name().into_owned();
     let mut parts = Vec::new();
     T::schemas(&mut parts);
-    schemas.extend(
-        parts
-            .into_iter()
-            .map(|(name, schema)| (name, shapes::value(schema))),
-    );
-    schemas.insert(name.clone(), shapes::value(T::schema()));
+    schemas.extend(parts.into_iter().map(|(name, schema)| (name, schema_of(schema))));
+    schemas.insert(name.clone(), schema_of(T::schema()));
     json!({"$ref": format!("#/components/schemas/{name}")})
 }
 
-#[cfg(test)]
-mod tests;
+pub(crate) fn schema_of(schema: impl Serialize) -> Value {
+    let mut value = serde_json::to_value(schema).unwrap_or_default();
+    forget_defaults(&mut value);
+    value
+}
+
+/// Removes the null defaults of `#[serde(default)]` forms, which mean nothing to clients.
+fn forget_defaults(schema: &mut Value) {
+    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        for property in properties.values_mut().filter_map(Value::as_object_mut) {
+            property.retain(|key, value| key != "default" || !value.is_null());
+        }
+    }
+}

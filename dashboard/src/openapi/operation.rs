@@ -1,18 +1,28 @@
-//! Builder for one API operation, used by `calls`.
+//! One API operation: what is served, who may call it, and its documentation. `api/<noun>.rs` has the operations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use postrider_proto::limits::{LIST_PAGE_DEFAULT, LIST_PAGE_MAX};
+use axum::{
+    handler::Handler,
+    routing::{MethodFilter, MethodRouter, on},
+};
+use postrider_proto::{
+    api::shapes,
+    limits::{LIST_PAGE_DEFAULT, LIST_PAGE_MAX},
+};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::{component_of, follows_from, named};
-use crate::{auth::Rule, http::shapes};
+use super::{component_of, follows_from, named, schema_of};
+use crate::{Shared, auth::Rule};
 
-pub(super) struct Operation {
-    pub(super) method: &'static str,
-    pub(super) path: &'static str,
-    pub(super) rule: Rule,
+pub(crate) struct Operation {
+    pub(crate) method: &'static str,
+    pub(crate) path: &'static str,
+    pub(crate) rule: Rule,
+    pub(crate) handler: MethodRouter<Shared>,
+    /// The response may be slightly stale: it needs nothing that only the primary has, and writes nothing.
+    pub(crate) may_be_stale: bool,
     pub(super) schemas: BTreeMap<String, Value>,
     tag: &'static str,
     id: &'static str,
@@ -27,8 +37,8 @@ pub(super) struct Operation {
 macro_rules! methods {
     ($($name:ident = $word:ident),+) => {
         impl Operation {$(
-            pub(super) fn $name(rule: Rule, path: &'static str, id: &'static str, summary: &'static str) -> Self {
-                Self::new(stringify!($word), rule, path, id, summary)
+            pub(crate) fn $name<H: Handler<T, Shared>, T: 'static>(rule: Rule, path: &'static str, handler: H) -> Self {
+                Self::new(stringify!($word), rule, path, on(MethodFilter::$word, handler))
             }
         )+}
     };
@@ -36,21 +46,17 @@ macro_rules! methods {
 methods!(get = GET, put = PUT, post = POST, patch = PATCH, delete = DELETE);
 
 impl Operation {
-    fn new(
-        method: &'static str,
-        rule: Rule,
-        path: &'static str,
-        id: &'static str,
-        summary: &'static str,
-    ) -> Self {
+    fn new(method: &'static str, rule: Rule, path: &'static str, handler: MethodRouter<Shared>) -> Self {
         Self {
             method,
             path,
             rule,
-            tag: "",
+            handler,
+            may_be_stale: false,
             schemas: BTreeMap::new(),
-            id,
-            summary,
+            tag: "",
+            id: "",
+            summary: "",
             detail: "",
             query: Vec::new(),
             body: None,
@@ -59,34 +65,52 @@ impl Operation {
         }
     }
 
+    /// A GET that may be served from a replica.
+    pub(crate) fn read<H: Handler<T, Shared>, T: 'static>(
+        rule: Rule,
+        path: &'static str,
+        handler: H,
+    ) -> Self {
+        Self {
+            may_be_stale: true,
+            ..Self::get(rule, path, handler)
+        }
+    }
+
+    /// The name in generated clients, and the title.
+    pub(crate) fn named(mut self, id: &'static str, summary: &'static str) -> Self {
+        (self.id, self.summary) = (id, summary);
+        self
+    }
+
     /// One of `TAGS`.
-    pub(super) fn in_group(mut self, tag: &'static str) -> Self {
+    pub(crate) fn in_group(mut self, tag: &'static str) -> Self {
         self.tag = tag;
         self
     }
 
     /// The description below the summary.
-    pub(super) fn describe(mut self, detail: &'static str) -> Self {
+    pub(crate) fn describe(mut self, detail: &'static str) -> Self {
         self.detail = detail;
         self
     }
 
     /// A JSON body.
-    pub(super) fn accepts<T: ToSchema>(mut self) -> Self {
+    pub(crate) fn accepts<T: ToSchema>(mut self) -> Self {
         let schema = named::<T>(&mut self.schemas);
         self.body = Some(body(schema, true));
         self
     }
 
     /// An optional JSON body.
-    pub(super) fn may_accept<T: ToSchema>(mut self) -> Self {
+    pub(crate) fn may_accept<T: ToSchema>(mut self) -> Self {
         let schema = named::<T>(&mut self.schemas);
         self.body = Some(body(schema, false));
         self
     }
 
     /// A JSON body whose schema is derived from that of `T`.
-    pub(super) fn accepts_part_of<T: ToSchema>(
+    pub(crate) fn accepts_part_of<T: ToSchema>(
         mut self,
         name: &str,
         change: impl FnOnce(&mut Value),
@@ -103,15 +127,36 @@ impl Operation {
         self
     }
 
-    pub(super) fn query(mut self, name: &str, schema: impl Into<Value>, description: &str) -> Self {
+    pub(crate) fn query(mut self, name: &str, schema: impl Into<Value>, description: &str) -> Self {
         self.query.push(json!({
             "name": name, "in": "query", "description": description, "schema": schema.into(),
         }));
         self
     }
 
+    /// The filters `since` and `until`, by the time of the event.
+    pub(crate) fn query_times(self) -> Self {
+        let time = || json!({"type": "string", "format": "date-time"});
+        self.query("since", time(), "Only events created at or after this time.")
+            .query("until", time(), "Only events created before this time.")
+    }
+
+    /// A page, or with `format` all that match as a stream.
+    pub(crate) fn returns_page_or_export<T: ToSchema>(self, description: &str, format: &str) -> Self {
+        let formats = json!({"type": "string", "enum": ["json", "ndjson", "csv"]});
+        let mut operation = self
+            .query("format", formats, format)
+            .returns_page::<T>(description);
+        if let Some((_, response)) = operation.responses.last_mut() {
+            for media in ["application/x-ndjson", "text/csv"] {
+                response["content"][media] = json!({"schema": {"type": "string"}});
+            }
+        }
+        operation
+    }
+
     /// `limit` and `cursor`, and a page of `T` as the response.
-    pub(super) fn returns_page<T: ToSchema>(mut self, description: &str) -> Self {
+    pub(crate) fn returns_page<T: ToSchema>(mut self, description: &str) -> Self {
         let limit =
             json!({"type": "integer", "minimum": 1, "maximum": LIST_PAGE_MAX, "default": LIST_PAGE_DEFAULT});
         let cursor = json!({"type": "string"});
@@ -140,54 +185,46 @@ impl Operation {
             )
     }
 
-    pub(super) fn returns<T: ToSchema>(mut self, status: u16, description: &str) -> Self {
+    pub(crate) fn returns<T: ToSchema>(mut self, status: u16, description: &str) -> Self {
         let schema = named::<T>(&mut self.schemas);
         self.returns_json(status, schema, description)
     }
 
-    pub(super) fn returns_json(self, status: u16, schema: Value, description: &str) -> Self {
+    pub(crate) fn returns_json(self, status: u16, schema: Value, description: &str) -> Self {
         self.returns_in(status, "application/json", schema, description)
     }
 
-    pub(super) fn returns_in(mut self, status: u16, media: &str, schema: Value, description: &str) -> Self {
+    pub(crate) fn returns_in(mut self, status: u16, media: &str, schema: Value, description: &str) -> Self {
         let content = json!({media: {"schema": schema}});
         self.responses
             .push((status, json!({"description": description, "content": content})));
         self
     }
 
-    /// The same response in another media type.
-    pub(super) fn or_in(mut self, media: &str, schema: Value) -> Self {
-        if let Some((_, response)) = self.responses.last_mut() {
-            response["content"][media] = json!({"schema": schema});
-        }
-        self
-    }
-
-    pub(super) fn returns_nothing(mut self, description: &str) -> Self {
+    pub(crate) fn returns_nothing(mut self, description: &str) -> Self {
         self.responses.push((204, json!({"description": description})));
         self
     }
 
     /// Errors that do not follow from the rule, the method, the path or the body.
-    pub(super) fn fails_with(mut self, statuses: &[u16]) -> Self {
+    pub(crate) fn fails_with(mut self, statuses: &[u16]) -> Self {
         self.errors.extend(statuses);
         self
     }
 
-    pub(super) fn has_query(&self) -> bool {
+    pub(crate) fn has_query(&self) -> bool {
         !self.query.is_empty()
     }
 
-    pub(super) fn has_body(&self) -> bool {
+    pub(crate) fn has_body(&self) -> bool {
         self.body.is_some()
     }
 
-    pub(super) fn takes_idempotency_key(&self) -> bool {
+    pub(crate) fn takes_idempotency_key(&self) -> bool {
         self.method == "POST" && self.path.starts_with("/v1/")
     }
 
-    pub(super) fn value(&self) -> Value {
+    pub(crate) fn value(&self) -> Value {
         let mut parameters: Vec<Value> = self.path_parameters();
         parameters.extend(self.query.iter().cloned());
         let mut responses: BTreeMap<String, Value> = BTreeMap::new();
@@ -213,7 +250,7 @@ impl Operation {
             parameters.push(json!({
                 "name": "Idempotency-Key", "in": "header",
                 "description": "Makes the request idempotent: repeated with the same key and body, it is executed once.",
-                "schema": shapes::value(shapes::idempotency_key()),
+                "schema": schema_of(shapes::idempotency_key()),
             }));
         }
         let mut value = json!({
@@ -252,7 +289,7 @@ impl Operation {
             .split('/')
             .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
             .map(|name| {
-                let (schema, description) = shapes::path_parameter(name);
+                let (schema, description) = path_parameter(name);
                 json!({
                     "name": name, "in": "path", "required": true, "description": description, "schema": schema,
                 })
@@ -263,4 +300,20 @@ impl Operation {
 
 fn body(schema: Value, required: bool) -> Value {
     json!({"required": required, "content": {"application/json": {"schema": schema}}})
+}
+
+/// Schema and description of a path parameter.
+fn path_parameter(name: &str) -> (Value, &'static str) {
+    match name {
+        "tenant" => (schema_of(shapes::label()), "The tenant's id."),
+        "type" => (schema_of(shapes::type_name()), "The event type's name."),
+        "event" => (schema_of(shapes::event_id()), "The event's id."),
+        "endpoint" => (json!({"type": "string"}), "The endpoint's id, `ep_…`."),
+        "delivery" => (json!({"type": "string"}), "The delivery's id, `dlv_…`."),
+        "listener" => (json!({"type": "string"}), "The listener's id, `lis_…`."),
+        "key" => (json!({"type": "string"}), "The key's id, `key_…`."),
+        "replay" => (json!({"type": "string"}), "The replay's id, `rpl_…`."),
+        "erasure" => (json!({"type": "string"}), "The erasure's id, `era_…`."),
+        _ => (json!({"type": "string"}), "The id."),
+    }
 }

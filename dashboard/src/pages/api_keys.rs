@@ -7,13 +7,16 @@ use axum::{
     extract::{Path, State},
     response::Redirect,
 };
-use postrider_proto::state::KeyRole;
+use postrider_proto::{
+    api::{ApiKey, NewApiKey},
+    state::KeyRole,
+};
 use serde::Deserialize;
 
 use super::{DoneQuery, Frame, Moment, PageProblem};
 use crate::{
     Shared,
-    actions::api_keys::{KeyForm, KeyView, end, make},
+    actions::api_keys::{end, make},
     auth::{Actor, Confirmed, Session, Submitted},
     http::input::Query,
     tables::{
@@ -31,7 +34,7 @@ pub(crate) struct KeysPage {
     frame: Frame,
     keys: Vec<KeyRow>,
     /// The key that was just created; it is shown only once.
-    new: Option<KeyView>,
+    new: Option<ApiKey>,
 }
 
 impl KeysPage {
@@ -62,7 +65,7 @@ pub(crate) async fn show(
     Ok(page)
 }
 
-async fn load(app: &Shared, session: Session, new: Option<KeyView>) -> Result<KeysPage, PageProblem> {
+async fn load(app: &Shared, session: Session, new: Option<ApiKey>) -> Result<KeysPage, PageProblem> {
     Ok(KeysPage {
         frame: Frame::new(session, "api-keys"),
         keys: api_keys::list_newest(&app.pool, KEYS_SHOWN_MAX).await?,
@@ -76,7 +79,7 @@ pub(crate) async fn create(
     Extension(actor): Extension<Actor>,
     Submitted(form): Submitted<MakeForm>,
 ) -> Result<KeysPage, PageProblem> {
-    let wanted = KeyForm {
+    let wanted = NewApiKey {
         role: form.role,
         tenant: Some(form.tenant.trim().to_owned()).filter(|slug| !slug.is_empty()),
         name: form.name,

@@ -113,7 +113,7 @@ pub(crate) async fn show(
                 actor: Some(query.actor.trim().to_owned()).filter(|actor| !actor.is_empty()),
             };
             let rows = audit::list(&app.pool, &narrowed, before.unwrap_or(i64::MAX), LINES + 1).await?;
-            pagination::Page::cut(rows, LINES, |row| row.id).map(Entry::from)
+            pagination::cut(rows, LINES, |row| row.id).map(Entry::from)
         }
     };
     Ok(AuditPage {

@@ -1,7 +1,7 @@
 //! Renders a request as a cURL command that can be pasted into a shell.
 //! Invariant: customer input is always inside single quotes, so that the shell treats it as text.
 
-use crate::actions::attempt_view::Attempt;
+use postrider_proto::api::Attempt;
 
 /// Operating systems limit an argument to about 128 KiB, and quoting makes the body longer.
 const BODY_BYTES_MAX: usize = 64 * 1024;

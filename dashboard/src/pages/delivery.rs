@@ -9,7 +9,7 @@ use axum::{
     extract::{Path, State},
     response::Redirect,
 };
-use postrider_proto::{DeadReason, DeliveryId, DeliveryState, TenantId};
+use postrider_proto::{DeadReason, DeliveryId, DeliveryState, TenantId, api::Attempt};
 
 use super::{
     DeliverySummary, DoneQuery, Frame, Markup, Moment, PageProblem, Pretty, dead_letters::reason_label,
@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Shared,
     actions::{
-        attempt_view::{self, Attempt, attempts_of},
+        attempt_view::{self, Shown, attempts_of},
         replay::Asked,
     },
     auth::{Actor, Arrived, Confirmed, Session},

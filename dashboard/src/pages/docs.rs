@@ -10,7 +10,7 @@ use axum::{
 };
 use serde_json::Value;
 
-use crate::openapi;
+use crate::{api::description, openapi};
 
 #[derive(Template)]
 #[template(path = "docs.html")]
@@ -76,7 +76,7 @@ struct ErrorType {
 
 pub(crate) async fn show() -> Response {
     static PAGE: LazyLock<String> = LazyLock::new(|| {
-        page(openapi::value()).render().unwrap_or_else(|error| {
+        page(description::value()).render().unwrap_or_else(|error| {
             tracing::error!(%error, "failed to render the API reference");
             String::new()
         })
@@ -271,8 +271,8 @@ mod tests {
 
     #[test]
     fn the_page_lists_every_call_and_has_no_broken_links() {
-        let html = page(openapi::value()).render().expect("a page");
-        for (path, _) in entries(&openapi::value()["paths"]) {
+        let html = page(description::value()).render().expect("a page");
+        for (path, _) in entries(&description::value()["paths"]) {
             assert!(html.contains(&path.replace('"', "&#34;")), "{path}");
         }
         for link in html

@@ -10,7 +10,7 @@ use axum::{
     response::Redirect,
 };
 use chrono::{DateTime, TimeDelta, Utc};
-use postrider_proto::EndpointState;
+use postrider_proto::{EndpointState, api::EndpointSettings};
 use serde::Deserialize;
 
 use super::{DeliverySummary, DoneQuery, Frame, Markup, PageProblem, endpoint_trials::Tried};
@@ -18,7 +18,7 @@ use crate::{
     Pool, Shared,
     actions::{
         self,
-        endpoints::form::EndpointForm,
+        attempt_view::Shown,
         trials::{self, Asked, Recorded},
     },
     auth::{Actor, Confirmed, Session, Submitted, Tenant},
@@ -313,9 +313,9 @@ async fn enable(
     enabled: bool,
 ) -> Result<(), Problem> {
     let subject = Subject::find(app, session, id).await?;
-    let change = EndpointForm {
+    let change = EndpointSettings {
         enabled: Some(Some(enabled)),
-        ..EndpointForm::default()
+        ..EndpointSettings::default()
     };
     actions::endpoints::change(app, actor, &subject.tenant, id, change).await?;
     Ok(())

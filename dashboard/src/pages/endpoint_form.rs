@@ -3,14 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use postrider_proto::json::find_duplicate;
+use postrider_dispatcher::Settings;
+use postrider_proto::{api, json::find_duplicate};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    actions::endpoints::{form::EndpointForm, rules::write_wait},
-    http::problem::Fault,
-    tables::endpoints::EndpointSettings,
+    actions::endpoints::rules::write_wait, http::problem::Fault, tables::endpoints::EndpointSettings,
 };
 
 /// The form as submitted by the browser. An empty field means the default.
@@ -76,7 +75,7 @@ impl From<&EndpointSettings> for Fields {
 
 impl Fields {
     /// The settings, or the fields that can't be converted to them.
-    pub(super) fn to_form(&self) -> Result<EndpointForm, Vec<Fault>> {
+    pub(super) fn to_form(&self) -> Result<api::EndpointSettings, Vec<Fault>> {
         let mut faults = Vec::new();
         let mut fault = |field: &str, detail: &str| {
             faults.push(Fault {
@@ -115,7 +114,7 @@ impl Fields {
         if !faults.is_empty() {
             return Err(faults);
         }
-        Ok(EndpointForm {
+        Ok(api::EndpointSettings {
             url: Some(Some(self.url.trim().to_owned())),
             description: Some(text_or_none(&self.description)),
             types: Some(words_or_none(&self.types)),
@@ -129,8 +128,47 @@ impl Fields {
             ordered: Some(Some(is_checked(&self.ordered))),
             signature: Some(text_or_none(&self.signature)),
             headers,
-            ..EndpointForm::default()
+            ..api::EndpointSettings::default()
         })
+    }
+}
+
+/// A numeric setting that may be left empty.
+pub(super) struct Number {
+    pub(super) name: &'static str,
+    pub(super) label: &'static str,
+    pub(super) value: String,
+    /// What applies if it is empty.
+    pub(super) placeholder: String,
+    pub(super) hint: &'static str,
+}
+
+impl Fields {
+    /// The numbers that limit how requests are sent, in the order of the page.
+    pub(super) fn numbers(&self, defaults: &Settings) -> [Number; 3] {
+        [
+            Number {
+                name: "concurrency",
+                label: "Max. concurrent requests",
+                value: self.concurrency.clone(),
+                placeholder: defaults.concurrency.to_string(),
+                hint: "Leave empty for the default.",
+            },
+            Number {
+                name: "rate_per_second",
+                label: "Max. requests per second",
+                value: self.rate_per_second.clone(),
+                placeholder: "no limit".to_owned(),
+                hint: "",
+            },
+            Number {
+                name: "timeout_ms",
+                label: "Timeout (ms)",
+                value: self.timeout_ms.clone(),
+                placeholder: defaults.timeout.as_millis().to_string(),
+                hint: "",
+            },
+        ]
     }
 }
 

@@ -7,6 +7,7 @@ use axum::{
     extract::{Path, State},
     response::{IntoResponse, Redirect, Response},
 };
+use postrider_proto::api::SecretValue;
 use serde::Deserialize;
 
 use super::{
@@ -15,10 +16,7 @@ use super::{
 };
 use crate::{
     Shared,
-    actions::{
-        self,
-        secrets::{Rotation, Shown},
-    },
+    actions::{self, secrets::Rotation},
     auth::{Actor, Confirmed, Session, Submitted},
     http::{input::Query, problem::Problem, wait_until_applied},
     tables::{
@@ -129,7 +127,7 @@ pub(crate) async fn reveal(
     let shown: Vec<Option<String>> = opened
         .iter()
         .map(|one| {
-            let shown = Shown::from(&one.secret);
+            let shown = SecretValue::from(&one.secret);
             shown.secret.or(shown.public_key)
         })
         .collect();

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::{
     DoneQuery, Frame, PageProblem, When,
     endpoint::{Subject, framed},
-    endpoint_form::{FieldErrors, Fields},
+    endpoint_form::{FieldErrors, Fields, Number},
 };
 use crate::{
     Shared,
@@ -38,7 +38,7 @@ struct SettingsPage {
     fields: Fields,
     errors: FieldErrors,
     header_names: Vec<String>,
-    defaults: Defaults,
+    numbers: [Number; 3],
 }
 
 #[derive(Template, WebTemplate)]
@@ -48,22 +48,7 @@ struct NewPage {
     fields: Fields,
     errors: FieldErrors,
     header_names: Vec<String>,
-    defaults: Defaults,
-}
-
-/// The values used for empty fields.
-struct Defaults {
-    concurrency: u16,
-    timeout_ms: u128,
-}
-
-impl Defaults {
-    fn of(app: &Shared) -> Self {
-        Self {
-            concurrency: app.defaults.concurrency,
-            timeout_ms: app.defaults.timeout.as_millis(),
-        }
-    }
+    numbers: [Number; 3],
 }
 
 fn settings_page(
@@ -78,7 +63,7 @@ fn settings_page(
         frame: framed(session, done),
         tab: "settings",
         header_names: custom_header_names(&app.vault, &subject.row),
-        defaults: Defaults::of(app),
+        numbers: fields.numbers(&app.defaults),
         subject,
         fields,
         errors,
@@ -160,10 +145,10 @@ pub(crate) async fn blank(
 fn new_page(app: &Shared, session: &Session, fields: Fields, errors: FieldErrors) -> NewPage {
     NewPage {
         frame: Frame::new(session.clone(), "endpoints"),
+        numbers: fields.numbers(&app.defaults),
         fields,
         errors,
         header_names: Vec::new(),
-        defaults: Defaults::of(app),
     }
 }
 

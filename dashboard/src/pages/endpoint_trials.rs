@@ -1,6 +1,6 @@
 //! The result of a test event or a probe on the endpoint's page.
 
-use crate::actions::trials::{ProbeReport, TestAttempt, checks::Verdict};
+use postrider_proto::api::{ProbeReport, TestAttempt, Verdict};
 
 /// At most one of them is set.
 #[derive(Default)]

@@ -222,7 +222,7 @@ pub(crate) async fn rotations(
         .transpose()?;
     let of = Of::Busy(session.scope());
     let rows = rotations::list(&app.pool, of, after.unwrap_or_default(), LINES + 1).await?;
-    let page = pagination::Page::cut(rows, LINES, |row| row.number.0);
+    let page = pagination::cut(rows, LINES, |row| row.number.0);
     Ok(RotationsPage {
         frame: Frame::new(session, "endpoints"),
         rows: page.data,

@@ -7,7 +7,7 @@ use axum::{
     Extension,
     extract::{Path, State},
 };
-use postrider_proto::{TypeId, routing::is_type_name};
+use postrider_proto::{TypeId, api::Break, routing::is_type_name};
 use postrider_sender::{approximate_sample, sample};
 use serde::Deserialize;
 use serde_json::Value;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::{Frame, Moment, PageProblem, Pretty};
 use crate::{
     Shared,
-    actions::compatibility::{Break, compare},
+    actions::compatibility::compare,
     actions::trials::event::{compose, thin},
     auth::Session,
     http::{input::Query, pagination, problem::Problem},
@@ -59,7 +59,7 @@ pub(crate) async fn list(
         .map(pagination::decode::<String>)
         .transpose()?;
     let rows = event_types::list(&app.pool, &after.unwrap_or_default(), LINES + 1).await?;
-    let page = pagination::Page::cut(rows, LINES, |row| row.name.clone());
+    let page = pagination::cut(rows, LINES, |row| row.name.clone());
     let ids: Vec<TypeId> = page.data.iter().map(|row| row.id).collect();
     let versions = schemas::versions(&app.pool, &ids).await?;
     let of = |id: TypeId| versions.iter().filter(move |(of, _)| *of == id);

@@ -11,14 +11,18 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use data_encoding::BASE64URL_NOPAD;
-use postrider_dispatcher::replays::{self, RATE_DEFAULT, RATE_MAX, Replay};
-use postrider_proto::{DeadReason, ReplayKind, ReplayState, TenantId};
+use postrider_dispatcher::replays::{self, RATE_DEFAULT, Replay};
+use postrider_proto::{
+    DeadReason, ReplayKind, ReplayState, TenantId,
+    api::{NewReplay, ReplayPreview},
+    limits::REPLAY_RATE_MAX,
+};
 use serde::Deserialize;
 
 use super::{DoneQuery, Frame, Markup, Moment, PageProblem, dead_letters::reason_label};
 use crate::{
     App, Shared,
-    actions::replays::{DryRun, ReplayForm, Wanted, begin, dry_run, find, read, stop},
+    actions::replays::{Wanted, begin, dry_run, find, read, stop},
     auth::{Actor, Confirmed, Session, Submitted},
     http::{input::Query, pagination, problem::Problem},
     pages::live::{Content, Live, Stream},
@@ -201,10 +205,10 @@ pub(crate) async fn follow(
 
 /// One of the replays that would be started.
 struct Preview {
-    form: ReplayForm,
+    form: NewReplay,
     /// The endpoint's URL, or the given ID if there is no such endpoint.
     endpoint: String,
-    found: Result<DryRun, String>,
+    found: Result<ReplayPreview, String>,
 }
 
 impl Preview {
@@ -263,7 +267,7 @@ pub(crate) async fn preview(
         });
     }
     let good = previews.iter().filter(|preview| preview.found.is_ok());
-    let asks: Vec<&ReplayForm> = good.map(|preview| &preview.form).collect();
+    let asks: Vec<&NewReplay> = good.map(|preview| &preview.form).collect();
     let asks = BASE64URL_NOPAD.encode(&serde_json::to_vec(&asks).unwrap_or_default());
     let total = previews.iter().filter_map(|one| one.found.as_ref().ok());
     let total = total.map(|found| found.total).sum();
@@ -273,17 +277,17 @@ pub(crate) async fn preview(
         asks,
         previews,
         rate: RATE_DEFAULT,
-        rate_max: RATE_MAX,
+        rate_max: REPLAY_RATE_MAX,
     })
 }
 
-async fn count_within_share(app: &App, wanted: &Wanted) -> Result<DryRun, Problem> {
+async fn count_within_share(app: &App, wanted: &Wanted) -> Result<ReplayPreview, Problem> {
     let _count = app.limits.counts.take(&wanted.counts_as()).await?;
     dry_run(app, &mut *app.pool.acquire().await?, wanted).await
 }
 
-fn read_query(query: &str) -> Vec<ReplayForm> {
-    let mut one = ReplayForm::default();
+fn read_query(query: &str) -> Vec<NewReplay> {
+    let mut one = NewReplay::default();
     let mut groups = Vec::new();
     for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
         let text = Some(value.trim().to_owned()).filter(|value| !value.is_empty());
@@ -299,7 +303,7 @@ fn read_query(query: &str) -> Vec<ReplayForm> {
         }
     }
     if groups.is_empty() && one.endpoint.is_some() {
-        let ReplayForm { kind, state, .. } = &mut one;
+        let NewReplay { kind, state, .. } = &mut one;
         // The form has a single choice for both fields.
         if kind.as_deref() != Some("missing") {
             *state = state.take().or(kind.take()).filter(|word| word != "failed");
@@ -313,14 +317,14 @@ fn read_query(query: &str) -> Vec<ReplayForm> {
     groups
 }
 
-fn read_group(text: &str) -> Option<ReplayForm> {
+fn read_group(text: &str) -> Option<NewReplay> {
     let mut parts = text.split('~').map(str::to_owned);
-    Some(ReplayForm {
+    Some(NewReplay {
         endpoint: Some(parts.next()?),
         r#type: Some(parts.next()?),
         reason: Some(parts.next()?),
         state: Some("dead".to_owned()),
-        ..ReplayForm::default()
+        ..NewReplay::default()
     })
 }
 
@@ -334,7 +338,7 @@ fn in_utc(text: String) -> String {
 }
 
 /// The endpoint to replay to. Customers find only their own.
-async fn endpoint_of(app: &App, scope: Option<TenantId>, form: &ReplayForm) -> Result<EndpointRow, Problem> {
+async fn endpoint_of(app: &App, scope: Option<TenantId>, form: &NewReplay) -> Result<EndpointRow, Problem> {
     let public_id = form.endpoint.as_deref().unwrap_or_default();
     let missing = || Problem::invalid("/endpoint", format!("there is no endpoint {public_id:?}"));
     let number = endpoints::find_number(&app.pool, scope, public_id)
@@ -359,7 +363,7 @@ pub(crate) async fn start(
     Submitted(form): Submitted<StartForm>,
 ) -> Result<Redirect, PageProblem> {
     let asked = || serde_json::from_slice(&BASE64URL_NOPAD.decode(form.asks.as_bytes()).ok()?).ok();
-    let asks: Vec<ReplayForm> =
+    let asks: Vec<NewReplay> =
         asked().ok_or_else(|| Problem::bad_request("Malformed form. Go back and try again."))?;
     if asks.is_empty() || asks.len() > GROUPS_MAX {
         return Err(Problem::bad_request("Nothing to replay.").into());

@@ -7,12 +7,13 @@ use axum::{
     extract::{Path, State},
     response::Redirect,
 };
+use postrider_proto::api::TenantSettings;
 use serde::Deserialize;
 
 use super::{DoneQuery, Frame, Moment, PageProblem};
 use crate::{
     Shared,
-    actions::tenants::{TenantForm, remove, store},
+    actions::tenants::{remove, store},
     auth::{
         Actor, Confirmed, Session, Submitted, Tenant,
         portal::{self, Link},
@@ -82,7 +83,7 @@ pub(crate) async fn list(
         .map(pagination::decode::<String>)
         .transpose()?;
     let found = tenants::search(&app.pool, query.q.trim(), &after.unwrap_or_default(), LINES + 1).await?;
-    let page = pagination::Page::cut(found, LINES, |tenant| tenant.row.slug.clone());
+    let page = pagination::cut(found, LINES, |tenant| tenant.row.slug.clone());
     Ok(TenantsPage {
         frame: Frame::new(session, "tenants").with_done(&query.done, &DONE_LIST),
         search: query.q,
@@ -174,9 +175,9 @@ pub(crate) async fn make(
     if tenants::find(&app.pool, slug).await?.is_some() {
         return Err(Problem::conflict(format!("A tenant with the ID {slug:?} already exists.")).into());
     }
-    let wanted = TenantForm {
+    let wanted = TenantSettings {
         name: text_or_none(form.name),
-        ..TenantForm::default()
+        ..TenantSettings::default()
     };
     let (row, _) = store(&app, &actor, slug, wanted).await?;
     Ok(Redirect::to(&format!("/tenants/{}?done=made", row.slug)))
@@ -196,7 +197,7 @@ pub(crate) async fn change(
     Submitted(form): Submitted<ChangeForm>,
 ) -> Result<Redirect, PageProblem> {
     let row = find(&app, &slug).await?;
-    let wanted = TenantForm {
+    let wanted = TenantSettings {
         name: text_or_none(form.name),
         rotate_every_days: days("rotate_every_days", &form.rotate_every_days)?,
         retention_days: days("retention_days", &form.retention_days)?,

@@ -6,6 +6,7 @@ use serde::Serialize;
 use sqlx::{FromRow, PgExecutor};
 use utoipa::ToSchema;
 
+// A response as well: every column is shown as it is stored.
 #[derive(Debug, Clone, Serialize, FromRow, ToSchema)]
 #[schema(as = Alert)]
 pub(crate) struct AlertRow {

@@ -1,6 +1,6 @@
 //! `endpoints`. A trigger stamps each change with its transaction, by which dispatchers find it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::vault::Owner;
@@ -30,6 +30,13 @@ pub(crate) struct EndpointSettings {
     /// The columns below have rules of their own when they change.
     pub(crate) state: EndpointState,
     pub(crate) state_reason: Option<String>,
+}
+
+impl EndpointSettings {
+    pub(crate) fn timeout(&self, default: Duration) -> Duration {
+        self.timeout_ms
+            .map_or(default, |ms| Duration::from_millis(ms.max(1) as u64))
+    }
 }
 
 #[derive(Debug, Clone, FromRow)]

@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 /// Rejections counted per endpoint.
 const REFUSALS_MAX: i64 = 1_000;
 
+// A response as well: what the statement computes is shown as it is.
 #[derive(Debug, FromRow, Serialize, ToSchema)]
 #[schema(as = SecretRotation)]
 pub(crate) struct RotationRow {

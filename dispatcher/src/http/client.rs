@@ -38,7 +38,7 @@ pub use response::retry_after;
 use crate::{
     http::{
         guard::Guard,
-        tls::{TlsFault, TlsSettings, Trust},
+        tls::{self, TlsFault, TlsSettings, Trust},
     },
     lock::lock,
     ownership::lease::SendPermission,
@@ -138,7 +138,7 @@ impl HttpSender {
                 });
             }
         };
-        let (outgoing, receiver) = match outgoing(request, own_tls.map(TlsSettings::digest)) {
+        let (outgoing, receiver) = match outgoing(request, own_tls.map(tls::digest)) {
             Ok(outgoing) => outgoing,
             Err(error) => return Ok(forbidden(error)),
         };
@@ -181,7 +181,7 @@ impl HttpSender {
     }
 
     fn own_tls(&self, own: &TlsSettings) -> Result<Arc<ClientConfig>, TlsFault> {
-        let digest = own.digest();
+        let digest = tls::digest(own);
         let mut known = lock(&self.own_tls);
         let used = Instant::now();
         if let Some(known) = known.get_mut(&digest) {

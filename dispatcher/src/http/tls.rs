@@ -1,8 +1,9 @@
 //! TLS of connections to endpoints: which authorities are trusted, and which client certificate is presented.
 //! Invariant: certificates are always verified; if an endpoint has its own CA certificates, only those are trusted.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
+pub use postrider_proto::api::{TlsFingerprints, TlsSettings};
 use postrider_proto::limits::{TLS_CERTIFICATES_MAX, TLS_PEM_BYTES_MAX};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme,
@@ -13,34 +14,12 @@ use rustls::{
     crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Installs one cryptography provider for the whole process. Called once at startup.
 pub fn install_provider() {
     // Fails only when one is installed already.
     let _ = ring::default_provider().install_default();
-}
-
-/// An endpoint's own certificates, each as PEM text.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TlsSettings {
-    /// The server's certificate must be signed by one of these and no other.
-    pub ca_certificates: Option<String>,
-    /// The client certificate we present, followed by its intermediates.
-    pub client_certificate: Option<String>,
-    pub client_key: Option<String>,
-}
-
-/// Without the key.
-impl fmt::Debug for TlsSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsSettings")
-            .field("ca_certificates", &self.ca_certificates.is_some())
-            .field("client_certificate", &self.client_certificate.is_some())
-            .finish_non_exhaustive()
-    }
 }
 
 /// A validation error: the field and the reason.
@@ -58,45 +37,32 @@ fn fault(field: &'static str, reason: impl Into<String>) -> TlsFault {
     }
 }
 
-/// Certificates as shown to users: by their SHA-256 fingerprints.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct TlsFingerprints {
-    pub ca_certificates: Vec<String>,
-    pub client_certificate: Option<String>,
+/// Whether connections could be made with these settings.
+pub fn check(tls: &TlsSettings) -> Result<(), TlsFault> {
+    Trust::of_machine().config(tls).map(|_| ())
 }
 
-impl TlsSettings {
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
+pub fn fingerprints(tls: &TlsSettings) -> TlsFingerprints {
+    let of = |pem: &Option<String>| -> Vec<String> {
+        let found = pem.as_deref().map(|pem| certificates("", pem));
+        let found = found.and_then(Result::ok).unwrap_or_default();
+        found.iter().map(fingerprint).collect()
+    };
+    TlsFingerprints {
+        ca_certificates: of(&tls.ca_certificates),
+        client_certificate: of(&tls.client_certificate).into_iter().next(),
     }
+}
 
-    /// Whether connections could be made with these settings.
-    pub fn check(&self) -> Result<(), TlsFault> {
-        Trust::of_machine().config(self).map(|_| ())
+/// Endpoints with the same settings share connections.
+pub(crate) fn digest(tls: &TlsSettings) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in [&tls.ca_certificates, &tls.client_certificate, &tls.client_key] {
+        let part = part.as_deref().unwrap_or_default();
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part.as_bytes());
     }
-
-    pub fn fingerprints(&self) -> TlsFingerprints {
-        let of = |pem: &Option<String>| -> Vec<String> {
-            let found = pem.as_deref().map(|pem| certificates("", pem));
-            let found = found.and_then(Result::ok).unwrap_or_default();
-            found.iter().map(fingerprint).collect()
-        };
-        TlsFingerprints {
-            ca_certificates: of(&self.ca_certificates),
-            client_certificate: of(&self.client_certificate).into_iter().next(),
-        }
-    }
-
-    /// Endpoints with the same settings share connections.
-    pub(crate) fn digest(&self) -> [u8; 32] {
-        let mut hash = Sha256::new();
-        for part in [&self.ca_certificates, &self.client_certificate, &self.client_key] {
-            let part = part.as_deref().unwrap_or_default();
-            hash.update((part.len() as u64).to_be_bytes());
-            hash.update(part.as_bytes());
-        }
-        hash.finalize().into()
-    }
+    hash.finalize().into()
 }
 
 fn fingerprint(certificate: &CertificateDer<'_>) -> String {

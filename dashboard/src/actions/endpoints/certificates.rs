@@ -2,9 +2,10 @@
 //! Invariant: stored encrypted; only fingerprints of stored certificates are returned.
 
 use postrider_dispatcher::{
-    tls::{TlsFingerprints, TlsSettings},
+    tls,
     vault::{Purpose, Vault},
 };
+use postrider_proto::api::{TlsFingerprints, TlsSettings};
 use sqlx::PgExecutor;
 
 use crate::{
@@ -12,8 +13,8 @@ use crate::{
     tables::endpoints::{self as table, EndpointRow},
 };
 
-pub(super) fn check_tls(tls: &TlsSettings, faults: &mut Faults) {
-    if let Err(fault) = tls.check() {
+pub(super) fn check_tls(given: &TlsSettings, faults: &mut Faults) {
+    if let Err(fault) = tls::check(given) {
         faults.add(&format!("tls/{}", fault.field), fault.reason);
     }
 }
@@ -43,8 +44,8 @@ pub(super) async fn keep_tls(
 }
 
 /// Settings that can't be decrypted count as none here.
-pub(crate) fn shown(vault: &Vault, row: &EndpointRow) -> Option<TlsFingerprints> {
-    Some(open_tls(vault, row)?.fingerprints())
+pub(super) fn shown(vault: &Vault, row: &EndpointRow) -> Option<TlsFingerprints> {
+    Some(tls::fingerprints(&open_tls(vault, row)?))
 }
 
 /// For requests that this process sends to the endpoint.

@@ -6,9 +6,10 @@ pub(crate) mod rules;
 
 use std::collections::BTreeMap;
 
-use postrider_dispatcher::{guard::Guard, tls::TlsSettings, vault::custom_headers::CustomHeaders};
+use postrider_dispatcher::{guard::Guard, vault::custom_headers::CustomHeaders};
 use postrider_proto::{
     EndpointState, Shard,
+    api::{self, SecretValue, TlsSettings},
     limits::{ENDPOINTS_PER_TENANT_MAX, SHARDS},
     signature::Secret,
 };
@@ -17,10 +18,10 @@ use serde_json::json;
 use sqlx::PgConnection;
 use url::Url;
 
-use self::{certificates::keep_tls, form::EndpointForm, rules::check_secret};
+use self::{certificates::keep_tls, rules::check_secret};
 use crate::{
     App,
-    actions::secrets::{Shown, keep, open_in_force},
+    actions::secrets::{keep, open_in_force},
     auth::{Actor, Tenant},
     http::{
         problem::{Faults, Problem},
@@ -44,8 +45,8 @@ pub(crate) struct NewEndpoint {
 
 impl NewEndpoint {
     /// Every check that needs no database.
-    pub(crate) fn read(form: EndpointForm, guard: &Guard) -> Result<Self, Problem> {
-        let settings = form.create(guard)?;
+    pub(crate) fn read(form: api::EndpointSettings, guard: &Guard) -> Result<Self, Problem> {
+        let settings = form::create(&form, guard)?;
         let secret = match form.secret.flatten() {
             Some(own) => Secret::new(own),
             None => Secret::generate(settings.signature, &rand::random()),
@@ -62,7 +63,7 @@ impl NewEndpoint {
 /// A new endpoint and the part of its secret that is shown once.
 pub(crate) struct Created {
     pub(crate) row: EndpointRow,
-    pub(crate) shown: Shown,
+    pub(crate) shown: SecretValue,
 }
 
 /// Runs in the caller's transaction.
@@ -108,13 +109,13 @@ pub(crate) async fn change(
     actor: &Actor,
     tenant: &Tenant,
     id: &str,
-    form: EndpointForm,
+    form: api::EndpointSettings,
 ) -> Result<EndpointRow, Problem> {
     let mut transaction = tables::begin(&app.pool).await?;
     let before = table::lock(&mut *transaction, tenant.id, id)
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
-    let settings = form.patch(before.settings.clone(), &app.guard)?;
+    let settings = form::patch(&form, before.settings.clone(), &app.guard)?;
     check_pins(&mut transaction, &settings, Some(&before.settings)).await?;
     if settings.signature != before.settings.signature {
         for opened in open_in_force(&app.vault, &mut transaction, before.owner()).await? {

@@ -9,7 +9,7 @@ pub(crate) mod event;
 pub(crate) mod probe;
 mod run;
 
-pub(crate) use run::{Asked, ProbeReport, Recorded, TestAttempt, probe, record, test};
+pub(crate) use run::{Asked, Recorded, probe, record, test};
 
 use std::{
     collections::BTreeMap,
@@ -25,11 +25,11 @@ use postrider_dispatcher::{
         client::{HttpSender, Request},
         headers::{Marker, RequestHeaders},
     },
-    tls::TlsSettings,
     vault::custom_headers::CustomHeaders,
 };
 use postrider_proto::{
     Outcome,
+    api::{Attempt, TlsSettings},
     signature::{Secret, SignatureFormat, sign},
 };
 use sqlx::PgConnection;
@@ -38,7 +38,7 @@ use url::Url;
 
 use crate::{
     App, Shared,
-    actions::{attempt_view::Attempt, endpoints::certificates::open_tls, secrets::open_in_force},
+    actions::{endpoints::certificates::open_tls, secrets::open_in_force},
     http::problem::{Kind, Problem},
     tables::{
         endpoints::EndpointRow,
@@ -144,9 +144,6 @@ impl Target {
             .await?;
         let opened = open_in_force(&app.vault, connection, endpoint.owner()).await?;
         let settings = &endpoint.settings;
-        let timeout = settings
-            .timeout_ms
-            .map_or(app.defaults.timeout, |ms| Duration::from_millis(ms.max(1) as u64));
         Ok(Self {
             // It was checked when it was saved; the operator may have tightened the rules since.
             url: app.guard.check_url(&settings.url).map_err(|refusal| {
@@ -154,7 +151,7 @@ impl Target {
             })?,
             format: settings.signature,
             secrets: opened.into_iter().map(|one| one.secret).collect(),
-            timeout,
+            timeout: settings.timeout(app.defaults.timeout),
             custom: CustomHeaders::open(&app.vault, endpoint.owner(), endpoint.headers.as_deref())
                 .and_then(|headers| headers.to_map())
                 .map_err(|_| {
@@ -227,7 +224,7 @@ impl Sent {
             number: 1,
             started_at: self.started_at,
             duration_ms: i32::try_from(self.duration.as_millis()).unwrap_or(i32::MAX),
-            outcome: self.outcome.kind().as_str(),
+            outcome: self.outcome.kind().as_str().to_owned(),
             status: self
                 .outcome
                 .status()

@@ -12,13 +12,17 @@ use std::{
 use axum::body::Bytes;
 use chrono::TimeDelta;
 use postrider_dispatcher::http::client::HttpSender;
-use postrider_proto::{Outcome, OutcomeKind, signature::Secret};
+use postrider_proto::{
+    Outcome, OutcomeKind,
+    api::{Check, Verdict},
+    signature::Secret,
+};
 use tokio::task::JoinSet;
 
 use super::{
     Sent, Target,
     certificate::valid_until,
-    checks::{Check, Finding, Verdict},
+    checks::{Finding, place},
     event::{Model, TestEvent},
 };
 
@@ -98,7 +102,7 @@ impl Probe {
         }
         seen.push(first);
         findings.push(found(Check::NoRedirect, no_redirect(&seen)));
-        findings.sort_by_key(|finding| Check::ALL.iter().position(|check| *check == finding.check));
+        findings.sort_by_key(|finding| place(finding.check));
         findings
     }
 

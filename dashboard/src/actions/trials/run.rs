@@ -2,20 +2,18 @@
 
 use std::time::Instant;
 
-use serde::Serialize;
+use postrider_proto::api::{ProbeFinding, ProbeReport, TestAttempt};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
-use utoipa::ToSchema;
 
 use super::{
     PROBES, TESTS, Target, admit,
-    checks::{Check, Finding, Verdict, has_passed, score},
+    checks::{Finding, has_passed, score, texts},
     event::Model,
     probe::Probe,
 };
 use crate::{
     Shared,
-    actions::attempt_view::Attempt,
     auth::{Actor, Tenant},
     http::problem::Problem,
     tables::{
@@ -31,52 +29,16 @@ pub(crate) struct Asked {
     pub(crate) endpoint: String,
 }
 
-#[derive(Serialize, ToSchema)]
-pub(crate) struct TestAttempt {
-    #[serde(flatten)]
-    pub(crate) attempt: Attempt,
-    event: String,
-    r#type: String,
-    version: String,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(crate) struct ProbeReport {
-    endpoint: String,
-    url: String,
-    r#type: String,
-    /// Score out of 100.
-    pub(crate) score: u32,
-    /// No check failed and none was skipped.
-    pub(crate) passed: bool,
-    pub(crate) requests: usize,
-    pub(crate) duration_ms: u64,
-    pub(crate) checks: Vec<ProbeFinding>,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(crate) struct ProbeFinding {
-    #[schema(inline)]
-    check: Check,
-    #[schema(inline)]
-    pub(crate) verdict: Verdict,
-    pub(crate) title: &'static str,
-    /// What was observed.
-    pub(crate) found: String,
-    pub(crate) meaning: &'static str,
-    pub(crate) fix: &'static str,
-}
-
 impl From<Finding> for ProbeFinding {
     fn from(finding: Finding) -> Self {
-        let texts = finding.check.texts();
+        let texts = texts(finding.check);
         Self {
             check: finding.check,
             verdict: finding.verdict,
-            title: texts.title,
+            title: texts.title.to_owned(),
             found: finding.found,
-            meaning: texts.meaning,
-            fix: texts.fix,
+            meaning: texts.meaning.to_owned(),
+            fix: texts.fix.to_owned(),
         }
     }
 }

@@ -27,7 +27,6 @@ pub use chosen::{Sampled, count, sample};
 pub const QUEUED_MAX: i64 = 500;
 /// Per endpoint, unless another rate is requested.
 pub const RATE_DEFAULT: i32 = 1_000;
-pub const RATE_MAX: i32 = 100_000;
 
 /// Lists of a few hundred ids against tables of any size: one index lookup each.
 const BEGIN_STEP: &str = "begin; set local lock_timeout = '2s'; set local statement_timeout = '5s'; \

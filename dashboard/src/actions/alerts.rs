@@ -1,0 +1,75 @@
+//! Alerts of endpoints: set, find, delete.
+
+use postrider_proto::{api::AlertSettings, limits::ALERT_DEAD_LETTERS_MAX};
+use serde_json::json;
+
+use crate::{
+    App,
+    auth::{Actor, Tenant},
+    http::problem::{Faults, Problem},
+    tables::{
+        self,
+        alerts::{self, AlertRow},
+        audit::{self, Action, Entry},
+        endpoints,
+    },
+};
+
+pub(crate) async fn put(
+    app: &App,
+    actor: &Actor,
+    tenant: &Tenant,
+    endpoint: &str,
+    form: &AlertSettings,
+) -> Result<AlertRow, Problem> {
+    let mut faults = Faults::default();
+    let threshold: Option<i64> = faults.number(
+        "dead_letters",
+        Some(form.dead_letters),
+        1..=ALERT_DEAD_LETTERS_MAX,
+    );
+    faults.done()?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    let row = endpoints::lock(&mut *transaction, tenant.id, endpoint)
+        .await?
+        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    let alert = alerts::put(&mut *transaction, row.id, threshold.unwrap_or(1), &actor.0).await?;
+    let entry = Entry {
+        actor,
+        action: Action::AlertPut,
+        tenant: Some(tenant.id),
+        subject: endpoint,
+        detail: Some(json!({ "dead_letters": alert.dead_letters })),
+    };
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
+    Ok(alert)
+}
+
+pub(crate) async fn find(app: &App, tenant: &Tenant, endpoint: &str) -> Result<AlertRow, Problem> {
+    let row = endpoints::find(&app.pool, tenant.id, endpoint)
+        .await?
+        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    let alert = alerts::find(&app.pool, row.id).await?;
+    alert.ok_or_else(|| Problem::not_found("alert"))
+}
+
+pub(crate) async fn delete(app: &App, actor: &Actor, tenant: &Tenant, endpoint: &str) -> Result<(), Problem> {
+    let mut transaction = tables::begin(&app.pool).await?;
+    let row = endpoints::lock(&mut *transaction, tenant.id, endpoint)
+        .await?
+        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    if !alerts::delete(&mut *transaction, row.id).await? {
+        return Err(Problem::not_found("alert"));
+    }
+    let entry = Entry {
+        actor,
+        action: Action::AlertDeleted,
+        tenant: Some(tenant.id),
+        subject: endpoint,
+        detail: None,
+    };
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Deliveries, their attempts, and dead letters by group.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use crate::{DeadReason, DeliveryState, EndpointState};
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Delivery {
+    pub id: String,
+    pub event: String,
+    pub r#type: String,
+    pub endpoint: String,
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::delivery_state))]
+    pub state: DeliveryState,
+    /// Why the delivery is dead.
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::dead_reason_or_null))]
+    pub reason: Option<DeadReason>,
+    pub attempt_count: i16,
+    /// HTTP status of the last response.
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::status_or_null))]
+    pub status_code: Option<i16>,
+    pub error: Option<String>,
+    pub created_at: Option<DateTime<Utc>>,
+    pub last_attempt_at: Option<DateTime<Utc>>,
+    /// Null while pending means as soon as the endpoint has capacity.
+    pub next_attempt_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DeliveryWithAttempts {
+    #[serde(flatten)]
+    pub delivery: Delivery,
+    pub url: String,
+    /// Newest first.
+    pub attempts: Vec<Attempt>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Attempt {
+    pub number: i16,
+    pub started_at: DateTime<Utc>,
+    pub duration_ms: i32,
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::outcome))]
+    pub outcome: String,
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::status_or_null))]
+    pub status: Option<i16>,
+    pub error: Option<String>,
+    /// Empty when nothing was sent.
+    pub request_headers: BTreeMap<String, String>,
+    pub response_head: Option<String>,
+    pub response_body: Option<String>,
+    pub replay: Option<String>,
+}
+
+/// Dead letters with the same endpoint, type and reason.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DeadLetterGroup {
+    pub endpoint: String,
+    pub url: String,
+    pub r#type: String,
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::dead_reason))]
+    pub reason: DeadReason,
+    pub count: i64,
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::endpoint_state))]
+    pub endpoint_state: EndpointState,
+}
