@@ -275,7 +275,7 @@ async fn functions_of_a_later_release_are_not_replaced_by_an_earlier_one() {
     replace(&mut later, "emit", "not found", "unknown");
     schema::migrate_to(&pool, &later).await.expect("migrated");
     schema::migrate(&pool).await.expect("nothing to do");
-    let source = "select prosrc from pg_proc where oid = 'postrider.emit_one'::regproc";
+    let source = "select prosrc from pg_proc where oid = 'postrider.refuse'::regproc";
     assert!(database.text(source).await.contains("'tenant %L unknown'"));
     schema::check(&mut database.connect().await)
         .await
