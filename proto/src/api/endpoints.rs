@@ -157,6 +157,7 @@ mod fields {
     use crate::{EndpointState, limits::*};
 
     shapes::shapes! {
+        [pub(super)]
         url = {
             "type": "string", "format": "uri", "maxLength": URL_BYTES_MAX,
             "description": "An https URL on the public internet, without user name, password or fragment.",

@@ -24,9 +24,9 @@ fn words_or_null<T: Copy>(all: &[T], word: fn(T) -> &'static str) -> Vec<Value> 
 }
 
 macro_rules! shapes {
-    ($($(#[$doc:meta])* $name:ident = $json:tt)+) => {$(
+    ([$visible:vis] $($(#[$doc:meta])* $name:ident = $json:tt)+) => {$(
         $(#[$doc])*
-        pub fn $name() -> utoipa::openapi::Schema {
+        $visible fn $name() -> utoipa::openapi::Schema {
             // Not a schema: empty, and a test misses it in the document.
             serde_json::from_value(serde_json::json!($json)).unwrap_or_default()
         }
@@ -35,6 +35,7 @@ macro_rules! shapes {
 pub(super) use shapes;
 
 shapes! {
+    [pub]
     /// A tenant's id, or a version.
     label = {"type": "string", "pattern": LABEL}
     version_or_null = {"type": ["string", "null"], "pattern": LABEL}
