@@ -1,6 +1,6 @@
 //! `listen --forward-to URL`: a tenant's events on this machine. The server creates a temporary endpoint and streams its
 //! requests here over one connection; they are forwarded to the receiver with the same headers and the same bytes.
-//! Invariant: the endpoint ends with this process, and each event is forwarded once, in the order received.
+//! Invariant: the endpoint ends with this process, and each event is forwarded at least once, in the order received.
 
 use std::{
     process::ExitCode,

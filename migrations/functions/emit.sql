@@ -360,7 +360,7 @@ begin
     return result;
 end $$;
 
--- Why an event can't be emitted; null if it can. `refuse` has the words.
+-- Why an event can't be emitted; null if it can. `refuse` has the messages.
 create or replace function postrider.find_fault(
     tenant_id int, type text, reserved boolean, type_id int, schema_id int, checked_schema int, error text, id text,
     ordering_key text
@@ -394,7 +394,7 @@ returns postrider.emission language sql immutable as $$
         null, null)::postrider.emission
 $$;
 
--- Of the arguments of an emit. Only `data` is longer than what precedes it says.
+-- Of the arguments of an emit. Unambiguous: the ordering key is preceded by its length, and `data` comes last.
 create or replace function postrider.fingerprint(type text, version text, ordering_key text, data text) returns bytea
 language sql stable as $$
     select substring(sha256(convert_to(

@@ -18,7 +18,7 @@ use crate::{
 
 /// How often a type is looked up again if its newest version changes concurrently.
 const ROUNDS_MAX: usize = 4;
-/// With `Patience::Short`.
+/// With `LockWait::Short`.
 const LOCK_TIMEOUT_SHORT_MS: i32 = 100;
 
 /// An event to emit. The database checks the form of its fields.
@@ -138,9 +138,9 @@ pub enum EmitError {
     Conflict,
     #[error("{message}")]
     Invalid { field: String, message: String },
-    #[error("data does not match the event type's schema: {}", told(.0))]
+    #[error("data does not match the event type's schema: {}", list_violations(.0))]
     Schema(Vec<Violation>),
-    /// Only with `Patience::Short`: the type's newest version has changed since it was last looked up.
+    /// Only with `LockWait::Short`: the type's newest version has changed since it was last looked up.
     #[error("the event type's newest version just changed: try again")]
     Stale,
     #[error("the event is too large: the limit is {} KiB of data", EVENT_DATA_BYTES_MAX / 1024)]
@@ -150,19 +150,19 @@ pub enum EmitError {
     Database(#[from] sqlx::Error),
 }
 
-fn told(violations: &[Violation]) -> String {
-    let told: Vec<String> = violations
+fn list_violations(violations: &[Violation]) -> String {
+    let listed: Vec<String> = violations
         .iter()
         .map(|one| format!("{} {}", one.pointer, one.message))
         .collect();
-    told.join("; ")
+    listed.join("; ")
 }
 
 /// How long an emit may wait for another transaction with the same id or ordering key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patience {
+pub enum LockWait {
     /// As long as the caller's own transaction allows.
-    Own,
+    Caller,
     /// Briefly, and a single try. For events of several callers in one statement, which is a transaction of its own.
     Short,
 }
@@ -195,7 +195,7 @@ impl Emitter {
         event: &NewEvent<'_>,
     ) -> Result<Emitted, EmitError> {
         let mut done = self
-            .emit_all(connection, std::slice::from_ref(event), Patience::Own)
+            .emit_all(connection, std::slice::from_ref(event), LockWait::Caller)
             .await?;
         done.pop()
             .unwrap_or(Err(EmitError::Database(sqlx::Error::RowNotFound)))
@@ -207,14 +207,14 @@ impl Emitter {
         &self,
         connection: &mut PgConnection,
         events: &[NewEvent<'_>],
-        patience: Patience,
+        lock_wait: LockWait,
     ) -> Result<Vec<Result<Emitted, EmitError>>, sqlx::Error> {
         let mut results: Vec<Option<Result<Emitted, EmitError>>> = Vec::new();
         results.resize_with(events.len(), || None);
         let mut open: Vec<usize> = (0..events.len()).collect();
-        let rounds = match patience {
-            Patience::Own => ROUNDS_MAX,
-            Patience::Short => 1,
+        let rounds = match lock_wait {
+            LockWait::Caller => ROUNDS_MAX,
+            LockWait::Short => 1,
         };
         for round in 0..rounds {
             let mut checked = Vec::with_capacity(open.len());
@@ -228,7 +228,7 @@ impl Emitter {
                 break;
             }
             open = Vec::new();
-            for row in call(connection, events, &checked, patience).await? {
+            for row in call(connection, events, &checked, lock_wait).await? {
                 let Some((index, _)) = usize::try_from(row.position).ok().and_then(|at| checked.get(at))
                 else {
                     continue;
@@ -274,7 +274,7 @@ impl Emitter {
         &self,
         connection: &mut PgConnection,
         event: &NewEvent<'_>,
-        afresh: bool,
+        refresh: bool,
     ) -> Result<Result<i32, EmitError>, sqlx::Error> {
         if event.data.len() > EVENT_DATA_BYTES_MAX {
             return Ok(Err(EmitError::TooLarge));
@@ -284,7 +284,7 @@ impl Emitter {
         }
         let schema = self
             .schemas
-            .find(connection, event.type_name, event.version, afresh)
+            .find(connection, event.type_name, event.version, refresh)
             .await?;
         let Some(schema) = schema else { return Ok(Ok(0)) };
         if event.checked == Some(schema.id()) {
@@ -310,7 +310,7 @@ async fn call<'a>(
     connection: &mut PgConnection,
     events: &[NewEvent<'a>],
     checked: &[(usize, i32)],
-    patience: Patience,
+    lock_wait: LockWait,
 ) -> Result<Vec<EmitRow>, sqlx::Error> {
     let of = |part: fn(&NewEvent<'a>) -> Option<&'a str>| -> Vec<Option<&'a str>> {
         checked.iter().map(|(index, _)| part(&events[*index])).collect()
@@ -323,9 +323,9 @@ async fn call<'a>(
         })
         .collect();
     let contexts = traces.iter().any(Option::is_some).then_some(traces);
-    let lock_timeout_ms = match patience {
-        Patience::Own => None,
-        Patience::Short => Some(LOCK_TIMEOUT_SHORT_MS),
+    let lock_timeout_ms = match lock_wait {
+        LockWait::Caller => None,
+        LockWait::Short => Some(LOCK_TIMEOUT_SHORT_MS),
     };
     sqlx::query_as("select * from postrider.emit_all($1, $2, $3, $4, $5, $6, $7, $8, $9)")
         .bind(of(|event| Some(event.tenant)))

@@ -261,10 +261,10 @@ impl Schemas {
         connection: &mut PgConnection,
         type_name: &str,
         version: Option<&str>,
-        afresh: bool,
+        refresh: bool,
     ) -> Result<Option<Arc<Published>>, sqlx::Error> {
         let name = (type_name.to_owned(), version.map(str::to_owned));
-        if !afresh && let Some(found) = self.recall(&name) {
+        if !refresh && let Some(found) = self.recall(&name) {
             return Ok(Some(found));
         }
         let row: Option<(i32, String)> =

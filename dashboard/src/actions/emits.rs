@@ -16,7 +16,7 @@ use std::{
 };
 
 use postrider_dispatcher::Wake;
-use postrider_sender::{EmitError, Emitted, Emitter, NewEvent, Patience};
+use postrider_sender::{EmitError, Emitted, Emitter, NewEvent, LockWait};
 use sqlx::{Postgres, Transaction};
 use tokio::{sync::oneshot, time::timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -42,7 +42,7 @@ const GROUP_MAX: usize = 64;
 const GROUPS_AT_ONCE: usize = 2;
 /// Enough for a busy database. After it the outcome is unknown.
 const GROUP_TIME_MAX: Duration = Duration::from_secs(10);
-/// A little longer than a group waits for a lock (`Patience::Short`): an emit that waits longer holds up every group it is in.
+/// A little longer than a group waits for a lock (`LockWait::Short`): an emit that waits longer holds up every group it is in.
 const LOCK_WAIT_SHORT: Duration = Duration::from_millis(150);
 /// Single emits that are queued or running.
 const SINGLES: Bounds = Bounds {
@@ -246,7 +246,7 @@ impl Worker {
         let mut connection = self.pool.acquire().await.map_err(Failed::RolledBack)?;
         let is_transaction = connection.is_transaction();
         let began = Instant::now();
-        let emitting = self.emitter.emit_all(&mut connection, &events, Patience::Short);
+        let emitting = self.emitter.emit_all(&mut connection, &events, LockWait::Short);
         let results = in_time(emitting).await.map_err(|error| {
             // A transaction whose commit was never requested is rolled back.
             match is_transaction || proves_rollback(&error) {

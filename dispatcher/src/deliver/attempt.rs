@@ -51,7 +51,7 @@ const CAREFUL_MAX: usize = 16;
 const ARRIVED_MAX: usize = 256;
 const CAREFUL_PAUSE: Duration = Duration::from_millis(2);
 /// Delay before a delivery that failed because of a local fault is handed back.
-const AFTER_OWN_FAULT: Duration = Duration::from_secs(1);
+const LOCAL_FAULT_DELAY: Duration = Duration::from_secs(1);
 /// Back-off after a failed read of bodies.
 const READ_AGAIN: Duration = Duration::from_millis(100);
 
@@ -343,7 +343,7 @@ impl Attempts {
             Err(fault) => {
                 METRICS.own_faults.increment(1);
                 tracing::error!(error = %fault, "request not sent because of a local fault");
-                tokio::time::sleep(AFTER_OWN_FAULT).await;
+                tokio::time::sleep(LOCAL_FAULT_DELAY).await;
                 return None;
             }
         };

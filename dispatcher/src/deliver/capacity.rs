@@ -24,7 +24,7 @@ use crate::deliver::{
 /// Unrecorded results after which no new attempt starts.
 const UNRECORDED_MAX: usize = 16 * 1024;
 /// Attempts of a lane that need no permit of [`Share::More`].
-const FIRST_PLACES: usize = 2;
+const FIRST_ATTEMPTS: usize = 2;
 /// An attempt that takes longer counts as slow, and so does its endpoint.
 pub(crate) const SLOW: Duration = Duration::from_secs(1);
 /// A tenant may hold this many times the free total capacity: three quarters when it is alone.
@@ -186,7 +186,7 @@ impl Capacity {
         needed[Share::Wire as usize] = true;
         needed[Share::Slow as usize] = pace == Pace::Slow;
         needed[Share::Unknown as usize] = pace == Pace::Unknown;
-        needed[Share::More as usize] = in_flight >= FIRST_PLACES;
+        needed[Share::More as usize] = in_flight >= FIRST_ATTEMPTS;
         needed
     }
 
@@ -405,7 +405,7 @@ mod tests {
     #[test]
     fn a_lane_alone_gets_over_a_fifth_of_the_wire_and_a_tenant_leaves_a_quarter_of_the_wire() {
         let mut world = World::new(4096);
-        assert_eq!(world.fill(holder(1, 1), Pace::Fast).len(), FIRST_PLACES + 896);
+        assert_eq!(world.fill(holder(1, 1), Pace::Fast).len(), FIRST_ATTEMPTS + 896);
         let mut world = World::new(4096);
         for lane in 0..3_000 {
             // Never more than the first two of a lane, which need only the total share.

@@ -290,7 +290,7 @@ impl Lane {
         self.rate_at.max(self.breaker.not_before())
     }
 
-    /// Picks a delivery: first ones of keys, fresh ones and due retries in turn, replays after them.
+    /// Picks a delivery: the first delivery of a key, fresh deliveries and due retries in turn, replays after them.
     pub(crate) fn pick(&mut self, now: Monotonic) -> Option<(QueuedDelivery, Action)> {
         while self.is_ready(now) {
             let action = self.action();

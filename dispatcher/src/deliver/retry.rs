@@ -1,4 +1,4 @@
-//! When to try again. Pure: randomness is passed in, and waits are lengths, not instants.
+//! When to try again. Pure: randomness is passed in, and delays are durations, not points in time.
 
 use std::{str::FromStr, time::Duration};
 
@@ -20,9 +20,9 @@ pub struct Schedule(Vec<Duration>);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
-    #[error("`{0}` is not a wait: write a number and ms, s, m, h or d, at most 30d")]
+    #[error("`{0}` is not a valid delay: use a number with ms, s, m, h or d, at most 30d")]
     NotAWait(String),
-    #[error("a schedule has 1 to {SCHEDULE_STEPS_MAX} waits")]
+    #[error("a schedule must have 1 to {SCHEDULE_STEPS_MAX} delays")]
     Length,
 }
 
@@ -90,8 +90,8 @@ pub struct Jitter(f64);
 
 impl Jitter {
     /// Between 0 and 1.
-    pub fn new(share: f64) -> Option<Self> {
-        (0.0..=1.0).contains(&share).then_some(Self(share))
+    pub fn new(fraction: f64) -> Option<Self> {
+        (0.0..=1.0).contains(&fraction).then_some(Self(fraction))
     }
 
     pub fn stretch(self, wait: Duration, rng: &mut impl Rng) -> Duration {
@@ -113,7 +113,7 @@ impl Default for Jitter {
 pub enum Next {
     Delivered,
     Dead(DeadReason),
-    /// Its endpoint does not want it: it goes without a trace but a count.
+    /// Rejected by the endpoint's filter: dropped, and only counted.
     Filtered,
     /// Attempt the given step of the schedule after this wait.
     Retry {
@@ -146,7 +146,7 @@ fn by_schedule(
     rng: &mut impl Rng,
 ) -> Next {
     let retry_after = match outcome {
-        // The endpoint has had no chance: this uses up none of its tries.
+        // The endpoint was never reached, so this does not consume a step of its schedule.
         Outcome::Unreachable {
             kind: OutcomeKind::ProxyFailed,
             ..

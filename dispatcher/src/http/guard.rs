@@ -427,7 +427,7 @@ mod tests {
         let all = rows
             .iter()
             .flat_map(|(row, urls)| urls.iter().map(move |url| (row, url)));
-        // All of them, so that a hole tells its whole size.
+        // All of them, so that a failure shows the full extent of the gap.
         let taken: Vec<String> = all
             .filter(|(_, url)| open().check_url(url).is_ok())
             .map(|(row, url)| format!("{row} {url:.100}"))

@@ -274,7 +274,7 @@ async fn emit(
 ) -> Result<bool, sqlx::Error> {
     let refused = match try_emit(pool, rows).await {
         Err(error) if is_about_rows(&error) => {
-            tracing::debug!(%error, rows = rows.len(), "events of a source are blocked; retrying later");
+            tracing::debug!(%error, rows = rows.len(), "relayed events are blocked by a lock; retrying later");
             return Ok(false);
         }
         done => done?,

@@ -69,7 +69,7 @@ impl Shards {
             }
         }
         if let Err(error) = self.leave().with_db_timeout().await {
-            tracing::warn!(%error, "releasing the shards failed; they expire");
+            tracing::warn!(%error, "releasing the shards failed; other dispatchers take them over when the lease expires");
         }
     }
 

@@ -200,7 +200,7 @@ async fn lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
             return Ok(());
         }
         if !is_logged {
-            tracing::info!("waiting for another process that migrates this database");
+            tracing::info!("another process is migrating this database; waiting");
             is_logged = true;
         }
         tokio::time::sleep(MIGRATION_LOCK_POLL).await;
@@ -231,7 +231,7 @@ impl LockTries {
         if self.0 == LOCK_TRIES_MAX {
             return Err(SchemaError::Locked);
         }
-        tracing::info!(%error, "the migration waits for a lock; retrying");
+        tracing::info!(%error, "the migration is blocked by a lock; retrying");
         tokio::time::sleep(LOCK_PAUSE).await;
         Ok(())
     }

@@ -92,7 +92,7 @@ impl Holding {
                 .execute(&pool)
                 .await;
         if let Err(error) = gone {
-            tracing::debug!(%error, "unregistering the master keys failed; they expire");
+            tracing::debug!(%error, "unregistering the master keys failed; the entries will expire");
         }
         Ok(())
     }

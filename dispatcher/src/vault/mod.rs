@@ -41,9 +41,9 @@ pub enum Purpose {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VaultError {
-    #[error("a master key is 32 bytes in base64 (`openssl rand -base64 32` makes one)")]
+    #[error("a master key is 32 bytes in base64 (`openssl rand -base64 32` generates one)")]
     BadKey,
-    #[error("a stored secret does not open with this master key: it is not the key it was encrypted with")]
+    #[error("a stored secret can't be decrypted: it was encrypted with another master key")]
     WrongKey,
 }
 

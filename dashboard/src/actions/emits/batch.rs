@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use postrider_sender::{EmitError, Emitted, Patience};
+use postrider_sender::{EmitError, Emitted, LockWait};
 use sqlx::PgConnection;
 
 use super::{OwnedEvent, rules::refusal};
@@ -89,7 +89,7 @@ pub(crate) async fn emit_all(
     let results = app
         .emits
         .emitter()
-        .emit_all(connection, &borrowed, Patience::Own)
+        .emit_all(connection, &borrowed, LockWait::Caller)
         .await
         .map_err(|error| refusal(EmitError::Database(error), "/events"))?;
     METRICS.statement(borrowed.len(), began.elapsed());

@@ -112,7 +112,7 @@ impl Engine {
             } => {
                 self.state.reading = false;
                 self.forget_recorded(number);
-                self.go_on_after_withdrawals(number);
+                self.resume_after_withdrawals(number);
                 self.after_loading();
                 if tailed {
                     self.check_sweep_hits(number);
@@ -239,7 +239,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn go_on_after_withdrawals(&mut self, number: ReadNumber) {
+    pub(super) fn resume_after_withdrawals(&mut self, number: ReadNumber) {
         while let Some((endpoint, epoch)) = pop_up_to(&mut self.state.withdrawn, number) {
             let now = self.clock.now();
             let lane = self.state.lanes.get_mut(&endpoint);

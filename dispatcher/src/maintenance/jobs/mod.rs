@@ -35,7 +35,7 @@ pub(crate) async fn run(
     pool: PgPool,
     vault: Vault,
     runner: Runner,
-    teller: Notifier,
+    notifier: Notifier,
     stop: CancellationToken,
 ) {
     let every = Every(tick_seconds(runner.retention));
@@ -56,7 +56,7 @@ pub(crate) async fn run(
     ));
     tasks.spawn(keep_running("requested", pool, stop.clone(), requested::run));
     tasks.spawn(runner.run());
-    tasks.spawn(async move { teller.run(&stop).await });
+    tasks.spawn(async move { notifier.run(&stop).await });
     tasks.close();
     tasks.wait().await;
 }

@@ -63,7 +63,7 @@ pub(super) async fn perform(
                 tracing::info!(
                     announced = done.announced,
                     rotated = done.rotated,
-                    "planned rotations"
+                    "rotated secrets as planned"
                 );
             }
         }
@@ -73,12 +73,12 @@ pub(super) async fn perform(
         }
         Duty::RollUpStatistics => rollup::run(&pool).await?,
         Duty::DropOld => match retention::run(&pool, kept).await {
-            Ok(done) => tracing::debug!(?done, "retention"),
+            Ok(done) => tracing::debug!(?done, "retention finished"),
             // Usually blocked by an open transaction. The next run continues from here.
             Err(error) => tracing::warn!(%error, "dropping expired data failed; retrying with the next run"),
         },
     }
-    tracing::debug!(?duty, "done");
+    tracing::debug!(?duty, "duty finished");
     Ok(())
 }
 

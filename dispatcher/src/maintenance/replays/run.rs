@@ -37,7 +37,7 @@ const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(2);
 /// Replays considered per poll.
 const DUE_MAX: i64 = 1_000;
 /// A turn that is not over by then was interrupted: another process may resume the replay.
-const TURN_LEASE: Duration = Duration::from_secs(6);
+const TURN_TIMEOUT: Duration = Duration::from_secs(6);
 /// Length of one turn, so that others have theirs soon.
 const PARTS_PER_TURN: usize = 16;
 const TURN_TIME_MAX: Duration = Duration::from_millis(500);
@@ -330,7 +330,7 @@ async fn claim(connection: &mut PgConnection, id: ReplayId) -> Result<Option<Cla
          from due where r.id = due.id
          returning r.idle_ms, r.rate_per_second",
     )
-    .bind_all((id, millis(TURN_LEASE)))
+    .bind_all((id, millis(TURN_TIMEOUT)))
     .fetch_optional(connection)
     .await
 }

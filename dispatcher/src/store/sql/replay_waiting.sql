@@ -1,4 +1,4 @@
--- Makes up to $8 deliveries of one endpoint that wait for their next attempt due now, in their place of the order.
+-- Makes up to $8 deliveries of one endpoint that wait for their next attempt due now; they keep their position in the order.
 -- The deleted row is the guard.
 -- $1 endpoint, $2 after this event, $3 from this event, $4 below this event, $5 when the replay was requested, $6 type,
 -- $7 reason, $8 limit, $9 replay id, $10 the most attempts a delivery may have.

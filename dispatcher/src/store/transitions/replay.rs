@@ -81,7 +81,7 @@ pub async fn hasten_retry(
     Ok(done.rows_affected() > 0)
 }
 
-/// dead | delivered | retries | none → queue: up to `limit` deliveries of one endpoint. A delivery that has had as many
+/// dead | delivered | retries | gone → queue: up to `limit` deliveries of one endpoint. A delivery that has had as many
 /// attempts as allowed is skipped.
 pub(crate) async fn replay_batch(
     db: impl PgExecutor<'_>,
@@ -106,7 +106,7 @@ pub(crate) async fn replay_batch(
         .await
 }
 
-/// queue → dead | delivered | retries | none: deliveries of cancelled replays that were not attempted since, back to
+/// queue → dead | delivered | retries | gone: deliveries of cancelled replays that were not attempted since, back to
 /// where they came from. `attempted` are the attempts in flight or being recorded, with their numbers.
 pub(crate) async fn withdraw(
     db: impl PgExecutor<'_>,
