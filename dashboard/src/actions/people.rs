@@ -150,7 +150,7 @@ async fn note(
     action: Action,
     login: &str,
     detail: Option<Value>,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     let entry = Entry {
         actor,
         action,

@@ -130,7 +130,7 @@ async fn write(app: &App, failed: &[Failed]) {
     }
 }
 
-async fn write_one(app: &App, failed: &Failed) -> Result<(), sqlx::Error> {
+async fn write_one(app: &App, failed: &Failed) -> sqlx::Result<()> {
     let mut connection = app.pool.acquire().await?;
     let entry = Entry {
         actor: &Actor(ACTOR.to_owned()),

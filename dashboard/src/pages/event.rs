@@ -84,7 +84,7 @@ pub(crate) async fn show(
 
 /// Finds an event by its generated ID, which our own links use, or by the producer's ID. If several tenants use the same
 /// ID, the newest event is returned.
-async fn find(app: &Shared, scope: Option<TenantId>, id: &str) -> Result<Option<EventId>, sqlx::Error> {
+async fn find(app: &Shared, scope: Option<TenantId>, id: &str) -> sqlx::Result<Option<EventId>> {
     if let Some(number) = EventId::from_generated(id) {
         return Ok(Some(number));
     }

@@ -2,6 +2,7 @@
 //! Invariant: a row never contains a secret or a key.
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::TenantId;
 use serde_json::Value;
 use sqlx::{FromRow, PgConnection, PgExecutor};
@@ -100,15 +101,12 @@ pub(crate) struct Entry<'a> {
     pub(crate) detail: Option<Value>,
 }
 
-pub(crate) async fn write(connection: &mut PgConnection, entry: Entry<'_>) -> Result<(), sqlx::Error> {
+pub(crate) async fn write(connection: &mut PgConnection, entry: Entry<'_>) -> sqlx::Result<()> {
     sqlx::query(
         "insert into postrider.audit (actor, action, tenant_id, subject, detail) values ($1, $2, $3, $4, $5)",
     )
-    .bind(&entry.actor.0)
-    .bind(entry.action.as_str())
-    .bind(entry.tenant)
-    .bind(entry.subject)
-    .bind(entry.detail)
+    .bind_all((&entry.actor.0, entry.action.as_str()))
+    .bind_all((entry.tenant, entry.subject, entry.detail))
     .execute(connection)
     .await?;
     Ok(())
@@ -127,17 +125,14 @@ pub(crate) async fn list(
     narrowed: &Narrowed,
     before: i64,
     limit: i64,
-) -> Result<Vec<AuditRow>, sqlx::Error> {
+) -> sqlx::Result<Vec<AuditRow>> {
     sqlx::query_as(
         "select a.id, a.at, a.actor, a.action, t.slug as tenant, a.subject, a.detail
          from postrider.audit a left join postrider.tenants t on t.id = a.tenant_id
          where a.id < $1 and ($3::int is null or a.tenant_id = $3) and ($4::text is null or a.actor = $4)
          order by a.id desc limit $2",
     )
-    .bind(before)
-    .bind(limit)
-    .bind(narrowed.tenant)
-    .bind(&narrowed.actor)
+    .bind_all((before, limit, narrowed.tenant, &narrowed.actor))
     .fetch_all(db)
     .await
 }
