@@ -151,13 +151,7 @@ async fn note(
     login: &str,
     detail: Option<Value>,
 ) -> sqlx::Result<()> {
-    let entry = Entry {
-        actor,
-        action,
-        tenant: None,
-        subject: login,
-        detail,
-    };
+    let entry = Entry::new(actor, action, None, login).with(detail);
     audit::write(connection, entry).await
 }
 

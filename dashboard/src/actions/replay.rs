@@ -68,17 +68,9 @@ pub(crate) async fn replay(
             ));
         }
     }
-    audit::write(
-        connection,
-        Entry {
-            actor,
-            action: Action::DeliveryReplayed,
-            tenant: Some(delivery.tenant_id),
-            subject: &id.to_string(),
-            detail: None,
-        },
-    )
-    .await?;
+    let id = id.to_string();
+    let entry = Entry::new(actor, Action::DeliveryReplayed, Some(delivery.tenant_id), &id);
+    audit::write(connection, entry).await?;
     Ok(())
 }
 

@@ -98,13 +98,8 @@ pub(crate) async fn leave(
 ) -> Paged<Response> {
     let mut transaction = tables::begin(&visit.app.pool).await?;
     visit.session.end(&mut transaction).await?;
-    let entry = Entry {
-        actor: &visit.actor,
-        action: Action::SignedOut,
-        tenant: visit.session.scope(),
-        subject: &visit.session.login,
-        detail: Some(json!({"address": address})),
-    };
+    let (scope, login) = (visit.session.scope(), &visit.session.login);
+    let entry = Entry::new(&visit.actor, Action::SignedOut, scope, login).with(json!({"address": address}));
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     let set = expired_cookie(&visit.app.public_url);
@@ -115,13 +110,8 @@ pub(crate) async fn leave(
 pub(crate) async fn leave_everywhere(visit: Visit, _: Confirmed) -> Paged<Response> {
     let mut transaction = tables::begin(&visit.app.pool).await?;
     visit.session.end_everywhere(&mut transaction).await?;
-    let entry = Entry {
-        actor: &visit.actor,
-        action: Action::SignedOutEverywhere,
-        tenant: visit.session.scope(),
-        subject: &visit.session.login,
-        detail: None,
-    };
+    let (scope, login) = (visit.session.scope(), &visit.session.login);
+    let entry = Entry::new(&visit.actor, Action::SignedOutEverywhere, scope, login);
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     let set = expired_cookie(&visit.app.public_url);

@@ -22,83 +22,77 @@ pub(crate) struct AuditRow {
     pub(crate) detail: Option<Value>,
 }
 
-/// Audited actions. `GET /v1/audit` shows these names, so they never change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
-    TenantPut,
-    TenantDeleted,
-    EventTypePut,
-    EventTypeDeleted,
-    EndpointCreated,
-    EndpointChanged,
-    EndpointDeleted,
-    EndpointTested,
-    EndpointProbed,
-    ListenerCreated,
-    SecretRevealed,
-    SecretRotated,
-    DeliveryReplayed,
-    AlertPut,
-    AlertDeleted,
-    ReplayStarted,
-    ReplayCancelled,
-    KeyCreated,
-    KeyRevoked,
-    SignedIn,
-    SignInFailed,
-    SignedOut,
-    SignedOutEverywhere,
-    PasswordChanged,
-    PersonCreated,
-    PersonChanged,
-    PersonRemoved,
-    PortalLinkCreated,
-    PortalOpened,
-}
-
-impl Action {
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::TenantPut => "tenant.put",
-            Self::TenantDeleted => "tenant.deleted",
-            Self::EventTypePut => "event_type.put",
-            Self::EventTypeDeleted => "event_type.deleted",
-            Self::EndpointCreated => "endpoint.created",
-            Self::EndpointChanged => "endpoint.changed",
-            Self::EndpointDeleted => "endpoint.deleted",
-            Self::EndpointTested => "endpoint.tested",
-            Self::EndpointProbed => "endpoint.probed",
-            Self::ListenerCreated => "listener.created",
-            Self::SecretRevealed => "secret.revealed",
-            Self::SecretRotated => "secret.rotated",
-            Self::DeliveryReplayed => "delivery.replayed",
-            Self::AlertPut => "alert.put",
-            Self::AlertDeleted => "alert.deleted",
-            Self::ReplayStarted => "replay.started",
-            Self::ReplayCancelled => "replay.cancelled",
-            Self::KeyCreated => "api_key.created",
-            Self::KeyRevoked => "api_key.revoked",
-            Self::SignedIn => "person.signed_in",
-            Self::SignInFailed => "person.sign_in_failed",
-            Self::SignedOut => "person.signed_out",
-            Self::SignedOutEverywhere => "person.signed_out_everywhere",
-            Self::PasswordChanged => "person.password_changed",
-            Self::PersonCreated => "person.created",
-            Self::PersonChanged => "person.changed",
-            Self::PersonRemoved => "person.removed",
-            Self::PortalLinkCreated => "portal_link.created",
-            Self::PortalOpened => "portal_link.opened",
+macro_rules! actions {
+    ($($action:ident = $name:literal),+ $(,)?) => {
+        /// Audited actions. `GET /v1/audit` shows these names, so they never change.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Action {
+            $($action),+
         }
-    }
+
+        impl Action {
+            pub(crate) const fn as_str(self) -> &'static str {
+                match self { $(Self::$action => $name),+ }
+            }
+        }
+    };
+}
+actions! {
+    TenantPut = "tenant.put",
+    TenantDeleted = "tenant.deleted",
+    EventTypePut = "event_type.put",
+    EventTypeDeleted = "event_type.deleted",
+    EndpointCreated = "endpoint.created",
+    EndpointChanged = "endpoint.changed",
+    EndpointDeleted = "endpoint.deleted",
+    EndpointTested = "endpoint.tested",
+    EndpointProbed = "endpoint.probed",
+    ListenerCreated = "listener.created",
+    SecretRevealed = "secret.revealed",
+    SecretRotated = "secret.rotated",
+    DeliveryReplayed = "delivery.replayed",
+    AlertPut = "alert.put",
+    AlertDeleted = "alert.deleted",
+    ReplayStarted = "replay.started",
+    ReplayCancelled = "replay.cancelled",
+    KeyCreated = "api_key.created",
+    KeyRevoked = "api_key.revoked",
+    SignedIn = "person.signed_in",
+    SignInFailed = "person.sign_in_failed",
+    SignedOut = "person.signed_out",
+    SignedOutEverywhere = "person.signed_out_everywhere",
+    PasswordChanged = "person.password_changed",
+    PersonCreated = "person.created",
+    PersonChanged = "person.changed",
+    PersonRemoved = "person.removed",
+    PortalLinkCreated = "portal_link.created",
+    PortalOpened = "portal_link.opened",
 }
 
 pub(crate) struct Entry<'a> {
-    pub(crate) actor: &'a Actor,
-    pub(crate) action: Action,
-    pub(crate) tenant: Option<TenantId>,
+    actor: &'a Actor,
+    action: Action,
+    tenant: Option<TenantId>,
     /// The public id or name of the changed resource.
-    pub(crate) subject: &'a str,
-    pub(crate) detail: Option<Value>,
+    subject: &'a str,
+    detail: Option<Value>,
+}
+
+impl<'a> Entry<'a> {
+    pub(crate) fn new(actor: &'a Actor, action: Action, tenant: Option<TenantId>, subject: &'a str) -> Self {
+        Self {
+            actor,
+            action,
+            tenant,
+            subject,
+            detail: None,
+        }
+    }
+
+    pub(crate) fn with(self, detail: impl Into<Option<Value>>) -> Self {
+        let detail = detail.into();
+        Self { detail, ..self }
+    }
 }
 
 pub(crate) async fn write(connection: &mut PgConnection, entry: Entry<'_>) -> sqlx::Result<()> {
