@@ -138,7 +138,7 @@ async fn list(
         };
         let wanted = Exported {
             filter: (!is_missing).then_some(filter),
-            after: query.cursor.as_deref().map(pagination::decode).transpose()?,
+            after: pagination::after(query.cursor.as_deref())?,
             limit: query.limit.is_some().then_some(limit),
         };
         return download(&call.app, &call.tenant, "dead-letters", wanted, format).await;
@@ -151,7 +151,7 @@ async fn list(
             Some(name) => Some(event_types::numbers(&call.app.pool, name).await?),
         },
         reason,
-        after: query.cursor.as_deref().map(pagination::decode).transpose()?,
+        after: pagination::after(query.cursor.as_deref())?,
     };
     let groups = match (is_missing, since.is_some() || until.is_some()) {
         (true, _) => Vec::new(),

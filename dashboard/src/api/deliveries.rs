@@ -96,7 +96,7 @@ async fn list(
     Query(query): Query<DeliveryQuery>,
 ) -> Result<Response, Problem> {
     let limit = pagination::limit(query.limit.as_deref())?;
-    let after = query.cursor.as_deref().map(pagination::decode).transpose()?;
+    let after = pagination::after(query.cursor.as_deref())?;
     let format = format(query.format.as_deref(), &headers)?;
     let filter = filter(&call.app, &call.tenant, &query).await?;
     if let Some(format) = format {
@@ -120,19 +120,12 @@ async fn list(
 
 /// None if the filter names an endpoint or event that does not exist: nothing can match.
 async fn filter(app: &Shared, tenant: &Tenant, query: &DeliveryQuery) -> Result<Option<Filter>, Problem> {
+    let time = |name: &str, text: &Option<String>| text.as_deref().map(|t| parse_time(name, t)).transpose();
     let mut filter = Filter {
         tenant: Some(tenant.id),
         state: query.state.as_deref().map(parse_state).transpose()?,
-        since: query
-            .since
-            .as_deref()
-            .map(|t| parse_time("since", t))
-            .transpose()?,
-        until: query
-            .until
-            .as_deref()
-            .map(|t| parse_time("until", t))
-            .transpose()?,
+        since: time("since", &query.since)?,
+        until: time("until", &query.until)?,
         status_code: query.status_code.as_deref().map(parse_status).transpose()?,
         ..Filter::default()
     };

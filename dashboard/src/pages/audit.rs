@@ -86,11 +86,7 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<AuditQuery>) -> Paged
         ))
         .into());
     }
-    let before = query
-        .cursor
-        .as_deref()
-        .map(pagination::decode::<i64>)
-        .transpose()?;
+    let before: Option<i64> = pagination::after(query.cursor.as_deref())?;
     let tenant = match query.tenant.as_str() {
         "" => None,
         slug => Some(tenants::find(&visit.app.pool, slug).await?.map(|row| row.id)),

@@ -60,7 +60,7 @@ impl DeadLettersPage {
 }
 
 pub(crate) async fn show(visit: Visit, Query(query): Query<DeadLettersQuery>) -> Paged<DeadLettersPage> {
-    let after = query.cursor.as_deref().map(pagination::decode).transpose()?;
+    let after = pagination::after(query.cursor.as_deref())?;
     let (scope, is_known) = match (visit.session.scope(), query.tenant.as_str()) {
         (None, "") => (None, true),
         (Some(own), _) => (Some(own), true),

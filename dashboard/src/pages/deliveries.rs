@@ -125,7 +125,7 @@ impl DeliveriesPage {
 }
 
 pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> Paged<DeliveriesPage> {
-    let after = query.cursor.as_deref().map(pagination::decode).transpose()?;
+    let after = pagination::after(query.cursor.as_deref())?;
     let mut page = DeliveriesPage {
         types: event_types::list(&visit.app.pool, "", TYPES_OFFERED_MAX)
             .await?
@@ -163,16 +163,13 @@ async fn filter(
     fn given(text: &str) -> Option<&str> {
         Some(text.trim()).filter(|text| !text.is_empty())
     }
+    let time = |name: &str, text: &str| given(text).map(|text| read_time(name, text)).transpose();
     let mut filter = Filter {
         tenant: session.scope(),
         state: given(&query.state).map(parse_state).transpose()?,
         status_code: given(&query.status_code).map(parse_status).transpose()?,
-        since: given(&query.since)
-            .map(|text| read_time("since", text))
-            .transpose()?,
-        until: given(&query.until)
-            .map(|text| read_time("until", text))
-            .transpose()?,
+        since: time("since", &query.since)?,
+        until: time("until", &query.until)?,
         ..Filter::default()
     };
     if let Some((_, _, minutes)) = WITHIN.iter().find(|(word, _, _)| *word == query.within) {

@@ -45,11 +45,7 @@ pub(crate) struct TypesPage {
 }
 
 pub(crate) async fn list(visit: Visit, Query(query): Query<TypesQuery>) -> Paged<TypesPage> {
-    let after = query
-        .cursor
-        .as_deref()
-        .map(pagination::decode::<String>)
-        .transpose()?;
+    let after: Option<String> = pagination::after(query.cursor.as_deref())?;
     let rows = event_types::list(&visit.app.pool, &after.unwrap_or_default(), LINES + 1).await?;
     let page = pagination::cut(rows, LINES, |row| row.name.clone());
     let ids: Vec<TypeId> = page.data.iter().map(|row| row.id).collect();

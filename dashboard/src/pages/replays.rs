@@ -131,25 +131,20 @@ struct ReplaysPage {
 }
 
 pub(crate) async fn list(visit: Visit, Query(query): Query<ReplaysQuery>) -> Paged<Response> {
-    let before: Option<i64> = query.cursor.as_deref().map(pagination::decode).transpose()?;
-    let mut rows = replays::list(
+    let before: Option<i64> = pagination::after(query.cursor.as_deref())?;
+    let rows = replays::list(
         &visit.app.pool,
         visit.session.scope(),
         before.unwrap_or(i64::MAX),
         LINES + 1,
     )
     .await?;
-    let more = rows.len() as i64 > LINES;
-    rows.truncate(LINES as usize);
-    let next = rows
-        .last()
-        .filter(|_| more)
-        .map(|last| pagination::encode(&last.id.0));
+    let page = pagination::cut(rows, LINES, |replay| replay.id.0);
     let page = ReplaysPage {
         frame: Frame::new(visit.session, "replays"),
         endpoint: query.endpoint,
-        replays: rows.into_iter().map(Shown::from).collect(),
-        next,
+        replays: page.data.into_iter().map(Shown::from).collect(),
+        next: page.next_cursor,
     };
     Ok(page.into_response())
 }

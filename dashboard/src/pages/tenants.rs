@@ -69,11 +69,7 @@ pub(crate) async fn list(visit: Visit, Query(query): Query<TenantsQuery>) -> Pag
         ))
         .into());
     }
-    let after = query
-        .cursor
-        .as_deref()
-        .map(pagination::decode::<String>)
-        .transpose()?;
+    let after: Option<String> = pagination::after(query.cursor.as_deref())?;
     let found = tenants::search(
         &visit.app.pool,
         query.q.trim(),
