@@ -172,7 +172,9 @@ async fn every_statement_fits_the_schema() {
     let mut connection = database.connect().await;
     let mut wrong = Vec::new();
     let mut stored = Vec::new();
-    files(&root().join("dispatcher/src"), &["sql"], &mut stored);
+    for folder in CRATES {
+        files(&root().join(folder), &["sql"], &mut stored);
+    }
     assert!(!stored.is_empty());
     for (path, statement) in &stored {
         if let Err(error) = prepare(&mut connection, statement).await {

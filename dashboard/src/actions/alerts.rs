@@ -34,13 +34,8 @@ pub(crate) async fn put(
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
     let alert = alerts::put(&mut *transaction, row.id, threshold.unwrap_or(1), &actor.0).await?;
-    let entry = Entry {
-        actor,
-        action: Action::AlertPut,
-        tenant: Some(tenant.id),
-        subject: endpoint,
-        detail: Some(json!({ "dead_letters": alert.dead_letters })),
-    };
+    let entry = Entry::new(actor, Action::AlertPut, Some(tenant.id), endpoint)
+        .with(json!({ "dead_letters": alert.dead_letters }));
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok(alert)
@@ -62,13 +57,7 @@ pub(crate) async fn delete(app: &App, actor: &Actor, tenant: &Tenant, endpoint: 
     if !alerts::delete(&mut *transaction, row.id).await? {
         return Err(Problem::not_found("alert"));
     }
-    let entry = Entry {
-        actor,
-        action: Action::AlertDeleted,
-        tenant: Some(tenant.id),
-        subject: endpoint,
-        detail: None,
-    };
+    let entry = Entry::new(actor, Action::AlertDeleted, Some(tenant.id), endpoint);
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok(())

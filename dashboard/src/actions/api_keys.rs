@@ -68,13 +68,8 @@ pub(crate) async fn make(
     let hash = fingerprint(&key);
     let created_at =
         api_keys::insert(&mut *connection, &public_id, &hash, form.role, tenant, &form.name).await?;
-    let entry = Entry {
-        actor,
-        action: Action::KeyCreated,
-        tenant,
-        subject: &public_id,
-        detail: Some(json!({"role": form.role, "name": form.name})),
-    };
+    let entry = Entry::new(actor, Action::KeyCreated, tenant, &public_id)
+        .with(json!({"role": form.role, "name": form.name}));
     audit::write(connection, entry).await?;
     Ok(ApiKey {
         id: public_id,
@@ -93,13 +88,7 @@ pub(crate) async fn end(app: &App, actor: &Actor, id: &str) -> Result<(), Proble
     if !api_keys::revoke(&mut *transaction, id).await? {
         return Err(Problem::not_found("active API key"));
     }
-    let entry = Entry {
-        actor,
-        action: Action::KeyRevoked,
-        tenant: None,
-        subject: id,
-        detail: None,
-    };
+    let entry = Entry::new(actor, Action::KeyRevoked, None, id);
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok(())

@@ -358,7 +358,7 @@ impl From<sqlx::Error> for Alone {
     }
 }
 
-async fn in_time<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+async fn in_time<T>(work: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
     timeout(GROUP_TIME_MAX, work)
         .await
         .unwrap_or_else(|_| Err(sqlx::Error::Io(ErrorKind::TimedOut.into())))

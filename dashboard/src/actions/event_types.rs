@@ -95,13 +95,7 @@ async fn record(
     action: Action,
     name: &str,
 ) -> Result<(), Problem> {
-    let entry = Entry {
-        actor,
-        action,
-        tenant: None,
-        subject: name,
-        detail: None,
-    };
+    let entry = Entry::new(actor, action, None, name);
     Ok(audit::write(connection, entry).await?)
 }
 

@@ -108,13 +108,8 @@ pub(crate) async fn create(
         signature: settings.signature,
         secret: shown.secret.or(shown.public_key).unwrap_or_default(),
     };
-    let entry = Entry {
-        actor,
-        action: Action::ListenerCreated,
-        tenant: Some(tenant.id),
-        subject: &listener.id,
-        detail: Some(json!({"types": listener.types})),
-    };
+    let entry = Entry::new(actor, Action::ListenerCreated, Some(tenant.id), &listener.id)
+        .with(json!({"types": listener.types}));
     audit::write(connection, entry).await?;
     Ok(listener)
 }

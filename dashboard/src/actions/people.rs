@@ -150,14 +150,8 @@ async fn note(
     action: Action,
     login: &str,
     detail: Option<Value>,
-) -> Result<(), sqlx::Error> {
-    let entry = Entry {
-        actor,
-        action,
-        tenant: None,
-        subject: login,
-        detail,
-    };
+) -> sqlx::Result<()> {
+    let entry = Entry::new(actor, action, None, login).with(detail);
     audit::write(connection, entry).await
 }
 

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use postrider_dispatcher::store::transitions;
+use postrider_dispatcher::{bind::BindAll, store::transitions};
 use postrider_proto::{DeliveryId, EndpointState, TenantId, limits::ATTEMPTS_PER_DELIVERY_MAX};
 use sqlx::{PgConnection, PgExecutor};
 
@@ -68,17 +68,9 @@ pub(crate) async fn replay(
             ));
         }
     }
-    audit::write(
-        connection,
-        Entry {
-            actor,
-            action: Action::DeliveryReplayed,
-            tenant: Some(delivery.tenant_id),
-            subject: &id.to_string(),
-            detail: None,
-        },
-    )
-    .await?;
+    let id = id.to_string();
+    let entry = Entry::new(actor, Action::DeliveryReplayed, Some(delivery.tenant_id), &id);
+    audit::write(connection, entry).await?;
     Ok(())
 }
 
@@ -93,7 +85,7 @@ async fn queue_again(
     id: DeliveryId,
     seen: i16,
     arrived: Instant,
-) -> Result<Option<Moved>, sqlx::Error> {
+) -> sqlx::Result<Option<Moved>> {
     for _ in 0..LOOKS_MAX {
         if has_moved_on(&mut *connection, id, seen, arrived).await?
             || queue::holds(&mut *connection, id).await?
@@ -116,17 +108,14 @@ async fn has_moved_on(
     id: DeliveryId,
     seen: i16,
     arrived: Instant,
-) -> Result<bool, sqlx::Error> {
+) -> sqlx::Result<bool> {
     sqlx::query_scalar(
         "select exists (
             select from postrider.attempts
             where event_id = $1 and endpoint_id = $2
               and (number > $3 or started_at >= clock_timestamp() - make_interval(secs => $4)))",
     )
-    .bind(id.event)
-    .bind(id.endpoint)
-    .bind(seen)
-    .bind(arrived.elapsed().as_secs_f64())
+    .bind_all((id.event, id.endpoint, seen, arrived.elapsed().as_secs_f64()))
     .fetch_one(db)
     .await
 }

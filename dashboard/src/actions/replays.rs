@@ -223,13 +223,7 @@ pub(crate) async fn begin(
         "kind": ask.kind, "endpoint": replay.endpoint, "state": ask.state, "type": replay.event_type,
         "reason": ask.reason, "since": ask.since, "until": ask.until, "total": replay.total,
     });
-    let entry = Entry {
-        actor,
-        action: Action::ReplayStarted,
-        tenant: Some(ask.tenant),
-        subject: &public_id,
-        detail: Some(detail),
-    };
+    let entry = Entry::new(actor, Action::ReplayStarted, Some(ask.tenant), &public_id).with(detail);
     audit::write(connection, entry).await?;
     Ok(replay)
 }
@@ -291,13 +285,8 @@ pub(crate) async fn stop(
         return find(app, tenant, id).await;
     };
     let owner = tables::tenants::find(&mut *transaction, &replay.tenant).await?;
-    let entry = Entry {
-        actor,
-        action: Action::ReplayCancelled,
-        tenant: owner.map(|owner| owner.id),
-        subject: &replay.public_id,
-        detail: None,
-    };
+    let owner = owner.map(|owner| owner.id);
+    let entry = Entry::new(actor, Action::ReplayCancelled, owner, &replay.public_id);
     audit::write(&mut transaction, entry).await?;
     let xid = wait_until_applied::current(&mut transaction).await?;
     transaction.commit().await?;

@@ -82,13 +82,7 @@ pub(crate) async fn reveal(
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
     let opened = open_in_force(&app.vault, &mut transaction, row.owner()).await?;
-    let entry = Entry {
-        actor,
-        action: Action::SecretRevealed,
-        tenant: Some(tenant.id),
-        subject: endpoint,
-        detail: None,
-    };
+    let entry = Entry::new(actor, Action::SecretRevealed, Some(tenant.id), endpoint);
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok(opened)
@@ -149,13 +143,8 @@ pub(crate) async fn rotate(
              of 0, which revokes all older secrets immediately."
         )));
     }
-    let entry = Entry {
-        actor,
-        action: Action::SecretRotated,
-        tenant: Some(tenant.id),
-        subject: endpoint,
-        detail: Some(json!({"overlap_seconds": overlap})),
-    };
+    let entry = Entry::new(actor, Action::SecretRotated, Some(tenant.id), endpoint)
+        .with(json!({"overlap_seconds": overlap}));
     audit::write(connection, entry).await?;
     let rotating = Rotating {
         tenant: tenant.id,

@@ -69,13 +69,7 @@ pub(crate) async fn store(
         form.all_operational_events.unwrap_or(false),
     )
     .await?;
-    let entry = Entry {
-        actor,
-        action: Action::TenantPut,
-        tenant: Some(row.id),
-        subject: slug,
-        detail: Some(changes(before.as_ref(), &row)),
-    };
+    let entry = Entry::new(actor, Action::TenantPut, Some(row.id), slug).with(changes(before.as_ref(), &row));
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok((row, is_new))
@@ -122,13 +116,7 @@ pub(crate) async fn remove(app: &App, actor: &Actor, slug: &str) -> Result<Strin
     api_keys::revoke_all(&mut *transaction, tenant.id).await?;
     let erasure_id = random_public_id("era");
     erasure::begin(&mut transaction, tenant.id, &erasure_id, &actor.0).await?;
-    let entry = Entry {
-        actor,
-        action: Action::TenantDeleted,
-        tenant: Some(tenant.id),
-        subject: slug,
-        detail: None,
-    };
+    let entry = Entry::new(actor, Action::TenantDeleted, Some(tenant.id), slug);
     audit::write(&mut transaction, entry).await?;
     let xid = wait_until_applied::current(&mut transaction).await?;
     transaction.commit().await?;

@@ -1,17 +1,12 @@
 //! Alerts: one operational event when an endpoint's dead letters reach a threshold.
 
-use axum::{
-    Extension, Json,
-    extract::{Path, State},
-    http::StatusCode,
-};
+use axum::{Json, extract::Path, http::StatusCode};
 use postrider_proto::api::AlertSettings;
 
 use super::Answer;
 use crate::{
-    Shared,
     actions::alerts,
-    auth::{Actor, Rule::Own, Tenant},
+    auth::{Call, Rule::Own},
     http::{input::Body, problem::Problem},
     openapi::Operation,
     tables::alerts::AlertRow,
@@ -39,31 +34,20 @@ pub(crate) fn operations() -> Vec<Operation> {
 }
 
 async fn put(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
+    call: Call,
     Path((_, endpoint)): Path<(String, String)>,
     Body(form): Body<AlertSettings>,
 ) -> Answer<AlertRow> {
-    alerts::put(&app, &actor, &tenant, &endpoint, &form)
+    alerts::put(&call.app, &call.actor, &call.tenant, &endpoint, &form)
         .await
         .map(Json)
 }
 
-async fn get(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, endpoint)): Path<(String, String)>,
-) -> Answer<AlertRow> {
-    alerts::find(&app, &tenant, &endpoint).await.map(Json)
+async fn get(call: Call, Path((_, endpoint)): Path<(String, String)>) -> Answer<AlertRow> {
+    alerts::find(&call.app, &call.tenant, &endpoint).await.map(Json)
 }
 
-async fn delete(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, endpoint)): Path<(String, String)>,
-) -> Result<StatusCode, Problem> {
-    alerts::delete(&app, &actor, &tenant, &endpoint).await?;
+async fn delete(call: Call, Path((_, endpoint)): Path<(String, String)>) -> Result<StatusCode, Problem> {
+    alerts::delete(&call.app, &call.actor, &call.tenant, &endpoint).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -2,8 +2,7 @@
 //! themselves; the paged list is `GET …/deliveries?state=dead`.
 
 use axum::{
-    Extension, Json,
-    extract::State,
+    Json,
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
@@ -21,7 +20,7 @@ use super::export::{download, format};
 use crate::{
     Shared,
     actions::{delivery_filter::parse_time, export::Exported},
-    auth::{Rule::Own, Tenant},
+    auth::{Call, Rule::Own},
     http::{
         input::Query,
         pagination::{self, Position, cut},
@@ -106,8 +105,7 @@ impl Position for GroupPosition {
 
 /// Returns the counts, or all dead letters as a stream.
 async fn list(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
+    call: Call,
     headers: HeaderMap,
     Query(query): Query<DeadLetterQuery>,
 ) -> Result<Response, Problem> {
@@ -123,13 +121,13 @@ async fn list(
     }
     let endpoint = match &query.endpoint {
         None => None,
-        Some(id) => Some(endpoints::find_number(&app.pool, Some(tenant.id), id).await?),
+        Some(id) => Some(endpoints::find_number(&call.app.pool, Some(call.tenant.id), id).await?),
     };
     // An unknown endpoint has no dead letters.
     let is_missing = endpoint == Some(None);
     if let Some(format) = format {
         let filter = Filter {
-            tenant: Some(tenant.id),
+            tenant: Some(call.tenant.id),
             state: Some(DeliveryState::Dead),
             endpoint: endpoint.flatten(),
             since,
@@ -140,25 +138,25 @@ async fn list(
         };
         let wanted = Exported {
             filter: (!is_missing).then_some(filter),
-            after: query.cursor.as_deref().map(pagination::decode).transpose()?,
+            after: pagination::after(query.cursor.as_deref())?,
             limit: query.limit.is_some().then_some(limit),
         };
-        return download(&app, &tenant, "dead-letters", wanted, format).await;
+        return download(&call.app, &call.tenant, "dead-letters", wanted, format).await;
     }
     let filter = GroupFilter {
-        tenant: Some(tenant.id),
+        tenant: Some(call.tenant.id),
         endpoint: endpoint.flatten(),
         types: match &query.r#type {
             None => None,
-            Some(name) => Some(event_types::numbers(&app.pool, name).await?),
+            Some(name) => Some(event_types::numbers(&call.app.pool, name).await?),
         },
         reason,
-        after: query.cursor.as_deref().map(pagination::decode).transpose()?,
+        after: pagination::after(query.cursor.as_deref())?,
     };
     let groups = match (is_missing, since.is_some() || until.is_some()) {
         (true, _) => Vec::new(),
-        (false, false) => dead_letters::groups(&app.pool, &filter, limit + 1).await?,
-        (false, true) => count_within(&app, &filter, since, until, limit + 1).await?,
+        (false, false) => dead_letters::groups(&call.app.pool, &filter, limit + 1).await?,
+        (false, true) => count_within(&call.app, &filter, since, until, limit + 1).await?,
     };
     Ok(Json(cut(groups, limit, Group::position).map(DeadLetterGroup::from)).into_response())
 }

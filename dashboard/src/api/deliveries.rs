@@ -2,7 +2,7 @@
 
 use axum::{
     Extension, Json,
-    extract::{Path, State},
+    extract::Path,
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
@@ -27,7 +27,7 @@ use crate::{
         export::Exported,
         replay::Asked,
     },
-    auth::{Actor, Arrived, Rule::Own, Tenant},
+    auth::{Arrived, Call, Rule::Own, Tenant},
     http::{
         idempotency::{Claim, Work},
         input::Query,
@@ -91,25 +91,24 @@ struct DeliveryQuery {
 
 /// Returns a page, or all matching deliveries as a stream.
 async fn list(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
+    call: Call,
     headers: HeaderMap,
     Query(query): Query<DeliveryQuery>,
 ) -> Result<Response, Problem> {
     let limit = pagination::limit(query.limit.as_deref())?;
-    let after = query.cursor.as_deref().map(pagination::decode).transpose()?;
+    let after = pagination::after(query.cursor.as_deref())?;
     let format = format(query.format.as_deref(), &headers)?;
-    let filter = filter(&app, &tenant, &query).await?;
+    let filter = filter(&call.app, &call.tenant, &query).await?;
     if let Some(format) = format {
         let wanted = Exported {
             filter,
             after,
             limit: query.limit.is_some().then_some(limit),
         };
-        return download(&app, &tenant, "deliveries", wanted, format).await;
+        return download(&call.app, &call.tenant, "deliveries", wanted, format).await;
     }
     let (found, next) = match &filter {
-        Some(filter) => deliveries::list(&app.pool, filter, after, limit).await?,
+        Some(filter) => deliveries::list(&call.app.pool, filter, after, limit).await?,
         None => (Vec::new(), None),
     };
     let page = Page {
@@ -121,19 +120,12 @@ async fn list(
 
 /// None if the filter names an endpoint or event that does not exist: nothing can match.
 async fn filter(app: &Shared, tenant: &Tenant, query: &DeliveryQuery) -> Result<Option<Filter>, Problem> {
+    let time = |name: &str, text: &Option<String>| text.as_deref().map(|t| parse_time(name, t)).transpose();
     let mut filter = Filter {
         tenant: Some(tenant.id),
         state: query.state.as_deref().map(parse_state).transpose()?,
-        since: query
-            .since
-            .as_deref()
-            .map(|t| parse_time("since", t))
-            .transpose()?,
-        until: query
-            .until
-            .as_deref()
-            .map(|t| parse_time("until", t))
-            .transpose()?,
+        since: time("since", &query.since)?,
+        until: time("until", &query.until)?,
         status_code: query.status_code.as_deref().map(parse_status).transpose()?,
         ..Filter::default()
     };
@@ -164,13 +156,11 @@ fn parse_id(text: &str) -> Result<DeliveryId, Problem> {
     text.parse().map_err(|_| Problem::not_found("delivery"))
 }
 
-async fn get(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, id)): Path<(String, String)>,
-) -> Answer<DeliveryWithAttempts> {
-    let mut connection = app.pool.acquire().await?;
-    Ok(Json(load(&app, &mut connection, &tenant, parse_id(&id)?).await?))
+async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<DeliveryWithAttempts> {
+    let mut connection = call.app.pool.acquire().await?;
+    Ok(Json(
+        load(&call.app, &mut connection, &call.tenant, parse_id(&id)?).await?,
+    ))
 }
 
 async fn load(
@@ -192,19 +182,17 @@ async fn load(
 }
 
 async fn replay(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
+    call: Call,
     Extension(arrived): Extension<Arrived>,
     Path((_, id)): Path<(String, String)>,
     claim: Claim,
 ) -> Result<Response, Problem> {
     let id = parse_id(&id)?;
     let asked = Asked { arrived, seen: None };
-    let mut work = Work::begin(&app, claim).await?;
-    crate::actions::replay::replay(&mut work, &actor, Some(tenant.id), id, asked).await?;
-    let delivery = load(&app, &mut work, &tenant, id).await?;
+    let mut work = Work::begin(&call.app, claim).await?;
+    crate::actions::replay::replay(&mut work, &call.actor, Some(call.tenant.id), id, asked).await?;
+    let delivery = load(&call.app, &mut work, &call.tenant, id).await?;
     let response = work.commit(StatusCode::ACCEPTED, &delivery).await?;
-    app.wake.now();
+    call.app.wake.now();
     Ok(response)
 }

@@ -1,19 +1,13 @@
 //! Endpoints: where a tenant's events are sent, and how.
 
-use axum::{
-    Extension, Json,
-    extract::{Path, State},
-    http::StatusCode,
-    response::Response,
-};
+use axum::{Json, extract::Path, http::StatusCode, response::Response};
 use postrider_proto::api::{Endpoint, EndpointSettings};
 use serde_json::{Value, json};
 
 use super::Answer;
 use crate::{
-    Shared,
     actions::endpoints::{self, NewEndpoint, form::view},
-    auth::{Actor, Rule::Own, Tenant},
+    auth::{Call, Rule::Own},
     http::{
         idempotency::{Claim, Work},
         input::{Body, Query},
@@ -64,68 +58,47 @@ fn without(schema: &mut Value, property: &str) {
     }
 }
 
-async fn create(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
-    claim: Claim,
-    Body(form): Body<EndpointSettings>,
-) -> Result<Response, Problem> {
-    let new = NewEndpoint::read(form, &app.guard)?;
-    let mut work = Work::begin(&app, claim).await?;
-    let created = endpoints::create(&app, &actor, &tenant, &mut work, new).await?;
+async fn create(call: Call, claim: Claim, Body(form): Body<EndpointSettings>) -> Result<Response, Problem> {
+    let new = NewEndpoint::read(form, &call.app.guard)?;
+    let mut work = Work::begin(&call.app, claim).await?;
+    let created = endpoints::create(&call.app, &call.actor, &call.tenant, &mut work, new).await?;
     let view = Endpoint {
         secret: created.shown.secret,
         public_key: created.shown.public_key,
-        ..view(&app.vault, created.row)
+        ..view(&call.app.vault, created.row)
     };
     let response = work.commit(StatusCode::CREATED, &view).await?;
-    app.wake.now();
+    call.app.wake.now();
     Ok(response)
 }
 
-async fn get(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, id)): Path<(String, String)>,
-) -> Answer<Endpoint> {
-    let row = table::find(&app.pool, tenant.id, &id)
+async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<Endpoint> {
+    let row = table::find(&call.app.pool, call.tenant.id, &id)
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
-    Ok(Json(view(&app.vault, row)))
+    Ok(Json(view(&call.app.vault, row)))
 }
 
-async fn list(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
-    Query(query): Query<PageQuery>,
-) -> Answer<Page<Endpoint>> {
+async fn list(call: Call, Query(query): Query<PageQuery>) -> Answer<Page<Endpoint>> {
     let (limit, after) = (query.limit()?, query.after::<i32>()?.unwrap_or_default());
-    let rows = table::list(&app.pool, tenant.id, after, limit + 1).await?;
+    let rows = table::list(&call.app.pool, call.tenant.id, after, limit + 1).await?;
     Ok(Json(
-        cut(rows, limit, |row| row.id.0).map(|row| view(&app.vault, row)),
+        cut(rows, limit, |row| row.id.0).map(|row| view(&call.app.vault, row)),
     ))
 }
 
 /// Responds once the change is in effect.
 async fn patch(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
+    call: Call,
     Path((_, id)): Path<(String, String)>,
     Body(form): Body<EndpointSettings>,
 ) -> Answer<Endpoint> {
-    let row = endpoints::change(&app, &actor, &tenant, &id, form).await?;
-    Ok(Json(view(&app.vault, row)))
+    let row = endpoints::change(&call.app, &call.actor, &call.tenant, &id, form).await?;
+    Ok(Json(view(&call.app.vault, row)))
 }
 
 /// Responds once no more requests to it are started.
-async fn delete(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, id)): Path<(String, String)>,
-) -> Result<StatusCode, Problem> {
-    endpoints::delete(&app, &actor, &tenant, &id).await?;
+async fn delete(call: Call, Path((_, id)): Path<(String, String)>) -> Result<StatusCode, Problem> {
+    endpoints::delete(&call.app, &call.actor, &call.tenant, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

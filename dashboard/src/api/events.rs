@@ -2,7 +2,7 @@
 //! Invariant: `data` is stored and returned byte for byte; it is never re-serialized.
 
 use axum::{
-    Extension, Json,
+    Json,
     extract::{Path, State},
     http::StatusCode,
     response::{IntoResponse, Response},
@@ -27,6 +27,7 @@ use crate::{
         rules::{checked, refusal},
     },
     auth::{
+        Call,
         Rule::{Emit, Own},
         Tenant,
     },
@@ -204,19 +205,15 @@ async fn answer(
 }
 
 /// Newest first.
-async fn list(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
-    Query(query): Query<PageQuery>,
-) -> Answer<Page<Event>> {
+async fn list(call: Call, Query(query): Query<PageQuery>) -> Answer<Page<Event>> {
     let limit = query.limit()?;
     let before = EventId(query.after::<Uuid>()?.unwrap_or(Uuid::max()));
-    let found = events::list(&app.pool, tenant.id, before, limit + 1).await?;
+    let found = events::list(&call.app.pool, call.tenant.id, before, limit + 1).await?;
     let shown = fitting(&found, limit as usize);
     let next_cursor = (shown.len() < found.len())
         .then(|| shown.last().map(|id| encode(&id.0)))
         .flatten();
-    let rows = events::load(&app.pool, &shown).await?;
+    let rows = events::load(&call.app.pool, &shown).await?;
     Ok(Json(Page {
         data: rows.into_iter().map(Event::from).collect(),
         next_cursor,
@@ -238,20 +235,21 @@ fn fitting(found: &[(EventId, i32)], limit: usize) -> Vec<EventId> {
         .collect()
 }
 
-async fn get(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, id)): Path<(String, String)>,
-) -> Answer<Event> {
+async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<Event> {
     let missing = || Problem::not_found("event");
-    let id = find_number(&app, &tenant, &id).await?.ok_or_else(missing)?;
-    let row = events::load(&app.pool, &[id]).await?.pop().ok_or_else(missing)?;
+    let id = find_number(&call.app, &call.tenant, &id)
+        .await?
+        .ok_or_else(missing)?;
+    let row = events::load(&call.app.pool, &[id])
+        .await?
+        .pop()
+        .ok_or_else(missing)?;
     let filter = Filter {
-        tenant: Some(tenant.id),
+        tenant: Some(call.tenant.id),
         event: Some(id),
         ..Filter::default()
     };
-    let (found, _) = deliveries::list(&app.pool, &filter, None, LIST_PAGE_MAX).await?;
+    let (found, _) = deliveries::list(&call.app.pool, &filter, None, LIST_PAGE_MAX).await?;
     let mut view = Event::from(row);
     view.deliveries = Some(found.iter().map(Delivery::from).collect());
     Ok(Json(view))

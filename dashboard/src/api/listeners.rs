@@ -1,8 +1,7 @@
 //! Listeners: temporary endpoints whose requests a developer's machine reads from here.
 
 use axum::{
-    Extension,
-    extract::{Path, State},
+    extract::Path,
     http::{HeaderName, Method, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -10,9 +9,8 @@ use postrider_proto::api::{Listener, NewListener};
 use serde_json::json;
 
 use crate::{
-    Shared,
     actions::listeners::{self, Wanted},
-    auth::{Actor, Rule::Own, Tenant},
+    auth::{Call, Rule::Own},
     http::{
         idempotency::{Claim, Work},
         input::OptionalBody,
@@ -47,21 +45,18 @@ pub(crate) fn operations() -> Vec<Operation> {
 }
 
 async fn create(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
+    call: Call,
     claim: Claim,
     OptionalBody(form): OptionalBody<NewListener>,
 ) -> Result<Response, Problem> {
     let wanted = Wanted::read(form)?;
-    let mut work = Work::begin(&app, claim).await?;
-    let listener = listeners::create(&app, &actor, &tenant, &mut work, wanted).await?;
+    let mut work = Work::begin(&call.app, claim).await?;
+    let listener = listeners::create(&call.app, &call.actor, &call.tenant, &mut work, wanted).await?;
     work.commit(StatusCode::CREATED, &listener).await
 }
 
 async fn requests(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
+    call: Call,
     Path((_, id)): Path<(String, String)>,
     method: Method,
 ) -> Result<Response, Problem> {
@@ -72,7 +67,7 @@ async fn requests(
             "Use GET to read a listener's requests.",
         ));
     }
-    let session = listeners::open(&app, &tenant, &id).await?;
+    let session = listeners::open(&call.app, &call.tenant, &id).await?;
     let headers = [
         (header::CONTENT_TYPE, "application/x-ndjson"),
         // Buffering proxies would hold everything back.
@@ -81,11 +76,7 @@ async fn requests(
     Ok((headers, session.body()).into_response())
 }
 
-async fn delete(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, id)): Path<(String, String)>,
-) -> Result<StatusCode, Problem> {
-    listeners::delete(&app, &tenant, &id).await?;
+async fn delete(call: Call, Path((_, id)): Path<(String, String)>) -> Result<StatusCode, Problem> {
+    listeners::delete(&call.app, &call.tenant, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,8 +1,8 @@
 //! Bulk replays: start, read, cancel. The dispatcher runs them as jobs.
 
 use axum::{
-    Extension, Json,
-    extract::{Path, State},
+    Json,
+    extract::Path,
     http::StatusCode,
     response::{IntoResponse, Response},
 };
@@ -11,9 +11,8 @@ use postrider_proto::api::{NewReplay, Replay, ReplayPreview};
 
 use super::Answer;
 use crate::{
-    Shared,
     actions::replays::{begin, dry_run, find, read, stop},
-    auth::{Actor, Rule::Own, Tenant},
+    auth::{Call, Rule::Own},
     http::{
         idempotency::{Claim, Work},
         input::{OptionalBody, Query},
@@ -82,51 +81,38 @@ fn view(replay: replays::Replay) -> Replay {
 }
 
 async fn create(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
+    call: Call,
     claim: Claim,
     OptionalBody(form): OptionalBody<NewReplay>,
 ) -> Result<Response, Problem> {
-    let wanted = read(&app, tenant.id, &form).await?;
+    let wanted = read(&call.app, call.tenant.id, &form).await?;
     // Before a connection is acquired.
-    let _count = app.limits.counts.take(&wanted.counts_as()).await?;
-    let mut work = Work::begin(&app, claim).await?;
+    let _count = call.app.limits.counts.take(&wanted.counts_as()).await?;
+    let mut work = Work::begin(&call.app, claim).await?;
     if form.dry_run {
-        let preview = dry_run(&app, &mut work, &wanted).await?;
+        let preview = dry_run(&call.app, &mut work, &wanted).await?;
         return Ok(Json(preview).into_response());
     }
-    let replay = begin(&app, &mut work, &actor, &wanted).await?;
+    let replay = begin(&call.app, &mut work, &call.actor, &wanted).await?;
     let response = work.commit(StatusCode::ACCEPTED, &view(replay)).await?;
-    app.wake.now();
+    call.app.wake.now();
     Ok(response)
 }
 
-async fn get(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, id)): Path<(String, String)>,
-) -> Answer<Replay> {
-    Ok(Json(view(find(&app, Some(tenant.id), &id).await?)))
+async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<Replay> {
+    Ok(Json(view(find(&call.app, Some(call.tenant.id), &id).await?)))
 }
 
-async fn list(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
-    Query(query): Query<PageQuery>,
-) -> Answer<Page<Replay>> {
+async fn list(call: Call, Query(query): Query<PageQuery>) -> Answer<Page<Replay>> {
     let (limit, before) = (query.limit()?, query.after::<i64>()?.unwrap_or(i64::MAX));
-    let rows = replays::list(&app.pool, Some(tenant.id), before, limit + 1).await?;
+    let rows = replays::list(&call.app.pool, Some(call.tenant.id), before, limit + 1).await?;
     Ok(Json(cut(rows, limit, |replay| replay.id.0).map(view)))
 }
 
 /// Responds with the current state of the replay: nothing more is sent except what is in flight. A finished replay is
 /// left unchanged.
-async fn cancel(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, id)): Path<(String, String)>,
-) -> Answer<Replay> {
-    Ok(Json(view(stop(&app, &actor, Some(tenant.id), &id).await?)))
+async fn cancel(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<Replay> {
+    Ok(Json(view(
+        stop(&call.app, &call.actor, Some(call.tenant.id), &id).await?,
+    )))
 }

@@ -2,12 +2,11 @@
 //! rotation is due, and whether the receiver has rejected requests since. A sender can't know whether a receiver
 //! still needs the old secret; a 401 or 403 since the rotation is the closest indication.
 
-use axum::{Extension, Json, extract::State};
+use axum::Json;
 
 use super::Answer;
 use crate::{
-    Shared,
-    auth::{Rule::Own, Tenant},
+    auth::{Call, Rule::Own},
     http::{
         input::Query,
         pagination::{Page, PageQuery, cut},
@@ -24,12 +23,8 @@ pub(crate) fn operations() -> Vec<Operation> {
     ]
 }
 
-async fn list(
-    State(app): State<Shared>,
-    Extension(tenant): Extension<Tenant>,
-    Query(query): Query<PageQuery>,
-) -> Answer<Page<RotationRow>> {
+async fn list(call: Call, Query(query): Query<PageQuery>) -> Answer<Page<RotationRow>> {
     let (limit, after) = (query.limit()?, query.after::<i32>()?.unwrap_or_default());
-    let rows = rotations::list(&app.pool, Of::Tenant(tenant.id), after, limit + 1).await?;
+    let rows = rotations::list(&call.app.pool, Of::Tenant(call.tenant.id), after, limit + 1).await?;
     Ok(Json(cut(rows, limit, |row| row.number.0)))
 }

@@ -1,18 +1,12 @@
 //! Signing secrets: revealed to their owner, and rotated with an overlap in which both sign.
 
-use axum::{
-    Extension, Json,
-    extract::{Path, State},
-    http::StatusCode,
-    response::Response,
-};
+use axum::{Json, extract::Path, http::StatusCode, response::Response};
 use postrider_proto::api::{EndpointSecret, Rotation, Secrets};
 
 use super::Answer;
 use crate::{
-    Shared,
     actions::secrets::{self, Opened},
-    auth::{Actor, Rule::Own, Tenant},
+    auth::{Call, Rule::Own},
     http::{
         idempotency::{Claim, Work},
         input::OptionalBody,
@@ -54,30 +48,23 @@ fn view(opened: Vec<Opened>) -> Secrets {
     }
 }
 
-async fn reveal(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
-    Path((_, id)): Path<(String, String)>,
-) -> Answer<Secrets> {
-    let opened = secrets::reveal(&app, &actor, &tenant, &id).await?;
+async fn reveal(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<Secrets> {
+    let opened = secrets::reveal(&call.app, &call.actor, &call.tenant, &id).await?;
     Ok(Json(view(opened)))
 }
 
 async fn rotate(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Extension(tenant): Extension<Tenant>,
+    call: Call,
     Path((_, id)): Path<(String, String)>,
     claim: Claim,
     OptionalBody(form): OptionalBody<Rotation>,
 ) -> Result<Response, Problem> {
     let rotation = secrets::Rotation::read(form.overlap_seconds, form.secret)?;
-    let mut work = Work::begin(&app, claim).await?;
-    let rotated = secrets::rotate(&app, &actor, &tenant, &id, &mut work, rotation).await?;
+    let mut work = Work::begin(&call.app, claim).await?;
+    let rotated = secrets::rotate(&call.app, &call.actor, &call.tenant, &id, &mut work, rotation).await?;
     let xid = work.settles(rotated.shard).await?;
     let response = work.commit(StatusCode::OK, &view(rotated.secrets)).await?;
-    app.wake.now();
-    settled(&app.pool, rotated.shard, &xid).await?;
+    call.app.wake.now();
+    settled(&call.app.pool, rotated.shard, &xid).await?;
     Ok(response)
 }

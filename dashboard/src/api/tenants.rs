@@ -13,9 +13,8 @@ use crate::{
     Shared,
     actions::tenants::{remove, store},
     auth::{
-        Actor,
+        Actor, Call,
         Rule::{Admin, Own},
-        Tenant,
     },
     http::{
         input::{OptionalBody, Query},
@@ -80,8 +79,8 @@ async fn put(
     Ok((status, Json(api::Tenant::from(row))).into_response())
 }
 
-async fn get(State(app): State<Shared>, Extension(tenant): Extension<Tenant>) -> Answer<api::Tenant> {
-    let row = tables::tenants::find(&app.pool, &tenant.slug)
+async fn get(call: Call) -> Answer<api::Tenant> {
+    let row = tables::tenants::find(&call.app.pool, &call.tenant.slug)
         .await?
         .ok_or_else(|| Problem::not_found("tenant"))?;
     Ok(Json(row.into()))

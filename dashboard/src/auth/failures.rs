@@ -130,15 +130,10 @@ async fn write(app: &App, failed: &[Failed]) {
     }
 }
 
-async fn write_one(app: &App, failed: &Failed) -> Result<(), sqlx::Error> {
+async fn write_one(app: &App, failed: &Failed) -> sqlx::Result<()> {
     let mut connection = app.pool.acquire().await?;
-    let entry = Entry {
-        actor: &Actor(ACTOR.to_owned()),
-        action: Action::SignInFailed,
-        tenant: None,
-        subject: &failed.subject,
-        detail: Some(failed.detail.clone()),
-    };
+    let actor = Actor(ACTOR.to_owned());
+    let entry = Entry::new(&actor, Action::SignInFailed, None, &failed.subject).with(failed.detail.clone());
     audit::write(&mut connection, entry).await?;
     connection.done().await
 }

@@ -18,9 +18,9 @@ use std::{
 };
 
 use axum::{
-    RequestExt,
-    extract::{ConnectInfo, RawPathParams, Request, State},
-    http::{HeaderMap, header},
+    Extension, RequestExt,
+    extract::{ConnectInfo, FromRequestParts, RawPathParams, Request, State, rejection::ExtensionRejection},
+    http::{HeaderMap, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Redirect, Response},
 };
@@ -66,6 +66,43 @@ pub(crate) struct Arrived(pub(crate) Instant);
 pub(crate) struct Tenant {
     pub(crate) id: TenantId,
     pub(crate) slug: String,
+}
+
+/// A request for a page by someone who is signed in.
+#[derive(Clone)]
+pub(crate) struct Visit {
+    pub(crate) app: Shared,
+    pub(crate) session: Session,
+    pub(crate) actor: Actor,
+}
+
+/// A call of an operation on a tenant.
+pub(crate) struct Call {
+    pub(crate) app: Shared,
+    pub(crate) actor: Actor,
+    pub(crate) tenant: Tenant,
+}
+
+impl FromRequestParts<Shared> for Visit {
+    type Rejection = ExtensionRejection;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, ExtensionRejection> {
+        let Extension(session) = Extension::from_request_parts(parts, app).await?;
+        let Extension(actor) = Extension::from_request_parts(parts, app).await?;
+        let app = app.clone();
+        Ok(Self { app, session, actor })
+    }
+}
+
+impl FromRequestParts<Shared> for Call {
+    type Rejection = ExtensionRejection;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, ExtensionRejection> {
+        let Extension(actor) = Extension::from_request_parts(parts, app).await?;
+        let Extension(tenant) = Extension::from_request_parts(parts, app).await?;
+        let app = app.clone();
+        Ok(Self { app, actor, tenant })
+    }
 }
 
 /// An API key that was verified.

@@ -39,13 +39,7 @@ pub(crate) async fn make(
     portal_links::delete_expired(&mut *connection).await?;
     let expires_at =
         portal_links::insert(&mut *connection, &fingerprint(&token), tenant.id, LINK_MINUTES).await?;
-    let entry = Entry {
-        actor,
-        action: Action::PortalLinkCreated,
-        tenant: Some(tenant.id),
-        subject: &tenant.slug,
-        detail: None,
-    };
+    let entry = Entry::new(actor, Action::PortalLinkCreated, Some(tenant.id), &tenant.slug);
     audit::write(connection, entry).await?;
     // In the query string: only the path of a request is logged.
     let url = format!("{}/portal?token={token}", app.public_url.trim_end_matches('/'));
@@ -67,13 +61,9 @@ pub(crate) async fn redeem(
         return Ok(None);
     };
     let session = Session::begin_for_tenant(&mut transaction, tenant.id).await?;
-    let entry = Entry {
-        actor: &Actor(format!("portal:{}", tenant.slug)),
-        action: Action::PortalOpened,
-        tenant: Some(tenant.id),
-        subject: &tenant.slug,
-        detail: Some(json!({"address": address})),
-    };
+    let actor = Actor(format!("portal:{}", tenant.slug));
+    let entry = Entry::new(&actor, Action::PortalOpened, Some(tenant.id), &tenant.slug)
+        .with(json!({"address": address}));
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok(Some(session))
@@ -87,13 +77,7 @@ pub(crate) async fn end_all(
 ) -> Result<(), Problem> {
     portal_links::delete_of_tenant(&mut *connection, tenant.id).await?;
     sessions::delete_all(&mut *connection, Holder::Tenant(tenant.id)).await?;
-    let entry = Entry {
-        actor,
-        action: Action::SignedOutEverywhere,
-        tenant: Some(tenant.id),
-        subject: &tenant.slug,
-        detail: None,
-    };
+    let entry = Entry::new(actor, Action::SignedOutEverywhere, Some(tenant.id), &tenant.slug);
     audit::write(connection, entry).await?;
     Ok(())
 }

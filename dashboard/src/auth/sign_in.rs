@@ -61,13 +61,8 @@ pub(crate) async fn sign_in(
     attempt.succeeded();
     let mut transaction = tables::begin(&app.pool).await?;
     let token = Session::begin_for_person(&mut transaction, person).await?;
-    let entry = Entry {
-        actor: &Actor(format!("person:{login}")),
-        action: Action::SignedIn,
-        tenant: None,
-        subject: login,
-        detail: Some(json!({"address": address})),
-    };
+    let actor = Actor(format!("person:{login}"));
+    let entry = Entry::new(&actor, Action::SignedIn, None, login).with(json!({"address": address}));
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok(SignIn::Done(token))

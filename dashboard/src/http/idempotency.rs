@@ -257,7 +257,7 @@ impl Work {
 
     /// The response is true once the shard's owner has applied this transaction; a repeated response waits for that
     /// too.
-    pub(crate) async fn settles(&mut self, shard: Shard) -> Result<Xid, sqlx::Error> {
+    pub(crate) async fn settles(&mut self, shard: Shard) -> sqlx::Result<Xid> {
         let xid = wait_until_applied::current(&mut *self).await?;
         self.settles = Some((shard, xid.clone()));
         Ok(xid)

@@ -55,7 +55,6 @@ pub(crate) enum Repeated {
 }
 
 /// The kind of path: a label with few values, whatever is added to the API.
-/// The kind that a route is counted as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Emit,

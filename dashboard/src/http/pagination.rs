@@ -22,10 +22,14 @@ impl PageQuery {
         limit(self.limit.as_deref())
     }
 
-    /// The position of the last entry already returned.
     pub(crate) fn after<K: Position>(&self) -> Result<Option<K>, Problem> {
-        self.cursor.as_deref().map(decode).transpose()
+        after(self.cursor.as_deref())
     }
+}
+
+/// The position of the last entry already returned.
+pub(crate) fn after<K: Position>(cursor: Option<&str>) -> Result<Option<K>, Problem> {
+    cursor.map(decode).transpose()
 }
 
 pub(crate) fn limit(text: Option<&str>) -> Result<i64, Problem> {

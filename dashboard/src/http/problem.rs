@@ -18,128 +18,67 @@ const FAULTS_IN_WORDS_MAX: usize = 10;
 /// Characters of a rejected value that a message repeats.
 const EXCERPT_CHARS_MAX: usize = 64;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    BadRequest,
-    Unauthorized,
-    Forbidden,
-    NotFound,
-    MethodNotAllowed,
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $name:literal, $status:ident, $title:literal;)+) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Kind {
+            $($(#[$doc])* $kind,)+
+            /// The same request was completed a moment ago: its stored response is returned instead.
+            Handled,
+        }
+
+        impl Kind {
+            /// All that clients see.
+            pub(crate) const ALL: [Self; [$($name),+].len()] = [$(Self::$kind),+];
+
+            /// The last part of `type`, the status and the title.
+            pub(crate) const fn definition(self) -> (&'static str, StatusCode, &'static str) {
+                match self {
+                    $(Self::$kind => ($name, StatusCode::$status, $title),)+
+                    Self::Handled => Self::Conflict.definition(),
+                }
+            }
+        }
+    };
+}
+kinds! {
+    BadRequest = "bad-request", BAD_REQUEST, "Malformed request";
+    Unauthorized = "unauthorized", UNAUTHORIZED, "Missing or invalid API key";
+    Forbidden = "forbidden", FORBIDDEN, "This key does not have permission";
+    NotFound = "not-found", NOT_FOUND, "Not found";
+    MethodNotAllowed = "method-not-allowed", METHOD_NOT_ALLOWED, "Method not allowed";
     /// The client did not send its request in time.
-    RequestTimeout,
-    Conflict,
+    RequestTimeout = "request-timeout", REQUEST_TIMEOUT, "Request timeout";
+    Conflict = "conflict", CONFLICT, "Conflict with the current state";
     /// An `Idempotency-Key` that was used with a different body.
-    KeyReused,
+    KeyReused = "idempotency-key-reused", CONFLICT, "Idempotency-Key reused with a different body";
     /// The first request with this `Idempotency-Key` is still running.
-    KeyInProgress,
+    KeyInProgress = "idempotency-key-in-progress", CONFLICT, "Request with this Idempotency-Key in progress";
     /// An event id that was used with different content.
-    EventIdConflict,
+    EventIdConflict = "event-id-conflict", CONFLICT, "Event id already used with different content";
     /// A published version of an event type with a different schema.
-    SchemaPublished,
+    SchemaPublished = "schema-version-published", CONFLICT, "Schema version already published";
     /// A disabled endpoint, which must be enabled first.
-    EndpointDisabled,
+    EndpointDisabled = "endpoint-disabled", CONFLICT, "Endpoint disabled";
     /// A fixed limit of a tenant, an endpoint or a delivery.
-    LimitReached,
-    /// The same request was completed a moment ago: its stored response is returned instead.
-    Handled,
-    TooLarge,
-    UnsupportedEncoding,
-    UnsupportedMediaType,
-    Invalid,
+    LimitReached = "limit-reached", CONFLICT, "Limit reached";
+    TooLarge = "too-large", PAYLOAD_TOO_LARGE, "Body too large";
+    UnsupportedEncoding = "unsupported-encoding", UNSUPPORTED_MEDIA_TYPE, "Compressed bodies are not supported";
+    UnsupportedMediaType = "unsupported-media-type", UNSUPPORTED_MEDIA_TYPE, "Unsupported media type";
+    Invalid = "invalid", UNPROCESSABLE_ENTITY, "Invalid request";
     /// A rate or concurrency limit.
-    TooMany,
-    Internal,
-    Busy,
+    TooMany = "too-many", TOO_MANY_REQUESTS, "Too many requests";
+    Internal = "internal", INTERNAL_SERVER_ERROR, "Internal error";
+    Busy = "busy", SERVICE_UNAVAILABLE, "Temporarily unavailable";
     /// Committed, but the dispatcher has not confirmed that it applied the change.
-    ChangePending,
+    ChangePending = "change-pending", SERVICE_UNAVAILABLE, "Change stored but not yet applied";
     /// A count that exceeded the statement timeout.
-    CountTimeout,
+    CountTimeout = "count-timeout", SERVICE_UNAVAILABLE, "Count took too long";
     /// The database did not confirm whether the event was stored.
-    OutcomeUnknown,
+    OutcomeUnknown = "outcome-unknown", SERVICE_UNAVAILABLE, "Outcome unknown";
 }
 
 impl Kind {
-    /// The last part of `type`, the status and the title.
-    pub(crate) const fn definition(self) -> (&'static str, StatusCode, &'static str) {
-        match self {
-            Self::BadRequest => ("bad-request", StatusCode::BAD_REQUEST, "Malformed request"),
-            Self::Unauthorized => (
-                "unauthorized",
-                StatusCode::UNAUTHORIZED,
-                "Missing or invalid API key",
-            ),
-            Self::Forbidden => (
-                "forbidden",
-                StatusCode::FORBIDDEN,
-                "This key does not have permission",
-            ),
-            Self::NotFound => ("not-found", StatusCode::NOT_FOUND, "Not found"),
-            Self::MethodNotAllowed => (
-                "method-not-allowed",
-                StatusCode::METHOD_NOT_ALLOWED,
-                "Method not allowed",
-            ),
-            Self::RequestTimeout => ("request-timeout", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
-            Self::Conflict | Self::Handled => (
-                "conflict",
-                StatusCode::CONFLICT,
-                "Conflict with the current state",
-            ),
-            Self::KeyReused => (
-                "idempotency-key-reused",
-                StatusCode::CONFLICT,
-                "Idempotency-Key reused with a different body",
-            ),
-            Self::KeyInProgress => (
-                "idempotency-key-in-progress",
-                StatusCode::CONFLICT,
-                "Request with this Idempotency-Key in progress",
-            ),
-            Self::EventIdConflict => (
-                "event-id-conflict",
-                StatusCode::CONFLICT,
-                "Event id already used with different content",
-            ),
-            Self::SchemaPublished => (
-                "schema-version-published",
-                StatusCode::CONFLICT,
-                "Schema version already published",
-            ),
-            Self::EndpointDisabled => ("endpoint-disabled", StatusCode::CONFLICT, "Endpoint disabled"),
-            Self::LimitReached => ("limit-reached", StatusCode::CONFLICT, "Limit reached"),
-            Self::TooLarge => ("too-large", StatusCode::PAYLOAD_TOO_LARGE, "Body too large"),
-            Self::UnsupportedEncoding => (
-                "unsupported-encoding",
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "Compressed bodies are not supported",
-            ),
-            Self::UnsupportedMediaType => (
-                "unsupported-media-type",
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "Unsupported media type",
-            ),
-            Self::Invalid => ("invalid", StatusCode::UNPROCESSABLE_ENTITY, "Invalid request"),
-            Self::TooMany => ("too-many", StatusCode::TOO_MANY_REQUESTS, "Too many requests"),
-            Self::Internal => ("internal", StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
-            Self::Busy => ("busy", StatusCode::SERVICE_UNAVAILABLE, "Temporarily unavailable"),
-            Self::ChangePending => (
-                "change-pending",
-                StatusCode::SERVICE_UNAVAILABLE,
-                "Change stored but not yet applied",
-            ),
-            Self::CountTimeout => (
-                "count-timeout",
-                StatusCode::SERVICE_UNAVAILABLE,
-                "Count took too long",
-            ),
-            Self::OutcomeUnknown => (
-                "outcome-unknown",
-                StatusCode::SERVICE_UNAVAILABLE,
-                "Outcome unknown",
-            ),
-        }
-    }
-
     pub(crate) fn urn(self) -> String {
         format!("urn:postrider:problem:{}", self.definition().0)
     }

@@ -148,7 +148,7 @@ pub(crate) async fn watch(primary: Pool, replica: Pool, follows: Arc<AtomicBool>
 }
 
 /// By WAL position and not by clock: on an idle database the replica's last change is old.
-async fn look(primary: &Pool, replica: &Pool, written: &mut VecDeque<String>) -> Result<bool, sqlx::Error> {
+async fn look(primary: &Pool, replica: &Pool, written: &mut VecDeque<String>) -> sqlx::Result<bool> {
     let position: String = sqlx::query_scalar("select pg_current_wal_lsn()::text")
         .fetch_one(primary)
         .await?;

@@ -12,7 +12,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use postrider_dispatcher::LEASE;
+use postrider_dispatcher::{LEASE, bind::BindAll};
 use postrider_proto::Shard;
 use sqlx::{FromRow, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
@@ -42,7 +42,7 @@ impl Xid {
     }
 }
 
-pub(crate) async fn current(connection: &mut PgConnection) -> Result<Xid, sqlx::Error> {
+pub(crate) async fn current(connection: &mut PgConnection) -> sqlx::Result<Xid> {
     sqlx::query_scalar("select pg_current_xact_id()::text")
         .fetch_one(connection)
         .await
@@ -75,7 +75,7 @@ pub(crate) async fn settled(pool: &Pool, shard: Shard, xid: &Xid) -> Result<(), 
 }
 
 /// The same for several shards. Returns whether all owners applied it in time.
-pub(crate) async fn all_settled(pool: &Pool, shards: &[Shard], xid: &Xid) -> Result<bool, sqlx::Error> {
+pub(crate) async fn all_settled(pool: &Pool, shards: &[Shard], xid: &Xid) -> sqlx::Result<bool> {
     let wait = async {
         while !is_applied(pool, shards, xid).await? {
             tokio::time::sleep(POLL).await;
@@ -95,15 +95,14 @@ struct OwnerRow {
 
 /// An owner publishes with the first shards it acquires: one that has published nothing yet is waited for. A
 /// transaction id that this server has not reached yet is from another cluster, before a restore.
-async fn is_applied(pool: &Pool, shards: &[Shard], xid: &Xid) -> Result<bool, sqlx::Error> {
+async fn is_applied(pool: &Pool, shards: &[Shard], xid: &Xid) -> sqlx::Result<bool> {
     let behind: Vec<OwnerRow> = sqlx::query_as(
         "select distinct d.id, d.expires_at, d.expires_at <= clock_timestamp() as expired
          from postrider.shards s join postrider.dispatchers d on d.id = s.owner
          where s.shard = any($1) and $2::xid8 < pg_snapshot_xmax(pg_current_snapshot())
            and not coalesce(pg_visible_in_snapshot($2::xid8, d.applied), false)",
     )
-    .bind(shards)
-    .bind(&xid.0)
+    .bind_all((shards, &xid.0))
     .fetch_all(pool)
     .await?;
     let mut owners = OWNERS.lock().unwrap_or_else(|e| e.into_inner());

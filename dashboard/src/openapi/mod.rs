@@ -137,32 +137,6 @@ fn introduction() -> String {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 23] = [
-        Self::BadRequest,
-        Self::Unauthorized,
-        Self::Forbidden,
-        Self::NotFound,
-        Self::MethodNotAllowed,
-        Self::RequestTimeout,
-        Self::Conflict,
-        Self::KeyReused,
-        Self::KeyInProgress,
-        Self::EventIdConflict,
-        Self::SchemaPublished,
-        Self::EndpointDisabled,
-        Self::LimitReached,
-        Self::TooLarge,
-        Self::UnsupportedEncoding,
-        Self::UnsupportedMediaType,
-        Self::Invalid,
-        Self::TooMany,
-        Self::Internal,
-        Self::Busy,
-        Self::ChangePending,
-        Self::CountTimeout,
-        Self::OutcomeUnknown,
-    ];
-
     fn component(self) -> String {
         let (name, ..) = self.definition();
         name.split('-')

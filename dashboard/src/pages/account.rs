@@ -2,18 +2,14 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{
-    Extension,
-    extract::State,
-    response::{IntoResponse, Redirect, Response},
-};
+use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-use super::{Frame, PageProblem, sign_in::set_cookie};
+use super::{Frame, Paged, sign_in::set_cookie};
 use crate::{
     Shared,
     actions::people,
-    auth::{ADMIN_LOGIN, Session, Submitted, expired_cookie},
+    auth::{ADMIN_LOGIN, Session, Submitted, Visit, expired_cookie},
     http::problem::{Kind, Problem},
 };
 
@@ -35,14 +31,11 @@ pub(crate) struct PasswordForm {
     new: String,
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-) -> Result<AccountPage, PageProblem> {
-    load(&app, session, None).await
+pub(crate) async fn show(visit: Visit) -> Paged<AccountPage> {
+    load(&visit.app, visit.session, None).await
 }
 
-async fn load(app: &Shared, session: Session, error: Option<String>) -> Result<AccountPage, PageProblem> {
+async fn load(app: &Shared, session: Session, error: Option<String>) -> Paged<AccountPage> {
     Ok(AccountPage {
         login: session.login.clone(),
         sessions: session.count_open(&app.pool).await?,
@@ -53,18 +46,17 @@ async fn load(app: &Shared, session: Session, error: Option<String>) -> Result<A
 }
 
 pub(crate) async fn change_password(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
+    visit: Visit,
     Submitted(form): Submitted<PasswordForm>,
-) -> Result<Response, PageProblem> {
-    match people::change_password(&app, &session, &form.current, &form.new).await {
+) -> Paged<Response> {
+    match people::change_password(&visit.app, &visit.session, &form.current, &form.new).await {
         Ok(()) => {
-            let set = expired_cookie(&app.public_url);
+            let set = expired_cookie(&visit.app.public_url);
             Ok((set_cookie(&set), Redirect::to("/sign-in")).into_response())
         }
         Err(problem) if problem.kind == Kind::Invalid => {
             let (status, error) = (problem.status(), password_error(&problem));
-            Ok((status, load(&app, session, Some(error)).await?).into_response())
+            Ok((status, load(&visit.app, visit.session, Some(error)).await?).into_response())
         }
         Err(problem) => Err(problem.into()),
     }

@@ -2,22 +2,18 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{
-    Extension,
-    extract::{Path, State},
-    response::Redirect,
-};
+use axum::{extract::Path, response::Redirect};
 use postrider_proto::{
     api::{ApiKey, NewApiKey},
     state::KeyRole,
 };
 use serde::Deserialize;
 
-use super::{DoneQuery, Frame, Moment, PageProblem};
+use super::{Done, Frame, Moment, Paged};
 use crate::{
     Shared,
     actions::api_keys::{end, make},
-    auth::{Actor, Confirmed, Session, Submitted},
+    auth::{Confirmed, Session, Submitted, Visit},
     http::input::Query,
     tables::{
         self,
@@ -55,17 +51,13 @@ pub(crate) struct MakeForm {
     tenant: String,
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<DoneQuery>,
-) -> Result<KeysPage, PageProblem> {
-    let mut page = load(&app, session, None).await?;
+pub(crate) async fn show(visit: Visit, Query(query): Query<Done>) -> Paged<KeysPage> {
+    let mut page = load(&visit.app, visit.session, None).await?;
     page.frame = page.frame.with_done(&query.done, &DONE);
     Ok(page)
 }
 
-async fn load(app: &Shared, session: Session, new: Option<ApiKey>) -> Result<KeysPage, PageProblem> {
+async fn load(app: &Shared, session: Session, new: Option<ApiKey>) -> Paged<KeysPage> {
     Ok(KeysPage {
         frame: Frame::new(session, "api-keys"),
         keys: api_keys::list_newest(&app.pool, KEYS_SHOWN_MAX).await?,
@@ -73,29 +65,19 @@ async fn load(app: &Shared, session: Session, new: Option<ApiKey>) -> Result<Key
     })
 }
 
-pub(crate) async fn create(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
-    Submitted(form): Submitted<MakeForm>,
-) -> Result<KeysPage, PageProblem> {
+pub(crate) async fn create(visit: Visit, Submitted(form): Submitted<MakeForm>) -> Paged<KeysPage> {
     let wanted = NewApiKey {
         role: form.role,
         tenant: Some(form.tenant.trim().to_owned()).filter(|slug| !slug.is_empty()),
         name: form.name,
     };
-    let mut transaction = tables::begin(&app.pool).await?;
-    let created = make(&mut transaction, &actor, wanted).await?;
+    let mut transaction = tables::begin(&visit.app.pool).await?;
+    let created = make(&mut transaction, &visit.actor, wanted).await?;
     transaction.commit().await?;
-    load(&app, session, Some(created)).await
+    load(&visit.app, visit.session, Some(created)).await
 }
 
-pub(crate) async fn revoke(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Path(id): Path<String>,
-    _: Confirmed,
-) -> Result<Redirect, PageProblem> {
-    end(&app, &actor, &id).await?;
+pub(crate) async fn revoke(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
+    end(&visit.app, &visit.actor, &id).await?;
     Ok(Redirect::to("/api-keys?done=revoked"))
 }

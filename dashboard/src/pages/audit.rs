@@ -2,14 +2,12 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{Extension, extract::State};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Frame, Moment, PageProblem};
+use super::{Frame, Moment, Paged};
 use crate::{
-    Shared,
-    auth::Session,
+    auth::Visit,
     http::{
         input::{Query, is_plain_text},
         pagination,
@@ -81,25 +79,17 @@ pub(crate) struct AuditPage {
     next: Option<String>,
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<AuditQuery>,
-) -> Result<AuditPage, PageProblem> {
+pub(crate) async fn show(visit: Visit, Query(query): Query<AuditQuery>) -> Paged<AuditPage> {
     if !is_plain_text(&query.actor, ACTOR_BYTES_MAX) {
         return Err(Problem::bad_request(format!(
             "Invalid actor: must be plain text of at most {ACTOR_BYTES_MAX} bytes."
         ))
         .into());
     }
-    let before = query
-        .cursor
-        .as_deref()
-        .map(pagination::decode::<i64>)
-        .transpose()?;
+    let before: Option<i64> = pagination::after(query.cursor.as_deref())?;
     let tenant = match query.tenant.as_str() {
         "" => None,
-        slug => Some(tenants::find(&app.pool, slug).await?.map(|row| row.id)),
+        slug => Some(tenants::find(&visit.app.pool, slug).await?.map(|row| row.id)),
     };
     let page = match tenant {
         // An unknown tenant has no entries.
@@ -112,12 +102,12 @@ pub(crate) async fn show(
                 tenant: known.flatten(),
                 actor: Some(query.actor.trim().to_owned()).filter(|actor| !actor.is_empty()),
             };
-            let rows = audit::list(&app.pool, &narrowed, before.unwrap_or(i64::MAX), LINES + 1).await?;
+            let rows = audit::list(&visit.app.pool, &narrowed, before.unwrap_or(i64::MAX), LINES + 1).await?;
             pagination::cut(rows, LINES, |row| row.id).map(Entry::from)
         }
     };
     Ok(AuditPage {
-        frame: Frame::new(session, "audit"),
+        frame: Frame::new(visit.session, "audit"),
         tenant: query.tenant,
         actor: query.actor,
         entries: page.data,

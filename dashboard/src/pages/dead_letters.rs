@@ -2,14 +2,12 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{Extension, extract::State};
 use postrider_proto::{DeadReason, DeliveryState, EndpointState};
 use serde::Deserialize;
 
-use super::{DeliverySummary, Frame, Moment, PageProblem};
+use super::{DeliverySummary, Frame, Moment, Paged};
 use crate::{
-    Shared,
-    auth::Session,
+    auth::Visit,
     http::{input::Query, pagination},
     tables::{
         dead_letters::{self, Group, GroupFilter},
@@ -61,23 +59,19 @@ impl DeadLettersPage {
     }
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<DeadLettersQuery>,
-) -> Result<DeadLettersPage, PageProblem> {
-    let after = query.cursor.as_deref().map(pagination::decode).transpose()?;
-    let (scope, is_known) = match (session.scope(), query.tenant.as_str()) {
+pub(crate) async fn show(visit: Visit, Query(query): Query<DeadLettersQuery>) -> Paged<DeadLettersPage> {
+    let after = pagination::after(query.cursor.as_deref())?;
+    let (scope, is_known) = match (visit.session.scope(), query.tenant.as_str()) {
         (None, "") => (None, true),
         (Some(own), _) => (Some(own), true),
         (None, slug) => {
-            let found = tenants::find(&app.pool, slug).await?.map(|row| row.id);
+            let found = tenants::find(&visit.app.pool, slug).await?.map(|row| row.id);
             (found, found.is_some())
         }
     };
     let endpoint = match query.endpoint.as_str() {
         "" => None,
-        public_id => Some(endpoints::find_number(&app.pool, scope, public_id).await?),
+        public_id => Some(endpoints::find_number(&visit.app.pool, scope, public_id).await?),
     };
     let filter = Filter {
         tenant: scope,
@@ -94,12 +88,12 @@ pub(crate) async fn show(
         (Vec::new(), (Vec::new(), None))
     } else {
         (
-            dead_letters::groups(&app.pool, &grouped, GROUPS).await?,
-            deliveries::list(&app.pool, &filter, after, LINES).await?,
+            dead_letters::groups(&visit.app.pool, &grouped, GROUPS).await?,
+            deliveries::list(&visit.app.pool, &filter, after, LINES).await?,
         )
     };
     Ok(DeadLettersPage {
-        frame: Frame::new(session, "dead-letters"),
+        frame: Frame::new(visit.session, "dead-letters"),
         tenant: query.tenant,
         endpoint: query.endpoint,
         total: groups.iter().map(|group| group.count).sum(),

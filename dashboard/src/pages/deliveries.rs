@@ -2,16 +2,15 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{Extension, extract::State};
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use postrider_proto::{EventId, TenantId, routing::is_type_name};
 use serde::{Deserialize, Serialize};
 
-use super::{DeliverySummary, Frame, Moment, PageProblem};
+use super::{DeliverySummary, Frame, Moment, Paged};
 use crate::{
     Shared,
     actions::delivery_filter::{parse_state, parse_status, parse_time},
-    auth::Session,
+    auth::{Session, Visit},
     http::{input::Query, pagination, problem::Problem},
     tables::{
         deliveries::{self, Filter},
@@ -125,14 +124,10 @@ impl DeliveriesPage {
     }
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<DeliveriesQuery>,
-) -> Result<DeliveriesPage, PageProblem> {
-    let after = query.cursor.as_deref().map(pagination::decode).transpose()?;
+pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> Paged<DeliveriesPage> {
+    let after = pagination::after(query.cursor.as_deref())?;
     let mut page = DeliveriesPage {
-        types: event_types::list(&app.pool, "", TYPES_OFFERED_MAX)
+        types: event_types::list(&visit.app.pool, "", TYPES_OFFERED_MAX)
             .await?
             .into_iter()
             .map(|row| row.name)
@@ -143,12 +138,12 @@ pub(crate) async fn show(
         searched_to: Moment(None),
         next: None,
         query: query.clone(),
-        frame: Frame::new(session.clone(), "deliveries"),
+        frame: Frame::new(visit.session.clone(), "deliveries"),
     };
-    match filter(&app, &session, &query, &mut page.tenants_with_event).await? {
+    match filter(&visit.app, &visit.session, &query, &mut page.tenants_with_event).await? {
         Err(nothing) => page.nothing = Some(nothing),
         Ok(filter) => {
-            let (found, next) = deliveries::list(&app.pool, &filter, after, LINES).await?;
+            let (found, next) = deliveries::list(&visit.app.pool, &filter, after, LINES).await?;
             page.lines = found.iter().map(DeliverySummary::from).collect();
             if let Some(last) = next.filter(|_| (found.len() as i64) < LINES) {
                 page.searched_to = Moment(DateTime::from_timestamp_millis(last.event.unix_ms()));
@@ -168,16 +163,13 @@ async fn filter(
     fn given(text: &str) -> Option<&str> {
         Some(text.trim()).filter(|text| !text.is_empty())
     }
+    let time = |name: &str, text: &str| given(text).map(|text| read_time(name, text)).transpose();
     let mut filter = Filter {
         tenant: session.scope(),
         state: given(&query.state).map(parse_state).transpose()?,
         status_code: given(&query.status_code).map(parse_status).transpose()?,
-        since: given(&query.since)
-            .map(|text| read_time("since", text))
-            .transpose()?,
-        until: given(&query.until)
-            .map(|text| read_time("until", text))
-            .transpose()?,
+        since: time("since", &query.since)?,
+        until: time("until", &query.until)?,
         ..Filter::default()
     };
     if let Some((_, _, minutes)) = WITHIN.iter().find(|(word, _, _)| *word == query.within) {

@@ -11,16 +11,14 @@ use axum::{
 };
 use postrider_proto::{DeadReason, DeliveryId, DeliveryState, TenantId, api::Attempt};
 
-use super::{
-    DeliverySummary, DoneQuery, Frame, Markup, Moment, PageProblem, Pretty, dead_letters::reason_label,
-};
+use super::{DeliverySummary, Done, Frame, Markup, Moment, Paged, Pretty, dead_letters::reason_label};
 use crate::{
     Shared,
     actions::{
         attempt_view::{self, Shown, attempts_of},
         replay::Asked,
     },
-    auth::{Actor, Arrived, Confirmed, Session},
+    auth::{Actor, Arrived, Confirmed, Session, Visit},
     http::{input::Query, problem::Problem},
     pages::{
         curl,
@@ -107,14 +105,13 @@ async fn load(app: &Shared, scope: Option<TenantId>, id: DeliveryId) -> Result<(
 }
 
 pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
+    visit: Visit,
     Path(id): Path<String>,
-    Query(query): Query<DoneQuery>,
-) -> Result<DeliveryPage, PageProblem> {
+    Query(query): Query<Done>,
+) -> Paged<DeliveryPage> {
     let id = parse_id(&id)?;
-    let (delivery, now) = load(&app, session.scope(), id).await?;
-    let (body, version) = events::load(&app.pool, &[id.event])
+    let (delivery, now) = load(&visit.app, visit.session.scope(), id).await?;
+    let (body, version) = events::load(&visit.app.pool, &[id.event])
         .await?
         .pop()
         .map(|event| (event.body, event.version))
@@ -122,7 +119,7 @@ pub(crate) async fn show(
     let raw = String::from_utf8_lossy(&body).into_owned();
     let curl = curl::command(&delivery.url, now.attempts.first(), &raw);
     Ok(DeliveryPage {
-        frame: Frame::new(session, "deliveries").with_done(&query.done, &DONE),
+        frame: Frame::new(visit.session, "deliveries").with_done(&query.done, &DONE),
         line: now.line.clone(),
         event_number: id.event.generated(),
         version,
@@ -137,15 +134,14 @@ pub(crate) async fn show(
 }
 
 pub(crate) async fn follow(
-    State(app): State<Shared>,
+    visit: Visit,
     Extension(live): Extension<Live>,
-    Extension(session): Extension<Session>,
     Path(id): Path<String>,
 ) -> Result<Stream, Problem> {
-    let (id, scope) = (parse_id(&id)?, session.scope());
-    load(&app, scope, id).await?;
-    live.stream(&app.pool.clone(), session, REFRESH, move || {
-        let app = app.clone();
+    let (id, scope) = (parse_id(&id)?, visit.session.scope());
+    load(&visit.app, scope, id).await?;
+    live.stream(&visit.app.pool.clone(), visit.session, REFRESH, move || {
+        let app = visit.app.clone();
         async move {
             let (_, now) = load(&app, scope, id).await?;
             let html = Markup::of(&now)?.0;
@@ -164,7 +160,7 @@ pub(crate) async fn replay(
     Path(id): Path<String>,
     Extension(arrived): Extension<Arrived>,
     Confirmed { seen }: Confirmed,
-) -> Result<Redirect, PageProblem> {
+) -> Paged<Redirect> {
     let id = parse_id(&id)?;
     let mut transaction = tables::begin(&app.pool).await?;
     let asked = Asked { arrived, seen };

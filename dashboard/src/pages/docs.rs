@@ -10,6 +10,7 @@ use axum::{
 };
 use serde_json::Value;
 
+use super::asset;
 use crate::{api::description, openapi};
 
 #[derive(Template)]
@@ -86,11 +87,7 @@ pub(crate) async fn show() -> Response {
 }
 
 pub(crate) async fn stylesheet() -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, "text/css; charset=utf-8"),
-        (header::CACHE_CONTROL, "public, max-age=300"),
-    ];
-    (headers, include_str!("../../assets/docs.css")).into_response()
+    asset("text/css; charset=utf-8", include_str!("../../assets/docs.css"))
 }
 
 fn page(document: &Value) -> Docs {

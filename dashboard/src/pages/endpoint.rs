@@ -4,16 +4,12 @@ use std::time::Duration;
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{
-    Extension,
-    extract::{Path, State},
-    response::Redirect,
-};
+use axum::{Extension, extract::Path, response::Redirect};
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::{EndpointState, api::EndpointSettings};
 use serde::Deserialize;
 
-use super::{DeliverySummary, DoneQuery, Frame, Markup, PageProblem, endpoint_trials::Tried};
+use super::{DeliverySummary, Done, Frame, Markup, Paged, endpoint_trials::Tried};
 use crate::{
     Pool, Shared,
     actions::{
@@ -21,7 +17,7 @@ use crate::{
         attempt_view::Shown,
         trials::{self, Asked, Recorded},
     },
-    auth::{Actor, Confirmed, Session, Submitted, Tenant},
+    auth::{Confirmed, Session, Submitted, Tenant, Visit},
     http::{input::Query, problem::Problem},
     pages::{
         chart::{self, Histogram, Svg},
@@ -64,12 +60,12 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    pub(super) async fn find(app: &Shared, session: &Session, id: &str) -> Result<Self, Problem> {
+    pub(super) async fn find(visit: &Visit, id: &str) -> Result<Self, Problem> {
         let missing = || Problem::not_found("endpoint");
-        let row = endpoints::find_in(&app.pool, session.scope(), id)
+        let row = endpoints::find_in(&visit.app.pool, visit.session.scope(), id)
             .await?
             .ok_or_else(missing)?;
-        let slug = tenants::slug(&app.pool, row.tenant_id)
+        let slug = tenants::slug(&visit.app.pool, row.tenant_id)
             .await?
             .ok_or_else(missing)?;
         let tenant = Tenant {
@@ -229,27 +225,22 @@ async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
     })
 }
 
-async fn page(
-    app: &Shared,
-    session: &Session,
-    subject: Subject,
-    done: &str,
-    tried: Tried,
-) -> Result<EndpointPage, Problem> {
+async fn page(visit: &Visit, subject: Subject, done: &str, tried: Tried) -> Result<EndpointPage, Problem> {
     let filter = Filter {
         tenant: Some(subject.tenant.id),
         endpoint: Some(subject.row.id),
         ..Filter::default()
     };
-    let (found, _) = deliveries::list(&app.pool, &filter, None, LINES).await?;
-    let rotation = rotations::list(&app.pool, Of::Endpoint(subject.row.id), 0, 1)
+    let pool = &visit.app.pool;
+    let (found, _) = deliveries::list(pool, &filter, None, LINES).await?;
+    let rotation = rotations::list(pool, Of::Endpoint(subject.row.id), 0, 1)
         .await?
         .pop();
     Ok(EndpointPage {
-        frame: framed(session, done),
+        frame: framed(&visit.session, done),
         tab: "overview",
-        now: Markup::of(&load(app, &subject.row).await?)?,
-        pins: endpoints::outdated_pins(&app.pool, &[subject.row.id]).await?,
+        now: Markup::of(&load(&visit.app, &subject.row).await?)?,
+        pins: endpoints::outdated_pins(pool, &[subject.row.id]).await?,
         refusals: rotation.map_or(0, |row| row.refusals_since),
         lines: found.iter().map(DeliverySummary::from).collect(),
         tried,
@@ -258,66 +249,53 @@ async fn page(
 }
 
 pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
+    visit: Visit,
     Path(id): Path<String>,
-    Query(query): Query<DoneQuery>,
-) -> Result<EndpointPage, PageProblem> {
-    let subject = Subject::find(&app, &session, &id).await?;
-    Ok(page(&app, &session, subject, &query.done, Tried::default()).await?)
+    Query(query): Query<Done>,
+) -> Paged<EndpointPage> {
+    let subject = Subject::find(&visit, &id).await?;
+    Ok(page(&visit, subject, &query.done, Tried::default()).await?)
 }
 
 pub(crate) async fn follow(
-    State(app): State<Shared>,
+    visit: Visit,
     Extension(live): Extension<Live>,
-    Extension(session): Extension<Session>,
     Path(id): Path<String>,
 ) -> Result<Stream, Problem> {
-    Subject::find(&app, &session, &id).await?;
-    live.stream(&app.pool.clone(), session.clone(), REFRESH, move || {
-        let (app, session, id) = (app.clone(), session.clone(), id.clone());
-        async move {
-            let subject = Subject::find(&app, &session, &id).await?;
-            Ok(Content::Html(Markup::of(&load(&app, &subject.row).await?)?.0))
-        }
-    })
+    Subject::find(&visit, &id).await?;
+    live.stream(
+        &visit.app.pool.clone(),
+        visit.session.clone(),
+        REFRESH,
+        move || {
+            let (visit, id) = (visit.clone(), id.clone());
+            async move {
+                let subject = Subject::find(&visit, &id).await?;
+                Ok(Content::Html(
+                    Markup::of(&load(&visit.app, &subject.row).await?)?.0,
+                ))
+            }
+        },
+    )
 }
 
-pub(crate) async fn pause(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
-    Path(id): Path<String>,
-    _: Confirmed,
-) -> Result<Redirect, PageProblem> {
-    enable(&app, &session, &actor, &id, false).await?;
+pub(crate) async fn pause(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
+    enable(&visit, &id, false).await?;
     Ok(Redirect::to(&format!("/endpoints/{id}?done=paused")))
 }
 
-pub(crate) async fn resume(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
-    Path(id): Path<String>,
-    _: Confirmed,
-) -> Result<Redirect, PageProblem> {
-    enable(&app, &session, &actor, &id, true).await?;
+pub(crate) async fn resume(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
+    enable(&visit, &id, true).await?;
     Ok(Redirect::to(&format!("/endpoints/{id}?done=resumed")))
 }
 
-async fn enable(
-    app: &Shared,
-    session: &Session,
-    actor: &Actor,
-    id: &str,
-    enabled: bool,
-) -> Result<(), Problem> {
-    let subject = Subject::find(app, session, id).await?;
+async fn enable(visit: &Visit, id: &str, enabled: bool) -> Result<(), Problem> {
+    let subject = Subject::find(visit, id).await?;
     let change = EndpointSettings {
         enabled: Some(Some(enabled)),
         ..EndpointSettings::default()
     };
-    actions::endpoints::change(app, actor, &subject.tenant, id, change).await?;
+    actions::endpoints::change(&visit.app, &visit.actor, &subject.tenant, id, change).await?;
     Ok(())
 }
 
@@ -335,45 +313,41 @@ impl TrialFields {
 
 /// Sends a test event and renders the page with its result.
 pub(crate) async fn test(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
+    visit: Visit,
     Path(id): Path<String>,
     Submitted(form): Submitted<TrialFields>,
-) -> Result<EndpointPage, PageProblem> {
-    let subject = Subject::find(&app, &session, &id).await?;
-    let asked = asked(actor, &subject);
-    let test = trials::test(&app, &asked, form.event_type()).await?;
-    record(&app, &asked, &test).await?;
+) -> Paged<EndpointPage> {
+    let subject = Subject::find(&visit, &id).await?;
+    let asked = asked(&visit, &subject);
+    let test = trials::test(&visit.app, &asked, form.event_type()).await?;
+    record(&visit.app, &asked, &test).await?;
     let tried = Tried {
         test: Some(test),
         ..Tried::default()
     };
-    Ok(page(&app, &session, subject, "", tried).await?)
+    Ok(page(&visit, subject, "", tried).await?)
 }
 
 /// Runs the probe and renders the page with its findings.
 pub(crate) async fn probe(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
+    visit: Visit,
     Path(id): Path<String>,
     Submitted(form): Submitted<TrialFields>,
-) -> Result<EndpointPage, PageProblem> {
-    let subject = Subject::find(&app, &session, &id).await?;
-    let asked = asked(actor, &subject);
-    let report = trials::probe(&app, &asked, form.event_type()).await?;
-    record(&app, &asked, &report).await?;
+) -> Paged<EndpointPage> {
+    let subject = Subject::find(&visit, &id).await?;
+    let asked = asked(&visit, &subject);
+    let report = trials::probe(&visit.app, &asked, form.event_type()).await?;
+    record(&visit.app, &asked, &report).await?;
     let tried = Tried {
         probe: Some(report),
         ..Tried::default()
     };
-    Ok(page(&app, &session, subject, "", tried).await?)
+    Ok(page(&visit, subject, "", tried).await?)
 }
 
-fn asked(actor: Actor, subject: &Subject) -> Asked {
+fn asked(visit: &Visit, subject: &Subject) -> Asked {
     Asked {
-        actor,
+        actor: visit.actor.clone(),
         tenant: subject.tenant.clone(),
         endpoint: subject.id().to_owned(),
     }

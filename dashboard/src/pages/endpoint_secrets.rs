@@ -3,21 +3,19 @@
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::{
-    Extension,
-    extract::{Path, State},
+    extract::Path,
     response::{IntoResponse, Redirect, Response},
 };
 use postrider_proto::api::SecretValue;
 use serde::Deserialize;
 
 use super::{
-    DoneQuery, Frame, Moment, PageProblem, When,
+    Done, Frame, Moment, Paged, When,
     endpoint::{Subject, framed},
 };
 use crate::{
-    Shared,
     actions::{self, secrets::Rotation},
-    auth::{Actor, Confirmed, Session, Submitted},
+    auth::{Confirmed, Submitted, Visit},
     http::{input::Query, problem::Problem, wait_until_applied},
     tables::{
         self,
@@ -69,13 +67,12 @@ impl SecretsPage {
 }
 
 async fn page(
-    app: &Shared,
-    session: &Session,
+    visit: &Visit,
     subject: Subject,
     done: &str,
     shown: &[Option<String>],
 ) -> Result<SecretsPage, Problem> {
-    let lines = secrets::in_force(&app.pool, subject.row.id)
+    let lines = secrets::in_force(&visit.app.pool, subject.row.id)
         .await?
         .into_iter()
         .enumerate()
@@ -91,10 +88,10 @@ async fn page(
         })
         .collect();
     Ok(SecretsPage {
-        frame: framed(session, done),
+        frame: framed(&visit.session, done),
         tab: "secrets",
         lines,
-        rotation: rotations::list(&app.pool, Of::Endpoint(subject.row.id), 0, 1)
+        rotation: rotations::list(&visit.app.pool, Of::Endpoint(subject.row.id), 0, 1)
             .await?
             .pop(),
         revealed: !shown.is_empty(),
@@ -102,28 +99,15 @@ async fn page(
     })
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Path(id): Path<String>,
-    Query(query): Query<DoneQuery>,
-) -> Result<Response, PageProblem> {
-    let subject = Subject::find(&app, &session, &id).await?;
-    Ok(page(&app, &session, subject, &query.done, &[])
-        .await?
-        .into_response())
+pub(crate) async fn show(visit: Visit, Path(id): Path<String>, Query(query): Query<Done>) -> Paged<Response> {
+    let subject = Subject::find(&visit, &id).await?;
+    Ok(page(&visit, subject, &query.done, &[]).await?.into_response())
 }
 
 /// Renders the page with the secrets. A form and not a link, because it is recorded in the audit log.
-pub(crate) async fn reveal(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
-    Path(id): Path<String>,
-    _: Confirmed,
-) -> Result<Response, PageProblem> {
-    let subject = Subject::find(&app, &session, &id).await?;
-    let opened = actions::secrets::reveal(&app, &actor, &subject.tenant, &id).await?;
+pub(crate) async fn reveal(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Response> {
+    let subject = Subject::find(&visit, &id).await?;
+    let opened = actions::secrets::reveal(&visit.app, &visit.actor, &subject.tenant, &id).await?;
     let shown: Vec<Option<String>> = opened
         .iter()
         .map(|one| {
@@ -131,7 +115,7 @@ pub(crate) async fn reveal(
             shown.secret.or(shown.public_key)
         })
         .collect();
-    Ok(page(&app, &session, subject, "", &shown).await?.into_response())
+    Ok(page(&visit, subject, "", &shown).await?.into_response())
 }
 
 #[derive(Default, Deserialize)]
@@ -141,21 +125,26 @@ pub(crate) struct RotateFields {
 }
 
 pub(crate) async fn rotate(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
+    visit: Visit,
     Path(id): Path<String>,
     Submitted(fields): Submitted<RotateFields>,
-) -> Result<Redirect, PageProblem> {
-    let subject = Subject::find(&app, &session, &id).await?;
+) -> Paged<Redirect> {
+    let subject = Subject::find(&visit, &id).await?;
     let overlap: i64 = fields
         .overlap_seconds
         .parse()
         .map_err(|_| Problem::bad_request("Invalid overlap: must be a whole number of seconds."))?;
     let rotation = Rotation::read(Some(overlap), None)?;
-    let mut transaction = tables::begin(&app.pool).await?;
-    let rotated =
-        actions::secrets::rotate(&app, &actor, &subject.tenant, &id, &mut transaction, rotation).await?;
-    wait_until_applied::commit(&app, transaction, rotated.shard).await?;
+    let mut transaction = tables::begin(&visit.app.pool).await?;
+    let rotated = actions::secrets::rotate(
+        &visit.app,
+        &visit.actor,
+        &subject.tenant,
+        &id,
+        &mut transaction,
+        rotation,
+    )
+    .await?;
+    wait_until_applied::commit(&visit.app, transaction, rotated.shard).await?;
     Ok(Redirect::to(&format!("/endpoints/{id}/secrets?done=rotated")))
 }

@@ -3,15 +3,14 @@
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::{
-    Extension,
-    extract::{Path, State},
+    extract::Path,
     http::StatusCode,
     response::{IntoResponse, Redirect, Response},
 };
 use serde::Deserialize;
 
 use super::{
-    DoneQuery, Frame, PageProblem, When,
+    Done, Frame, Paged, When,
     endpoint::{Subject, framed},
     endpoint_form::{FieldErrors, Fields, Number},
 };
@@ -21,7 +20,7 @@ use crate::{
         attempt_view::custom_header_names,
         endpoints::{self, NewEndpoint},
     },
-    auth::{Actor, Confirmed, Session, Submitted, Tenant},
+    auth::{Confirmed, Session, Submitted, Tenant, Visit},
     http::{
         input::Query,
         problem::{Kind, Problem},
@@ -52,74 +51,52 @@ struct NewPage {
 }
 
 fn settings_page(
-    app: &Shared,
-    session: &Session,
+    visit: &Visit,
     subject: Subject,
     fields: Fields,
     errors: FieldErrors,
     done: &str,
 ) -> SettingsPage {
     SettingsPage {
-        frame: framed(session, done),
+        frame: framed(&visit.session, done),
         tab: "settings",
-        header_names: custom_header_names(&app.vault, &subject.row),
-        numbers: fields.numbers(&app.defaults),
+        header_names: custom_header_names(&visit.app.vault, &subject.row),
+        numbers: fields.numbers(&visit.app.defaults),
         subject,
         fields,
         errors,
     }
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Path(id): Path<String>,
-    Query(query): Query<DoneQuery>,
-) -> Result<Response, PageProblem> {
-    let subject = Subject::find(&app, &session, &id).await?;
+pub(crate) async fn show(visit: Visit, Path(id): Path<String>, Query(query): Query<Done>) -> Paged<Response> {
+    let subject = Subject::find(&visit, &id).await?;
     let fields = Fields::from(&subject.row.settings);
-    Ok(settings_page(
-        &app,
-        &session,
-        subject,
-        fields,
-        FieldErrors::default(),
-        &query.done,
-    )
-    .into_response())
+    Ok(settings_page(&visit, subject, fields, FieldErrors::default(), &query.done).into_response())
 }
 
 pub(crate) async fn save(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
+    visit: Visit,
     Path(id): Path<String>,
     Submitted(fields): Submitted<Fields>,
-) -> Result<Response, PageProblem> {
-    let subject = Subject::find(&app, &session, &id).await?;
+) -> Paged<Response> {
+    let subject = Subject::find(&visit, &id).await?;
     let saved = match fields.to_form() {
         Err(faults) => Err(Problem::faults(faults)),
-        Ok(form) => endpoints::change(&app, &actor, &subject.tenant, &id, form).await,
+        Ok(form) => endpoints::change(&visit.app, &visit.actor, &subject.tenant, &id, form).await,
     };
     match saved {
         Ok(_) => Ok(Redirect::to(&format!("/endpoints/{id}/settings?done=saved")).into_response()),
         Err(problem) if problem.kind == Kind::Invalid => {
-            let page = settings_page(&app, &session, subject, fields, FieldErrors(problem.errors), "");
+            let page = settings_page(&visit, subject, fields, FieldErrors(problem.errors), "");
             Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
         }
         Err(problem) => Err(problem.into()),
     }
 }
 
-pub(crate) async fn delete(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
-    Path(id): Path<String>,
-    _: Confirmed,
-) -> Result<Redirect, PageProblem> {
-    let subject = Subject::find(&app, &session, &id).await?;
-    endpoints::delete(&app, &actor, &subject.tenant, &id).await?;
+pub(crate) async fn delete(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
+    let subject = Subject::find(&visit, &id).await?;
+    endpoints::delete(&visit.app, &visit.actor, &subject.tenant, &id).await?;
     Ok(Redirect::to("/endpoints"))
 }
 
@@ -129,59 +106,46 @@ pub(crate) struct NewQuery {
     tenant: String,
 }
 
-pub(crate) async fn blank(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<NewQuery>,
-) -> Response {
+pub(crate) async fn blank(visit: Visit, Query(query): Query<NewQuery>) -> Response {
     let fields = Fields {
         tenant: query.tenant,
         types: "*".to_owned(),
         ..Fields::default()
     };
-    new_page(&app, &session, fields, FieldErrors::default()).into_response()
+    new_page(&visit, fields, FieldErrors::default()).into_response()
 }
 
-fn new_page(app: &Shared, session: &Session, fields: Fields, errors: FieldErrors) -> NewPage {
+fn new_page(visit: &Visit, fields: Fields, errors: FieldErrors) -> NewPage {
     NewPage {
-        frame: Frame::new(session.clone(), "endpoints"),
-        numbers: fields.numbers(&app.defaults),
+        frame: Frame::new(visit.session.clone(), "endpoints"),
+        numbers: fields.numbers(&visit.app.defaults),
         fields,
         errors,
         header_names: Vec::new(),
     }
 }
 
-pub(crate) async fn create(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
-    Submitted(fields): Submitted<Fields>,
-) -> Result<Response, PageProblem> {
-    match store(&app, &session, &actor, &fields).await {
+pub(crate) async fn create(visit: Visit, Submitted(fields): Submitted<Fields>) -> Paged<Response> {
+    match store(&visit, &fields).await {
         Ok(row) => {
             let id = row.public_id;
             Ok(Redirect::to(&format!("/endpoints/{id}/secrets?done=created")).into_response())
         }
         Err(problem) if problem.kind == Kind::Invalid => {
-            let page = new_page(&app, &session, fields, FieldErrors(problem.errors));
+            let page = new_page(&visit, fields, FieldErrors(problem.errors));
             Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
         }
         Err(problem) => Err(problem.into()),
     }
 }
 
-async fn store(
-    app: &Shared,
-    session: &Session,
-    actor: &Actor,
-    fields: &Fields,
-) -> Result<EndpointRow, Problem> {
-    let tenant = owner(app, session, &fields.tenant).await?;
+async fn store(visit: &Visit, fields: &Fields) -> Result<EndpointRow, Problem> {
+    let app = &visit.app;
+    let tenant = owner(app, &visit.session, &fields.tenant).await?;
     let form = fields.to_form().map_err(Problem::faults)?;
     let new = NewEndpoint::read(form, &app.guard)?;
     let mut transaction = tables::begin(&app.pool).await?;
-    let created = endpoints::create(app, actor, &tenant, &mut transaction, new).await?;
+    let created = endpoints::create(app, &visit.actor, &tenant, &mut transaction, new).await?;
     transaction.commit().await?;
     app.wake.now();
     Ok(created.row)

@@ -4,15 +4,14 @@ use std::collections::HashMap;
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{Extension, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::{EndpointId, EndpointState, TenantId};
 use serde::Deserialize;
 
-use super::{Frame, PageProblem, When};
+use super::{Frame, Paged, When};
 use crate::{
     Shared,
-    auth::Session,
+    auth::{Session, Visit},
     http::{
         input::{Query, is_plain_text},
         pagination,
@@ -77,17 +76,9 @@ impl EndpointsPage {
     }
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<EndpointsQuery>,
-) -> Result<EndpointsPage, PageProblem> {
-    let before = query
-        .cursor
-        .as_deref()
-        .map(pagination::decode::<i32>)
-        .transpose()?;
-    let scope = narrowed(&app, &session, &query.tenant).await?;
+pub(crate) async fn show(visit: Visit, Query(query): Query<EndpointsQuery>) -> Paged<EndpointsPage> {
+    let before: Option<i32> = pagination::after(query.cursor.as_deref())?;
+    let scope = narrowed(&visit.app, &visit.session, &query.tenant).await?;
     let text = Some(query.text.trim()).filter(|text| !text.is_empty());
     if text.is_some_and(|text| !is_plain_text(text, TEXT_BYTES_MAX)) {
         return Err(Problem::bad_request(format!(
@@ -103,21 +94,16 @@ pub(crate) async fn show(
         },
         text,
     };
-    let mut rows = match scope {
-        Some(_) => endpoints::search(&app.pool, &narrow, before.unwrap_or(i32::MAX), LINES + 1).await?,
+    let rows = match scope {
+        Some(_) => endpoints::search(&visit.app.pool, &narrow, before.unwrap_or(i32::MAX), LINES + 1).await?,
         None => Vec::new(),
     };
-    let more = rows.len() as i64 > LINES;
-    rows.truncate(LINES as usize);
-    let next = rows
-        .last()
-        .filter(|_| more)
-        .map(|last| pagination::encode(&last.id.0));
+    let page = pagination::cut(rows, LINES, |row| row.id.0);
     Ok(EndpointsPage {
-        frame: Frame::new(session, "endpoints"),
+        frame: Frame::new(visit.session, "endpoints"),
         no_such_tenant: scope.is_none(),
-        lines: described(&app, rows).await?,
-        next,
+        lines: described(&visit.app, page.data).await?,
+        next: page.next_cursor,
         query,
     })
 }
@@ -132,18 +118,12 @@ async fn narrowed(app: &Shared, session: &Session, slug: &str) -> Result<Option<
 }
 
 fn parse_state(word: &str) -> Result<EndpointState, Problem> {
-    [
-        EndpointState::Active,
-        EndpointState::Paused,
-        EndpointState::Disabled,
-    ]
-    .into_iter()
-    .find(|state| state.as_str() == word)
-    .ok_or_else(|| {
-        Problem::bad_request(format!(
-            "Invalid state {word:?}: must be active, paused or disabled."
-        ))
-    })
+    use EndpointState::{Active, Disabled, Paused};
+    let found = [Active, Paused, Disabled]
+        .into_iter()
+        .find(|state| state.as_str() == word);
+    let detail = || format!("Invalid state {word:?}: must be active, paused or disabled.");
+    found.ok_or_else(|| Problem::bad_request(detail()))
 }
 
 async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLine>, Problem> {
@@ -210,21 +190,13 @@ pub(crate) struct RotationsPage {
     next: Option<String>,
 }
 
-pub(crate) async fn rotations(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<RotationsQuery>,
-) -> Result<RotationsPage, PageProblem> {
-    let after = query
-        .cursor
-        .as_deref()
-        .map(pagination::decode::<i32>)
-        .transpose()?;
-    let of = Of::Busy(session.scope());
-    let rows = rotations::list(&app.pool, of, after.unwrap_or_default(), LINES + 1).await?;
+pub(crate) async fn rotations(visit: Visit, Query(query): Query<RotationsQuery>) -> Paged<RotationsPage> {
+    let after: Option<i32> = pagination::after(query.cursor.as_deref())?;
+    let of = Of::Busy(visit.session.scope());
+    let rows = rotations::list(&visit.app.pool, of, after.unwrap_or_default(), LINES + 1).await?;
     let page = pagination::cut(rows, LINES, |row| row.number.0);
     Ok(RotationsPage {
-        frame: Frame::new(session, "endpoints"),
+        frame: Frame::new(visit.session, "endpoints"),
         rows: page.data,
         next: page.next_cursor,
     })

@@ -2,17 +2,14 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{
-    Extension,
-    extract::{Path, State},
-};
+use axum::extract::Path;
 use chrono::DateTime;
 use postrider_proto::{EventId, TenantId, limits::LIST_PAGE_MAX};
 
-use super::{DeliverySummary, Frame, Moment, PageProblem, Pretty};
+use super::{DeliverySummary, Frame, Moment, Paged, Pretty};
 use crate::{
     Shared,
-    auth::Session,
+    auth::Visit,
     http::problem::Problem,
     tables::{
         deliveries::{self, Filter},
@@ -41,30 +38,28 @@ pub(crate) struct EventPage {
     lines: Vec<DeliverySummary>,
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Path(id): Path<String>,
-) -> Result<EventPage, PageProblem> {
+pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Paged<EventPage> {
     let missing = || Problem::not_found("event");
-    let number = find(&app, session.scope(), &id).await?.ok_or_else(missing)?;
-    let event = events::load(&app.pool, &[number])
+    let number = find(&visit.app, visit.session.scope(), &id)
+        .await?
+        .ok_or_else(missing)?;
+    let event = events::load(&visit.app.pool, &[number])
         .await?
         .pop()
-        .filter(|event| session.scope().is_none_or(|own| own == event.tenant_id))
+        .filter(|event| visit.session.scope().is_none_or(|own| own == event.tenant_id))
         .ok_or_else(missing)?;
     let filter = Filter {
         tenant: Some(event.tenant_id),
         event: Some(number),
         ..Filter::default()
     };
-    let (found, _) = deliveries::list(&app.pool, &filter, None, LIST_PAGE_MAX).await?;
+    let (found, _) = deliveries::list(&visit.app.pool, &filter, None, LIST_PAGE_MAX).await?;
     let raw = String::from_utf8_lossy(&event.body).into_owned();
     Ok(EventPage {
-        frame: Frame::new(session, "deliveries"),
+        frame: Frame::new(visit.session, "deliveries"),
         id: event.public_id(),
         generated: event.chosen_id.is_some().then(|| number.generated()),
-        tenant: tenants::slug(&app.pool, event.tenant_id)
+        tenant: tenants::slug(&visit.app.pool, event.tenant_id)
             .await?
             .unwrap_or_default(),
         created: Moment(DateTime::from_timestamp_millis(number.unix_ms())),
@@ -84,7 +79,7 @@ pub(crate) async fn show(
 
 /// Finds an event by its generated ID, which our own links use, or by the producer's ID. If several tenants use the same
 /// ID, the newest event is returned.
-async fn find(app: &Shared, scope: Option<TenantId>, id: &str) -> Result<Option<EventId>, sqlx::Error> {
+async fn find(app: &Shared, scope: Option<TenantId>, id: &str) -> sqlx::Result<Option<EventId>> {
     if let Some(number) = EventId::from_generated(id) {
         return Ok(Some(number));
     }

@@ -3,21 +3,17 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{
-    Extension,
-    extract::{Path, State},
-};
+use axum::extract::Path;
 use postrider_proto::{TypeId, api::Break, routing::is_type_name};
 use postrider_sender::{approximate_sample, sample};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Frame, Moment, PageProblem, Pretty};
+use super::{Frame, Moment, Paged, Pretty};
 use crate::{
-    Shared,
     actions::compatibility::compare,
     actions::trials::event::{compose, thin},
-    auth::Session,
+    auth::Visit,
     http::{input::Query, pagination, problem::Problem},
     pages::schema_table::{Difference, Field, differences, fields},
     tables::{
@@ -48,23 +44,15 @@ pub(crate) struct TypesPage {
     next: Option<String>,
 }
 
-pub(crate) async fn list(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<TypesQuery>,
-) -> Result<TypesPage, PageProblem> {
-    let after = query
-        .cursor
-        .as_deref()
-        .map(pagination::decode::<String>)
-        .transpose()?;
-    let rows = event_types::list(&app.pool, &after.unwrap_or_default(), LINES + 1).await?;
+pub(crate) async fn list(visit: Visit, Query(query): Query<TypesQuery>) -> Paged<TypesPage> {
+    let after: Option<String> = pagination::after(query.cursor.as_deref())?;
+    let rows = event_types::list(&visit.app.pool, &after.unwrap_or_default(), LINES + 1).await?;
     let page = pagination::cut(rows, LINES, |row| row.name.clone());
     let ids: Vec<TypeId> = page.data.iter().map(|row| row.id).collect();
-    let versions = schemas::versions(&app.pool, &ids).await?;
+    let versions = schemas::versions(&visit.app.pool, &ids).await?;
     let of = |id: TypeId| versions.iter().filter(move |(of, _)| *of == id);
     Ok(TypesPage {
-        frame: Frame::new(session, "event-types"),
+        frame: Frame::new(visit.session, "event-types"),
         lines: page
             .data
             .into_iter()
@@ -108,17 +96,16 @@ pub(crate) struct TypePage {
 }
 
 pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
+    visit: Visit,
     Path(name): Path<String>,
     Query(query): Query<TypeQuery>,
-) -> Result<TypePage, PageProblem> {
+) -> Paged<TypePage> {
     let row = match is_type_name(&name) {
-        true => event_types::find(&app.pool, &name).await?,
+        true => event_types::find(&visit.app.pool, &name).await?,
         false => None,
     };
     let row = row.ok_or_else(|| Problem::not_found("event type"))?;
-    let mut published = schemas::of_type(&app.pool, row.id).await?;
+    let mut published = schemas::of_type(&visit.app.pool, row.id).await?;
     published.reverse();
     let missing = || Problem::not_found("version");
     let at = match query.version.as_str() {
@@ -157,7 +144,7 @@ pub(crate) async fn show(
         &data,
     );
     Ok(TypePage {
-        frame: Frame::new(session, "event-types"),
+        frame: Frame::new(visit.session, "event-types"),
         differences: old
             .as_ref()
             .map_or(Vec::new(), |old| differences(&fields(old), &own)),

@@ -54,6 +54,8 @@ use crate::{
     tables::deliveries::Delivery,
 };
 
+type Paged<T> = Result<T, PageProblem>;
+
 pub(crate) async fn stylesheet() -> Response {
     asset("text/css; charset=utf-8", include_str!("../../assets/style.css"))
 }
@@ -157,7 +159,7 @@ impl Frame {
 /// The query of a page that a form handler redirects to.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct DoneQuery {
+pub(crate) struct Done {
     done: String,
 }
 

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{Extension, extract::State};
+use axum::Extension;
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::statistics::ALL_ENDPOINTS;
 use postrider_proto::{EndpointId, TenantId};
 use serde::Deserialize;
 
-use super::{Frame, Markup, PageProblem, When};
+use super::{Frame, Markup, Paged, When};
 use crate::{
-    Pool, Shared,
-    auth::Session,
+    Pool,
+    auth::Visit,
     http::{input::Query, problem::Problem},
     pages::{
         chart::{self, Chart},
@@ -150,29 +150,24 @@ impl Now {
     }
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<OverviewQuery>,
-) -> Result<OverviewPage, PageProblem> {
+pub(crate) async fn show(visit: Visit, Query(query): Query<OverviewQuery>) -> Paged<OverviewPage> {
     let range = Range::read(&query.range);
-    let now = load(&app.pool, session.scope(), range).await?;
+    let now = load(&visit.app.pool, visit.session.scope(), range).await?;
     Ok(OverviewPage {
-        frame: Frame::new(session, "overview"),
+        frame: Frame::new(visit.session, "overview"),
         range,
         now: Markup::of(&now)?,
     })
 }
 
 pub(crate) async fn follow(
-    State(app): State<Shared>,
+    visit: Visit,
     Extension(live): Extension<Live>,
-    Extension(session): Extension<Session>,
     Query(query): Query<OverviewQuery>,
 ) -> Result<Stream, Problem> {
-    let (range, scope) = (Range::read(&query.range), session.scope());
-    live.stream(&app.pool.clone(), session, REFRESH, move || {
-        let pool = app.pool.clone();
+    let (range, scope) = (Range::read(&query.range), visit.session.scope());
+    live.stream(&visit.app.pool.clone(), visit.session, REFRESH, move || {
+        let pool = visit.app.pool.clone();
         async move { Ok(Content::Html(Markup::of(&load(&pool, scope, range).await?)?.0)) }
     })
 }

@@ -2,19 +2,15 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{
-    Extension,
-    extract::{Path, State},
-    response::Redirect,
-};
+use axum::{extract::Path, response::Redirect};
 use postrider_proto::PersonRole;
 use serde::Deserialize;
 
-use super::{DoneQuery, Frame, Moment, PageProblem};
+use super::{Done, Frame, Moment, Paged};
 use crate::{
     Shared,
     actions::people,
-    auth::{ADMIN_LOGIN, Actor, Confirmed, Session, Submitted},
+    auth::{ADMIN_LOGIN, Confirmed, Session, Submitted, Visit},
     http::input::Query,
     tables::people as table,
 };
@@ -59,17 +55,13 @@ pub(crate) struct RoleForm {
     role: PersonRole,
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<DoneQuery>,
-) -> Result<PeoplePage, PageProblem> {
-    let mut page = load(&app, session, None).await?;
+pub(crate) async fn show(visit: Visit, Query(query): Query<Done>) -> Paged<PeoplePage> {
+    let mut page = load(&visit.app, visit.session, None).await?;
     page.frame = page.frame.with_done(&query.done, &DONE);
     Ok(page)
 }
 
-async fn load(app: &Shared, session: Session, new: Option<NewPassword>) -> Result<PeoplePage, PageProblem> {
+async fn load(app: &Shared, session: Session, new: Option<NewPassword>) -> Paged<PeoplePage> {
     let people = table::list(&app.pool, "", PEOPLE_SHOWN_MAX)
         .await?
         .into_iter()
@@ -88,44 +80,31 @@ async fn load(app: &Shared, session: Session, new: Option<NewPassword>) -> Resul
     })
 }
 
-pub(crate) async fn add(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
-    Submitted(form): Submitted<AddForm>,
-) -> Result<PeoplePage, PageProblem> {
+pub(crate) async fn add(visit: Visit, Submitted(form): Submitted<AddForm>) -> Paged<PeoplePage> {
     let login = form.login.trim().to_owned();
-    let password = people::add(&app, &actor, &login, form.role).await?;
-    load(&app, session, Some(NewPassword { login, password })).await
+    let password = people::add(&visit.app, &visit.actor, &login, form.role).await?;
+    load(&visit.app, visit.session, Some(NewPassword { login, password })).await
 }
 
 pub(crate) async fn set_role(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
+    visit: Visit,
     Path(login): Path<String>,
     Submitted(form): Submitted<RoleForm>,
-) -> Result<Redirect, PageProblem> {
-    people::set_role(&app, &actor, &login, form.role).await?;
+) -> Paged<Redirect> {
+    people::set_role(&visit.app, &visit.actor, &login, form.role).await?;
     Ok(Redirect::to("/people?done=changed"))
 }
 
 pub(crate) async fn reset_password(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
+    visit: Visit,
     Path(login): Path<String>,
     _: Confirmed,
-) -> Result<PeoplePage, PageProblem> {
-    let password = people::reset_password(&app, &actor, &login).await?;
-    load(&app, session, Some(NewPassword { login, password })).await
+) -> Paged<PeoplePage> {
+    let password = people::reset_password(&visit.app, &visit.actor, &login).await?;
+    load(&visit.app, visit.session, Some(NewPassword { login, password })).await
 }
 
-pub(crate) async fn remove(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Path(login): Path<String>,
-    _: Confirmed,
-) -> Result<Redirect, PageProblem> {
-    people::remove(&app, &actor, &login).await?;
+pub(crate) async fn remove(visit: Visit, Path(login): Path<String>, _: Confirmed) -> Paged<Redirect> {
+    people::remove(&visit.app, &visit.actor, &login).await?;
     Ok(Redirect::to("/people?done=removed"))
 }

@@ -11,7 +11,7 @@ use axum::{
 };
 use serde::Deserialize;
 
-use super::{PageProblem, sign_in::set_cookie};
+use super::{Paged, sign_in::set_cookie};
 use crate::{
     Shared,
     auth::{ClientAddress, portal, session_cookie},
@@ -34,7 +34,7 @@ pub(crate) async fn enter(
     method: Method,
     headers: HeaderMap,
     Query(query): Query<EnterQuery>,
-) -> Result<Response, PageProblem> {
+) -> Paged<Response> {
     // A mail client or browser that prefetches the link must not use it up.
     if method == Method::HEAD || is_prefetch(&headers) {
         return Ok(StatusCode::NO_CONTENT.into_response());

@@ -7,7 +7,7 @@ use askama::Template;
 use askama_web::WebTemplate;
 use axum::{
     Extension,
-    extract::{Path, RawQuery, State},
+    extract::{Path, RawQuery},
     response::{IntoResponse, Redirect, Response},
 };
 use data_encoding::BASE64URL_NOPAD;
@@ -19,11 +19,11 @@ use postrider_proto::{
 };
 use serde::Deserialize;
 
-use super::{DoneQuery, Frame, Markup, Moment, PageProblem, dead_letters::reason_label};
+use super::{Done, Frame, Markup, Moment, Paged, dead_letters::reason_label};
 use crate::{
-    App, Shared,
+    App,
     actions::replays::{Wanted, begin, dry_run, find, read, stop},
-    auth::{Actor, Confirmed, Session, Submitted},
+    auth::{Confirmed, Submitted, Visit},
     http::{input::Query, pagination, problem::Problem},
     pages::live::{Content, Live, Stream},
     tables::{
@@ -130,24 +130,21 @@ struct ReplaysPage {
     next: Option<String>,
 }
 
-pub(crate) async fn list(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<ReplaysQuery>,
-) -> Result<Response, PageProblem> {
-    let before: Option<i64> = query.cursor.as_deref().map(pagination::decode).transpose()?;
-    let mut rows = replays::list(&app.pool, session.scope(), before.unwrap_or(i64::MAX), LINES + 1).await?;
-    let more = rows.len() as i64 > LINES;
-    rows.truncate(LINES as usize);
-    let next = rows
-        .last()
-        .filter(|_| more)
-        .map(|last| pagination::encode(&last.id.0));
+pub(crate) async fn list(visit: Visit, Query(query): Query<ReplaysQuery>) -> Paged<Response> {
+    let before: Option<i64> = pagination::after(query.cursor.as_deref())?;
+    let rows = replays::list(
+        &visit.app.pool,
+        visit.session.scope(),
+        before.unwrap_or(i64::MAX),
+        LINES + 1,
+    )
+    .await?;
+    let page = pagination::cut(rows, LINES, |replay| replay.id.0);
     let page = ReplaysPage {
-        frame: Frame::new(session, "replays"),
+        frame: Frame::new(visit.session, "replays"),
         endpoint: query.endpoint,
-        replays: rows.into_iter().map(Shown::from).collect(),
-        next,
+        replays: page.data.into_iter().map(Shown::from).collect(),
+        next: page.next_cursor,
     };
     Ok(page.into_response())
 }
@@ -168,30 +165,28 @@ struct Now<'a> {
 }
 
 pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
+    visit: Visit,
     Path(id): Path<String>,
-    Query(query): Query<DoneQuery>,
-) -> Result<ReplayPage, PageProblem> {
-    let shown = Shown::from(find(&app, session.scope(), &id).await?);
+    Query(query): Query<Done>,
+) -> Paged<ReplayPage> {
+    let shown = Shown::from(find(&visit.app, visit.session.scope(), &id).await?);
     let messages = [("started", "Replay started."), ("cancelled", "Replay cancelled.")];
     Ok(ReplayPage {
-        frame: Frame::new(session, "replays").with_done(&query.done, &messages),
+        frame: Frame::new(visit.session, "replays").with_done(&query.done, &messages),
         now: Markup::of(&Now { shown: &shown })?,
         shown,
     })
 }
 
 pub(crate) async fn follow(
-    State(app): State<Shared>,
+    visit: Visit,
     Extension(live): Extension<Live>,
-    Extension(session): Extension<Session>,
     Path(id): Path<String>,
 ) -> Result<Stream, Problem> {
-    let scope = session.scope();
-    find(&app, scope, &id).await?;
-    live.stream(&app.pool.clone(), session, REFRESH, move || {
-        let (app, id) = (app.clone(), id.clone());
+    let scope = visit.session.scope();
+    find(&visit.app, scope, &id).await?;
+    live.stream(&visit.app.pool.clone(), visit.session, REFRESH, move || {
+        let (app, id) = (visit.app.clone(), id.clone());
         async move {
             let shown = Shown::from(find(&app, scope, &id).await?);
             let html = Markup::of(&Now { shown: &shown })?.0;
@@ -232,11 +227,7 @@ pub(crate) struct PreviewPage {
 }
 
 /// Previews the replay of several groups of dead letters (`group=endpoint~type~reason`), or of one request.
-pub(crate) async fn preview(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    RawQuery(query): RawQuery,
-) -> Result<PreviewPage, PageProblem> {
+pub(crate) async fn preview(visit: Visit, RawQuery(query): RawQuery) -> Paged<PreviewPage> {
     let forms = read_query(query.as_deref().unwrap_or_default());
     if forms.is_empty() || forms.len() > GROUPS_MAX {
         return Err(Problem::bad_request(format!(
@@ -248,12 +239,12 @@ pub(crate) async fn preview(
     let mut previews = Vec::new();
     for form in forms {
         let mut endpoint = form.endpoint.clone().unwrap_or_default();
-        let found = match endpoint_of(&app, session.scope(), &form).await {
+        let found = match endpoint_of(&visit.app, visit.session.scope(), &form).await {
             Ok(row) => {
-                let wanted = read(&app, row.tenant_id, &form).await;
+                let wanted = read(&visit.app, row.tenant_id, &form).await;
                 endpoint = row.settings.url;
                 match wanted {
-                    Ok(wanted) => count_within_share(&app, &wanted).await,
+                    Ok(wanted) => count_within_share(&visit.app, &wanted).await,
                     Err(problem) => Err(problem),
                 }
             }
@@ -272,7 +263,7 @@ pub(crate) async fn preview(
     let total = previews.iter().filter_map(|one| one.found.as_ref().ok());
     let total = total.map(|found| found.total).sum();
     Ok(PreviewPage {
-        frame: Frame::new(session, "replays"),
+        frame: Frame::new(visit.session, "replays"),
         total,
         asks,
         previews,
@@ -356,12 +347,7 @@ pub(crate) struct StartForm {
     rate_per_second: Option<i64>,
 }
 
-pub(crate) async fn start(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
-    Submitted(form): Submitted<StartForm>,
-) -> Result<Redirect, PageProblem> {
+pub(crate) async fn start(visit: Visit, Submitted(form): Submitted<StartForm>) -> Paged<Redirect> {
     let asked = || serde_json::from_slice(&BASE64URL_NOPAD.decode(form.asks.as_bytes()).ok()?).ok();
     let asks: Vec<NewReplay> =
         asked().ok_or_else(|| Problem::bad_request("Malformed form. Go back and try again."))?;
@@ -372,35 +358,29 @@ pub(crate) async fn start(
     let mut all = Vec::new();
     for mut ask in asks.iter().cloned() {
         ask.rate_per_second = form.rate_per_second;
-        let endpoint = endpoint_of(&app, session.scope(), &ask).await?;
-        all.push(read(&app, endpoint.tenant_id, &ask).await?);
+        let endpoint = endpoint_of(&visit.app, visit.session.scope(), &ask).await?;
+        all.push(read(&visit.app, endpoint.tenant_id, &ask).await?);
     }
     let _count = match all.first() {
-        Some(wanted) => Some(app.limits.counts.take(&wanted.counts_as()).await?),
+        Some(wanted) => Some(visit.app.limits.counts.take(&wanted.counts_as()).await?),
         None => None,
     };
-    let mut transaction = tables::begin(&app.pool).await?;
+    let mut transaction = tables::begin(&visit.app.pool).await?;
     let mut first = None;
     for wanted in all {
-        let replay = begin(&app, &mut transaction, &actor, &wanted).await?;
+        let replay = begin(&visit.app, &mut transaction, &visit.actor, &wanted).await?;
         first.get_or_insert(replay.public_id);
     }
     transaction.commit().await?;
-    app.wake.now();
+    visit.app.wake.now();
     Ok(match first {
         Some(id) if asks.len() == 1 => Redirect::to(&format!("/replays/{id}?done=started")),
         _ => Redirect::to("/replays"),
     })
 }
 
-pub(crate) async fn cancel(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
-    Path(id): Path<String>,
-    _: Confirmed,
-) -> Result<Redirect, PageProblem> {
-    let replay = stop(&app, &actor, session.scope(), &id).await?;
+pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
+    let replay = stop(&visit.app, &visit.actor, visit.session.scope(), &id).await?;
     Ok(Redirect::to(&format!(
         "/replays/{}?done=cancelled",
         replay.public_id

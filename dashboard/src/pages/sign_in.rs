@@ -12,12 +12,12 @@ use data_encoding::BASE64URL_NOPAD;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::PageProblem;
+use super::Paged;
 use crate::{
     Shared,
     auth::{
-        Actor, ClientAddress, Confirmed, Session, SignIn, expired_cookie, session_cookie, sign_in,
-        sign_in_cookie, tokens_match,
+        ClientAddress, Confirmed, SignIn, Visit, expired_cookie, session_cookie, sign_in, sign_in_cookie,
+        tokens_match,
     },
     http::{input::cookie, problem::Problem},
     pages::stats_format::counted,
@@ -60,7 +60,7 @@ pub(crate) async fn submit(
     Extension(ClientAddress(address)): Extension<ClientAddress>,
     headers: HeaderMap,
     form: Result<Form<SignInForm>, axum::extract::rejection::FormRejection>,
-) -> Result<Response, PageProblem> {
+) -> Paged<Response> {
     let Form(form) = form.map_err(|_| Problem::bad_request("Malformed form."))?;
     let expected = cookie(&headers, FORM_COOKIE).unwrap_or_default();
     if !tokens_match(&form.csrf, expected) {
@@ -92,46 +92,29 @@ pub(crate) async fn submit(
 }
 
 pub(crate) async fn leave(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
+    visit: Visit,
     Extension(ClientAddress(address)): Extension<ClientAddress>,
     _: Confirmed,
-) -> Result<Response, PageProblem> {
-    let mut transaction = tables::begin(&app.pool).await?;
-    session.end(&mut transaction).await?;
-    let entry = Entry {
-        actor: &actor,
-        action: Action::SignedOut,
-        tenant: session.scope(),
-        subject: &session.login,
-        detail: Some(json!({"address": address})),
-    };
+) -> Paged<Response> {
+    let mut transaction = tables::begin(&visit.app.pool).await?;
+    visit.session.end(&mut transaction).await?;
+    let (scope, login) = (visit.session.scope(), &visit.session.login);
+    let entry = Entry::new(&visit.actor, Action::SignedOut, scope, login).with(json!({"address": address}));
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
-    let set = expired_cookie(&app.public_url);
+    let set = expired_cookie(&visit.app.public_url);
     Ok((set_cookie(&set), Redirect::to("/sign-in")).into_response())
 }
 
 /// Ends all sessions of the user. For customers these are all sessions of their tenant.
-pub(crate) async fn leave_everywhere(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
-    _: Confirmed,
-) -> Result<Response, PageProblem> {
-    let mut transaction = tables::begin(&app.pool).await?;
-    session.end_everywhere(&mut transaction).await?;
-    let entry = Entry {
-        actor: &actor,
-        action: Action::SignedOutEverywhere,
-        tenant: session.scope(),
-        subject: &session.login,
-        detail: None,
-    };
+pub(crate) async fn leave_everywhere(visit: Visit, _: Confirmed) -> Paged<Response> {
+    let mut transaction = tables::begin(&visit.app.pool).await?;
+    visit.session.end_everywhere(&mut transaction).await?;
+    let (scope, login) = (visit.session.scope(), &visit.session.login);
+    let entry = Entry::new(&visit.actor, Action::SignedOutEverywhere, scope, login);
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
-    let set = expired_cookie(&app.public_url);
+    let set = expired_cookie(&visit.app.public_url);
     Ok((set_cookie(&set), Redirect::to("/sign-in")).into_response())
 }
 

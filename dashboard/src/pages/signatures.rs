@@ -3,7 +3,6 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{Extension, extract::State};
 use chrono::Utc;
 use postrider_proto::{
     DeliveryId, EndpointId, TenantId,
@@ -11,10 +10,10 @@ use postrider_proto::{
 };
 use serde::Deserialize;
 
-use super::{Frame, Moment, PageProblem};
+use super::{Frame, Moment, Paged};
 use crate::{
     Shared,
-    auth::{Session, Submitted},
+    auth::{Session, Submitted, Visit},
     http::{input::Query, problem::Problem},
     pages::signature_debugger::{self, Command, Known, Mistake, Verdict},
     tables::{
@@ -94,23 +93,19 @@ pub(crate) struct SignaturesPage {
     verdict: Option<Verdict>,
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<SignaturesQuery>,
-) -> Result<SignaturesPage, PageProblem> {
+pub(crate) async fn show(visit: Visit, Query(query): Query<SignaturesQuery>) -> Paged<SignaturesPage> {
     let wanted = query.delivery.trim();
     let shown = match wanted {
         "" => None,
-        text => Some(inspect(&app, &session, text, query.attempt).await?),
+        text => Some(inspect(&visit.app, &visit.session, text, query.attempt).await?),
     };
-    let mut page = blank(&app, session).await?;
+    let mut page = blank(&visit.app, visit.session).await?;
     page.wanted = wanted.to_owned();
     page.shown = shown;
     Ok(page)
 }
 
-async fn blank(app: &Shared, session: Session) -> Result<SignaturesPage, PageProblem> {
+async fn blank(app: &Shared, session: Session) -> Paged<SignaturesPage> {
     let filter = Filter {
         tenant: session.scope(),
         ..Filter::default()
@@ -231,15 +226,11 @@ async fn inspect(app: &Shared, session: &Session, text: &str, number: Option<i16
     clippy::disallowed_methods,
     reason = "compared with a pasted signature, as a receiver would"
 )]
-pub(crate) async fn check(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Submitted(form): Submitted<PasteForm>,
-) -> Result<SignaturesPage, PageProblem> {
-    let number = endpoints::find_number(&app.pool, session.scope(), form.endpoint.trim()).await?;
-    let endpoint = load(&app, session.scope(), number).await?;
+pub(crate) async fn check(visit: Visit, Submitted(form): Submitted<PasteForm>) -> Paged<SignaturesPage> {
+    let number = endpoints::find_number(&visit.app.pool, visit.session.scope(), form.endpoint.trim()).await?;
+    let endpoint = load(&visit.app, visit.session.scope(), number).await?;
     let format = endpoint.settings.signature;
-    let known = known(&app, &endpoint, Some(format)).await?;
+    let known = known(&visit.app, &endpoint, Some(format)).await?;
     // Browsers submit line breaks as \r\n; bodies are sent with \n.
     let body = form.body.replace("\r\n", "\n");
     let request = Captured {
@@ -249,7 +240,7 @@ pub(crate) async fn check(
         body: body.as_bytes(),
     };
     let verdict = signature_debugger::verdict(&request, format, &known, Utc::now());
-    let mut page = blank(&app, session).await?;
+    let mut page = blank(&visit.app, visit.session).await?;
     page.verdict = Some(verdict);
     page.pasted = form;
     Ok(page)

@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{Extension, extract::State};
 use chrono::NaiveDate;
 
-use super::{Frame, Moment, PageProblem};
+use super::{Frame, Moment, Paged};
 use crate::{
-    Shared,
-    auth::Session,
+    auth::Visit,
     pages::stats_format::grouped,
     tables::system::{self, DatabaseRow, DispatcherRow, ShardRow, TableRow},
 };
@@ -69,30 +67,27 @@ impl SystemPage {
     }
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-) -> Result<SystemPage, PageProblem> {
-    let shards = system::shards(&app.pool).await?;
+pub(crate) async fn show(visit: Visit) -> Paged<SystemPage> {
+    let shards = system::shards(&visit.app.pool).await?;
     let today: NaiveDate = sqlx::query_scalar("select (clock_timestamp() at time zone 'utc')::date")
-        .fetch_one(&app.pool)
+        .fetch_one(&visit.app.pool)
         .await?;
-    let mut days = by_day(system::partitions(&app.pool).await?);
+    let mut days = by_day(system::partitions(&visit.app.pool).await?);
     let is_ahead = |day: &Day| day.name > today.to_string();
     let days_ahead = days.iter().filter(|day| is_ahead(day)).count();
     days.retain(|day| !is_ahead(day));
     let older = days.split_off(days.len().min(DAYS_SHOWN));
     Ok(SystemPage {
-        frame: Frame::new(session, "system"),
+        frame: Frame::new(visit.session, "system"),
         version: env!("CARGO_PKG_VERSION"),
-        database: system::database(&app.pool).await?,
-        dispatchers: system::dispatchers(&app.pool).await?,
+        database: system::database(&visit.app.pool).await?,
+        dispatchers: system::dispatchers(&visit.app.pool).await?,
         unowned: shards.iter().filter(|shard| shard.owner.is_none()).count(),
         shards,
         days,
         older: summed(&older),
         days_ahead,
-        tables: system::tables(&app.pool).await?,
+        tables: system::tables(&visit.app.pool).await?,
     })
 }
 

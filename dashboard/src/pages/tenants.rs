@@ -2,20 +2,16 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{
-    Extension,
-    extract::{Path, State},
-    response::Redirect,
-};
+use axum::{extract::Path, response::Redirect};
 use postrider_proto::api::TenantSettings;
 use serde::Deserialize;
 
-use super::{DoneQuery, Frame, Moment, PageProblem};
+use super::{Done, Frame, Moment, Paged};
 use crate::{
     Shared,
     actions::tenants::{remove, store},
     auth::{
-        Actor, Confirmed, Session, Submitted, Tenant,
+        Confirmed, Session, Submitted, Tenant, Visit,
         portal::{self, Link},
     },
     http::{
@@ -66,26 +62,24 @@ impl TenantsPage {
     }
 }
 
-pub(crate) async fn list(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<TenantsQuery>,
-) -> Result<TenantsPage, PageProblem> {
+pub(crate) async fn list(visit: Visit, Query(query): Query<TenantsQuery>) -> Paged<TenantsPage> {
     if !is_plain_text(&query.q, SEARCH_BYTES_MAX) {
         return Err(Problem::bad_request(format!(
             "Invalid search text: must be plain text of at most {SEARCH_BYTES_MAX} bytes."
         ))
         .into());
     }
-    let after = query
-        .cursor
-        .as_deref()
-        .map(pagination::decode::<String>)
-        .transpose()?;
-    let found = tenants::search(&app.pool, query.q.trim(), &after.unwrap_or_default(), LINES + 1).await?;
+    let after: Option<String> = pagination::after(query.cursor.as_deref())?;
+    let found = tenants::search(
+        &visit.app.pool,
+        query.q.trim(),
+        &after.unwrap_or_default(),
+        LINES + 1,
+    )
+    .await?;
     let page = pagination::cut(found, LINES, |tenant| tenant.row.slug.clone());
     Ok(TenantsPage {
-        frame: Frame::new(session, "tenants").with_done(&query.done, &DONE_LIST),
+        frame: Frame::new(visit.session, "tenants").with_done(&query.done, &DONE_LIST),
         search: query.q,
         lines: page.data,
         next: page.next_cursor,
@@ -121,12 +115,11 @@ impl TenantPage {
 }
 
 pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
+    visit: Visit,
     Path(slug): Path<String>,
-    Query(query): Query<DoneQuery>,
-) -> Result<TenantPage, PageProblem> {
-    let mut page = load(&app, session, &slug, None).await?;
+    Query(query): Query<Done>,
+) -> Paged<TenantPage> {
+    let mut page = load(&visit.app, visit.session, &slug, None).await?;
     page.frame = page.frame.with_done(&query.done, &DONE);
     Ok(page)
 }
@@ -137,12 +130,7 @@ async fn find(app: &Shared, slug: &str) -> Result<TenantRow, Problem> {
         .ok_or_else(|| Problem::not_found("tenant"))
 }
 
-async fn load(
-    app: &Shared,
-    session: Session,
-    slug: &str,
-    link: Option<Link>,
-) -> Result<TenantPage, PageProblem> {
+async fn load(app: &Shared, session: Session, slug: &str, link: Option<Link>) -> Paged<TenantPage> {
     let row = find(app, slug).await?;
     let of_tenant = Narrowed {
         tenant: Some(row.id),
@@ -166,20 +154,16 @@ pub(crate) struct MakeForm {
 }
 
 /// Creates a tenant. Unlike the API's PUT, it never changes an existing one.
-pub(crate) async fn make(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Submitted(form): Submitted<MakeForm>,
-) -> Result<Redirect, PageProblem> {
+pub(crate) async fn make(visit: Visit, Submitted(form): Submitted<MakeForm>) -> Paged<Redirect> {
     let slug = form.id.trim();
-    if tenants::find(&app.pool, slug).await?.is_some() {
+    if tenants::find(&visit.app.pool, slug).await?.is_some() {
         return Err(Problem::conflict(format!("A tenant with the ID {slug:?} already exists.")).into());
     }
     let wanted = TenantSettings {
         name: text_or_none(form.name),
         ..TenantSettings::default()
     };
-    let (row, _) = store(&app, &actor, slug, wanted).await?;
+    let (row, _) = store(&visit.app, &visit.actor, slug, wanted).await?;
     Ok(Redirect::to(&format!("/tenants/{}?done=made", row.slug)))
 }
 
@@ -191,19 +175,18 @@ pub(crate) struct ChangeForm {
 }
 
 pub(crate) async fn change(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
+    visit: Visit,
     Path(slug): Path<String>,
     Submitted(form): Submitted<ChangeForm>,
-) -> Result<Redirect, PageProblem> {
-    let row = find(&app, &slug).await?;
+) -> Paged<Redirect> {
+    let row = find(&visit.app, &slug).await?;
     let wanted = TenantSettings {
         name: text_or_none(form.name),
         rotate_every_days: days("rotate_every_days", &form.rotate_every_days)?,
         retention_days: days("retention_days", &form.retention_days)?,
         all_operational_events: Some(row.all_operational_events),
     };
-    store(&app, &actor, &row.slug, wanted).await?;
+    store(&visit.app, &visit.actor, &row.slug, wanted).await?;
     Ok(Redirect::to(&format!("/tenants/{}?done=changed", row.slug)))
 }
 
@@ -228,49 +211,37 @@ pub(crate) struct RemoveForm {
 }
 
 pub(crate) async fn delete(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
+    visit: Visit,
     Path(slug): Path<String>,
     Submitted(form): Submitted<RemoveForm>,
-) -> Result<Redirect, PageProblem> {
+) -> Paged<Redirect> {
     if form.confirm.trim() != slug {
         return Err(Problem::invalid("/confirm", format!("must be the tenant ID {slug:?}")).into());
     }
-    remove(&app, &actor, &slug).await?;
+    remove(&visit.app, &visit.actor, &slug).await?;
     Ok(Redirect::to("/tenants?done=removed"))
 }
 
-pub(crate) async fn make_link(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Extension(actor): Extension<Actor>,
-    Path(slug): Path<String>,
-    _: Confirmed,
-) -> Result<TenantPage, PageProblem> {
-    let row = find(&app, &slug).await?;
+pub(crate) async fn make_link(visit: Visit, Path(slug): Path<String>, _: Confirmed) -> Paged<TenantPage> {
+    let row = find(&visit.app, &slug).await?;
     let tenant = Tenant {
         id: row.id,
         slug: row.slug,
     };
-    let mut transaction = tables::begin(&app.pool).await?;
-    let link = portal::make(&app, &mut transaction, &actor, &tenant).await?;
+    let mut transaction = tables::begin(&visit.app.pool).await?;
+    let link = portal::make(&visit.app, &mut transaction, &visit.actor, &tenant).await?;
     transaction.commit().await?;
-    load(&app, session, &slug, Some(link)).await
+    load(&visit.app, visit.session, &slug, Some(link)).await
 }
 
-pub(crate) async fn end_sessions(
-    State(app): State<Shared>,
-    Extension(actor): Extension<Actor>,
-    Path(slug): Path<String>,
-    _: Confirmed,
-) -> Result<Redirect, PageProblem> {
-    let row = find(&app, &slug).await?;
+pub(crate) async fn end_sessions(visit: Visit, Path(slug): Path<String>, _: Confirmed) -> Paged<Redirect> {
+    let row = find(&visit.app, &slug).await?;
     let tenant = Tenant {
         id: row.id,
         slug: row.slug,
     };
-    let mut transaction = tables::begin(&app.pool).await?;
-    portal::end_all(&mut transaction, &actor, &tenant).await?;
+    let mut transaction = tables::begin(&visit.app.pool).await?;
+    portal::end_all(&mut transaction, &visit.actor, &tenant).await?;
     transaction.commit().await?;
     Ok(Redirect::to(&format!("/tenants/{}?done=ended", tenant.slug)))
 }

@@ -2,14 +2,13 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{Extension, extract::State};
 use postrider_proto::{DeliveryState, EndpointId, TenantId, state::SignatureFormat};
 use serde::Deserialize;
 
-use super::{Frame, Moment, PageProblem};
+use super::{Frame, Moment, Paged};
 use crate::{
     Shared,
-    auth::Session,
+    auth::Visit,
     http::{input::Query, problem::Problem},
     tables::{
         attempts,
@@ -80,20 +79,16 @@ pub(crate) struct VerifyPage {
     sample: Option<Sample>,
 }
 
-pub(crate) async fn show(
-    State(app): State<Shared>,
-    Extension(session): Extension<Session>,
-    Query(query): Query<VerifyQuery>,
-) -> Result<VerifyPage, PageProblem> {
-    let scope = session.scope();
-    let choices = endpoints::newest(&app.pool, scope, ENDPOINTS_SHOWN_MAX).await?;
+pub(crate) async fn show(visit: Visit, Query(query): Query<VerifyQuery>) -> Paged<VerifyPage> {
+    let scope = visit.session.scope();
+    let choices = endpoints::newest(&visit.app.pool, scope, ENDPOINTS_SHOWN_MAX).await?;
     let row = match query.endpoint.trim() {
-        "" => match latest(&app, scope).await? {
-            Some(number) => endpoints::find_by_id(&app.pool, number).await?,
+        "" => match latest(&visit.app, scope).await? {
+            Some(number) => endpoints::find_by_id(&visit.app.pool, number).await?,
             None => choices.first().cloned(),
         },
-        id => match endpoints::find_number(&app.pool, scope, id).await? {
-            Some(number) => endpoints::find_by_id(&app.pool, number).await?,
+        id => match endpoints::find_number(&visit.app.pool, scope, id).await? {
+            Some(number) => endpoints::find_by_id(&visit.app.pool, number).await?,
             None => return Err(Problem::not_found("endpoint").into()),
         },
     };
@@ -108,11 +103,11 @@ pub(crate) async fn show(
         .as_ref()
         .map_or(SignatureFormat::TV1, |row| row.settings.signature);
     let sample = match &row {
-        Some(row) => sample(&app, row.tenant_id, row.id).await?,
+        Some(row) => sample(&visit.app, row.tenant_id, row.id).await?,
         None => None,
     };
     Ok(VerifyPage {
-        frame: Frame::new(session, "verify"),
+        frame: Frame::new(visit.session, "verify"),
         endpoint: row.as_ref().map(|row| row.public_id.clone()).unwrap_or_default(),
         public_key: row.and_then(|row| row.public_key),
         endpoints: choices

@@ -20,27 +20,11 @@ pub(crate) struct SystemRow {
     pub(crate) dead_letters: i64,
 }
 
-pub(crate) async fn system(
-    db: impl PgExecutor<'_>,
-    tenant: Option<TenantId>,
-) -> Result<SystemRow, sqlx::Error> {
-    sqlx::query_as(
-        "select clock_timestamp() as now, a.*, greatest(pg_stat_get_live_tuples('postrider.queue'::regclass), 0) as in_queue,
-                greatest(pg_stat_get_live_tuples('postrider.retries'::regclass), 0) as in_retries,
-                (select coalesce(sum(c.count), 0)::bigint from postrider.dead_letter_counts c
-                 where $1::int is null or c.tenant_id = $1) as dead_letters
-         from (
-             select coalesce(sum(a.in_flight), 0)::bigint as in_flight,
-                    coalesce(sum(a.waiting), 0)::bigint as waiting_in_memory, min(a.oldest_at) as oldest_at,
-                    count(*) filter (where a.circuit_open) as circuits_open
-             from postrider.endpoint_activity a
-             join postrider.dispatchers d on d.id = a.writer and d.expires_at > clock_timestamp()
-             where $1::int is null or a.endpoint_id in (select id from postrider.endpoints where tenant_id = $1)
-         ) a",
-    )
-    .bind(tenant)
-    .fetch_one(db)
-    .await
+pub(crate) async fn system(db: impl PgExecutor<'_>, tenant: Option<TenantId>) -> sqlx::Result<SystemRow> {
+    sqlx::query_as(include_str!("sql/activity_system.sql"))
+        .bind(tenant)
+        .fetch_one(db)
+        .await
 }
 
 #[derive(Debug, Clone, FromRow)]
@@ -58,7 +42,7 @@ pub(crate) struct ActivityRow {
 pub(crate) async fn of_endpoints(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
-) -> Result<Vec<ActivityRow>, sqlx::Error> {
+) -> sqlx::Result<Vec<ActivityRow>> {
     sqlx::query_as(
         "select a.endpoint_id, a.in_flight, a.places, a.waiting, a.more_waiting, a.oldest_at, a.circuit_open
          from postrider.endpoint_activity a
@@ -80,10 +64,7 @@ pub(crate) struct DispatcherRow {
 }
 
 /// Dispatchers whose lease is valid.
-pub(crate) async fn dispatchers(
-    db: impl PgExecutor<'_>,
-    limit: i64,
-) -> Result<Vec<DispatcherRow>, sqlx::Error> {
+pub(crate) async fn dispatchers(db: impl PgExecutor<'_>, limit: i64) -> sqlx::Result<Vec<DispatcherRow>> {
     sqlx::query_as(
         "select d.name, d.started_at, d.leaving,
                 (select count(*) from postrider.shards s where s.owner = d.id) as shards,

@@ -1,6 +1,7 @@
 //! `alerts`: written here; a dispatcher records when one has fired.
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::EndpointId;
 use serde::Serialize;
 use sqlx::{FromRow, PgExecutor};
@@ -25,7 +26,7 @@ pub(crate) async fn put(
     endpoint: EndpointId,
     dead_letters: i64,
     asked_by: &str,
-) -> Result<AlertRow, sqlx::Error> {
+) -> sqlx::Result<AlertRow> {
     sqlx::query_as(
         "insert into postrider.alerts as a (endpoint_id, dead_letters, asked_by) values ($1, $2, $3)
          on conflict (endpoint_id) do update
@@ -33,17 +34,12 @@ pub(crate) async fn put(
              passed_at = case when a.dead_letters = excluded.dead_letters then a.passed_at end
          returning dead_letters, passed_at, asked_by, created_at",
     )
-    .bind(endpoint)
-    .bind(dead_letters)
-    .bind(asked_by)
+    .bind_all((endpoint, dead_letters, asked_by))
     .fetch_one(db)
     .await
 }
 
-pub(crate) async fn find(
-    db: impl PgExecutor<'_>,
-    endpoint: EndpointId,
-) -> Result<Option<AlertRow>, sqlx::Error> {
+pub(crate) async fn find(db: impl PgExecutor<'_>, endpoint: EndpointId) -> sqlx::Result<Option<AlertRow>> {
     sqlx::query_as(
         "select dead_letters, passed_at, asked_by, created_at from postrider.alerts where endpoint_id = $1",
     )
@@ -52,7 +48,7 @@ pub(crate) async fn find(
     .await
 }
 
-pub(crate) async fn delete(db: impl PgExecutor<'_>, endpoint: EndpointId) -> Result<bool, sqlx::Error> {
+pub(crate) async fn delete(db: impl PgExecutor<'_>, endpoint: EndpointId) -> sqlx::Result<bool> {
     let done = sqlx::query("delete from postrider.alerts where endpoint_id = $1")
         .bind(endpoint)
         .execute(db)

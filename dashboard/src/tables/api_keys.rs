@@ -1,6 +1,7 @@
 //! `api_keys`: key hashes and roles. The key itself is not stored.
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::{TenantId, state::KeyRole};
 use sqlx::{FromRow, PgExecutor};
 
@@ -19,10 +20,7 @@ pub(crate) struct KeyRow {
 }
 
 /// An active key.
-pub(crate) async fn find_by_hash(
-    db: impl PgExecutor<'_>,
-    hash: &[u8; 32],
-) -> Result<Option<KeyRow>, sqlx::Error> {
+pub(crate) async fn find_by_hash(db: impl PgExecutor<'_>, hash: &[u8; 32]) -> sqlx::Result<Option<KeyRow>> {
     sqlx::query_as(
         "select k.id, k.public_id, k.role, k.tenant_id, null as tenant, k.name, k.created_at, k.revoked_at
          from postrider.api_keys k where k.hash = $1 and k.revoked_at is null",
@@ -39,32 +37,23 @@ pub(crate) async fn insert(
     role: KeyRole,
     tenant: Option<TenantId>,
     name: &str,
-) -> Result<DateTime<Utc>, sqlx::Error> {
+) -> sqlx::Result<DateTime<Utc>> {
     sqlx::query_scalar(
         "insert into postrider.api_keys (public_id, hash, role, tenant_id, name)
          values ($1, $2, $3::postrider.key_role, $4, $5) returning created_at",
     )
-    .bind(public_id)
-    .bind(hash.as_slice())
-    .bind(role)
-    .bind(tenant)
-    .bind(name)
+    .bind_all((public_id, hash.as_slice(), role, tenant, name))
     .fetch_one(db)
     .await
 }
 
-pub(crate) async fn list(
-    db: impl PgExecutor<'_>,
-    after: i32,
-    limit: i64,
-) -> Result<Vec<KeyRow>, sqlx::Error> {
+pub(crate) async fn list(db: impl PgExecutor<'_>, after: i32, limit: i64) -> sqlx::Result<Vec<KeyRow>> {
     sqlx::query_as(
         "select k.id, k.public_id, k.role, k.tenant_id, t.slug as tenant, k.name, k.created_at, k.revoked_at
          from postrider.api_keys k left join postrider.tenants t on t.id = k.tenant_id
          where k.id > $1 order by k.id limit $2",
     )
-    .bind(after)
-    .bind(limit)
+    .bind_all((after, limit))
     .fetch_all(db)
     .await
 }
@@ -74,20 +63,19 @@ pub(crate) async fn list_of_tenant(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
     limit: i64,
-) -> Result<Vec<KeyRow>, sqlx::Error> {
+) -> sqlx::Result<Vec<KeyRow>> {
     sqlx::query_as(
         "select k.id, k.public_id, k.role, k.tenant_id, t.slug as tenant, k.name, k.created_at, k.revoked_at
          from postrider.api_keys k join postrider.tenants t on t.id = k.tenant_id
          where k.tenant_id = $1 and k.revoked_at is null order by k.id desc limit $2",
     )
-    .bind(tenant)
-    .bind(limit)
+    .bind_all((tenant, limit))
     .fetch_all(db)
     .await
 }
 
 /// Newest first, active keys before revoked ones.
-pub(crate) async fn list_newest(db: impl PgExecutor<'_>, limit: i64) -> Result<Vec<KeyRow>, sqlx::Error> {
+pub(crate) async fn list_newest(db: impl PgExecutor<'_>, limit: i64) -> sqlx::Result<Vec<KeyRow>> {
     sqlx::query_as(
         "select k.id, k.public_id, k.role, k.tenant_id, t.slug as tenant, k.name, k.created_at, k.revoked_at
          from postrider.api_keys k left join postrider.tenants t on t.id = k.tenant_id
@@ -98,7 +86,7 @@ pub(crate) async fn list_newest(db: impl PgExecutor<'_>, limit: i64) -> Result<V
     .await
 }
 
-pub(crate) async fn revoke(db: impl PgExecutor<'_>, public_id: &str) -> Result<bool, sqlx::Error> {
+pub(crate) async fn revoke(db: impl PgExecutor<'_>, public_id: &str) -> sqlx::Result<bool> {
     if !is_public_id("key", public_id) {
         return Ok(false);
     }
@@ -111,7 +99,7 @@ pub(crate) async fn revoke(db: impl PgExecutor<'_>, public_id: &str) -> Result<b
     Ok(done.rows_affected() > 0)
 }
 
-pub(crate) async fn revoke_all(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<(), sqlx::Error> {
+pub(crate) async fn revoke_all(db: impl PgExecutor<'_>, tenant: TenantId) -> sqlx::Result<()> {
     sqlx::query(
         "update postrider.api_keys set revoked_at = clock_timestamp() where tenant_id = $1 and revoked_at is null",
     )

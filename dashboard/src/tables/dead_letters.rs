@@ -1,5 +1,6 @@
 //! `dead_letters`: read here by endpoint or tenant; the recorder inserts them and a replay deletes them.
 
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::{DeadReason, EndpointId, EndpointState, EventId, TenantId, TypeId};
 use sqlx::{FromRow, PgExecutor, Postgres, postgres::PgArguments, query::QueryAs};
 
@@ -9,7 +10,7 @@ pub(crate) async fn list_of_endpoint(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
     span: Span<'_>,
-) -> Result<Vec<DeliveryKey>, sqlx::Error> {
+) -> sqlx::Result<Vec<DeliveryKey>> {
     sqlx::query_as(
         "select event_id, endpoint_id,
             ($6::int[] is null or type_id = any($6)) and ($7::text is null or reason = $7::postrider.dead_reason) as may_match
@@ -18,11 +19,7 @@ pub(crate) async fn list_of_endpoint(
          order by event_id desc limit $5",
     )
     .bind(endpoint)
-    .bind(span.lowest)
-    .bind(span.before.event)
-    .bind(span.before.endpoint)
-    .bind(span.limit)
-    .bind(span.types)
+    .bind_all(span.values())
     .bind(span.reason)
     .fetch_all(db)
     .await
@@ -32,7 +29,7 @@ pub(crate) async fn list_of_tenant(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
     span: Span<'_>,
-) -> Result<Vec<DeliveryKey>, sqlx::Error> {
+) -> sqlx::Result<Vec<DeliveryKey>> {
     sqlx::query_as(
         "select event_id, endpoint_id,
             ($6::int[] is null or type_id = any($6)) and ($7::text is null or reason = $7::postrider.dead_reason)
@@ -42,18 +39,14 @@ pub(crate) async fn list_of_tenant(
          order by event_id desc, endpoint_id desc limit $5",
     )
     .bind(tenant)
-    .bind(span.lowest)
-    .bind(span.before.event)
-    .bind(span.before.endpoint)
-    .bind(span.limit)
-    .bind(span.types)
+    .bind_all(span.values())
     .bind(span.reason)
     .fetch_all(db)
     .await
 }
 
 /// Across all tenants.
-pub(crate) async fn list(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<DeliveryKey>, sqlx::Error> {
+pub(crate) async fn list(db: impl PgExecutor<'_>, span: Span<'_>) -> sqlx::Result<Vec<DeliveryKey>> {
     sqlx::query_as(
         "select event_id, endpoint_id,
             ($5::int[] is null or type_id = any($5)) and ($6::text is null or reason = $6::postrider.dead_reason)
@@ -62,11 +55,7 @@ pub(crate) async fn list(db: impl PgExecutor<'_>, span: Span<'_>) -> Result<Vec<
          where event_id between $1 and $2 and (event_id < $2 or endpoint_id < $3)
          order by event_id desc, endpoint_id desc limit $4",
     )
-    .bind(span.lowest)
-    .bind(span.before.event)
-    .bind(span.before.endpoint)
-    .bind(span.limit)
-    .bind(span.types)
+    .bind_all(span.values())
     .bind(span.reason)
     .fetch_all(db)
     .await
@@ -150,7 +139,7 @@ pub(crate) async fn groups(
     db: impl PgExecutor<'_>,
     filter: &GroupFilter,
     limit: i64,
-) -> Result<Vec<Group>, sqlx::Error> {
+) -> sqlx::Result<Vec<Group>> {
     bind(
         sqlx::query_as(groups_of!("postrider.dead_letter_counts")),
         filter,
@@ -167,14 +156,13 @@ pub(crate) async fn groups_within(
     lowest: EventId,
     below: EventId,
     limit: i64,
-) -> Result<Vec<Group>, sqlx::Error> {
+) -> sqlx::Result<Vec<Group>> {
     let statement = groups_of!(
         "(select d.tenant_id, d.endpoint_id, d.type_id, d.reason, count(*) from postrider.dead_letters d
           where d.tenant_id = $1 and d.event_id >= $10 and d.event_id < $11 group by 1, 2, 3, 4)"
     );
     bind(sqlx::query_as(statement), filter, limit)
-        .bind(lowest)
-        .bind(below)
+        .bind_all((lowest, below))
         .fetch_all(db)
         .await
 }
@@ -185,10 +173,12 @@ fn bind<'q>(
     limit: i64,
 ) -> QueryAs<'q, Postgres, Group, PgArguments> {
     query
-        .bind(filter.tenant)
-        .bind(filter.endpoint)
-        .bind(filter.types.clone())
-        .bind(filter.reason)
+        .bind_all((
+            filter.tenant,
+            filter.endpoint,
+            filter.types.clone(),
+            filter.reason,
+        ))
         .bind(filter.after.map(|after| after.count))
         .bind(filter.after.map(|after| after.endpoint))
         .bind(filter.after.map(|after| after.type_id))

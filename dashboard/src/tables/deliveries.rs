@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::{
     DeadReason, DeliveryId, DeliveryState, EndpointId, EventId, FinalState, TenantId, limits::LIST_PAGE_MAX,
 };
@@ -44,6 +45,14 @@ pub(crate) struct Span<'a> {
     pub(crate) status: Option<i16>,
     /// For dead letters.
     pub(crate) reason: Option<DeadReason>,
+}
+
+impl<'a> Span<'a> {
+    /// Consecutive parameters of every list.
+    pub(crate) fn values(&self) -> (EventId, EventId, EndpointId, i64, Option<&'a [i32]>) {
+        let DeliveryId { event, endpoint } = self.before;
+        (self.lowest, event, endpoint, self.limit, self.types)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
@@ -172,7 +181,7 @@ pub(crate) async fn list(
     filter: &Filter,
     after: Option<DeliveryId>,
     limit: i64,
-) -> Result<(Vec<Delivery>, Option<DeliveryId>), sqlx::Error> {
+) -> sqlx::Result<(Vec<Delivery>, Option<DeliveryId>)> {
     let limit = limit.clamp(1, LIST_PAGE_MAX);
     let types = match &filter.event_type {
         None => None,
@@ -226,7 +235,7 @@ pub(crate) async fn find(
     db: impl PgExecutor<'_>,
     tenant: Option<TenantId>,
     id: DeliveryId,
-) -> Result<Option<Delivery>, sqlx::Error> {
+) -> sqlx::Result<Option<Delivery>> {
     let key = DeliveryKey {
         event_id: id.event,
         endpoint_id: id.endpoint,
@@ -248,7 +257,7 @@ enum Scope {
 }
 
 impl Scope {
-    async fn of(pool: &Pool, filter: &Filter) -> Result<Self, sqlx::Error> {
+    async fn of(pool: &Pool, filter: &Filter) -> sqlx::Result<Self> {
         match filter.status_code {
             Some(code) if !(200..=299).contains(&code) => Ok(Self::Refused(code)),
             code => Ok(Self::All {
@@ -259,7 +268,7 @@ impl Scope {
     }
 
     /// Across all tenants only endpoints with pending deliveries are read: most of many thousands have none.
-    async fn waiting(pool: &Pool, filter: &Filter) -> Result<Vec<EndpointId>, sqlx::Error> {
+    async fn waiting(pool: &Pool, filter: &Filter) -> sqlx::Result<Vec<EndpointId>> {
         match (filter.state, filter.endpoint, filter.tenant) {
             (Some(DeliveryState::Delivered | DeliveryState::Dead), _, _) => Ok(Vec::new()),
             (_, Some(endpoint), _) => Ok(vec![endpoint]),
@@ -293,12 +302,7 @@ impl Scope {
     }
 
     /// In the order in which a delivery moves, so that one that moves meanwhile is seen twice rather than missed.
-    async fn keys(
-        &self,
-        pool: &Pool,
-        filter: &Filter,
-        span: Span<'_>,
-    ) -> Result<Vec<DeliveryKey>, sqlx::Error> {
+    async fn keys(&self, pool: &Pool, filter: &Filter, span: Span<'_>) -> sqlx::Result<Vec<DeliveryKey>> {
         let (waiting, has_status) = match self {
             Self::Refused(code) => return attempts::list_refused(pool, *code, filter, span).await,
             Self::All { waiting, has_status } => (waiting, *has_status),
@@ -342,7 +346,7 @@ async fn describe_in_parts(
     keys: &[DeliveryKey],
     wanted: usize,
     filter: &Filter,
-) -> Result<Vec<Delivery>, sqlx::Error> {
+) -> sqlx::Result<Vec<Delivery>> {
     let mut found = Vec::new();
     for part in keys.chunks(wanted.max(DESCRIBED_LEAST)) {
         found.extend(describe(pool, part).await?);
@@ -354,47 +358,16 @@ async fn describe_in_parts(
 }
 
 /// Loads the deliveries in one snapshot, newest first.
-async fn describe(db: impl PgExecutor<'_>, keys: &[DeliveryKey]) -> Result<Vec<Delivery>, sqlx::Error> {
+async fn describe(db: impl PgExecutor<'_>, keys: &[DeliveryKey]) -> sqlx::Result<Vec<Delivery>> {
     if keys.is_empty() {
         return Ok(Vec::new());
     }
     let events: Vec<Uuid> = keys.iter().map(|key| key.event_id.0).collect();
     let endpoints: Vec<i32> = keys.iter().map(|key| key.endpoint_id.0).collect();
-    sqlx::query_as(
-        "select d.event_id, d.endpoint_id, e.tenant_id, t.slug as tenant, y.name as type_name, e.chosen_id,
-            p.public_id as endpoint, p.url,
-            coalesce(a.number, l.attempt, r.attempt, q.attempt, 0::smallint) as attempt_count, a.status, a.outcome,
-            a.error, a.started_at as last_attempt_at, r.due_at, l.reason, l.died_at,
-            case when l.endpoint_id is not null then 'dead' else a.final end as final
-         from unnest($1::uuid[], $2::int[]) as d (event_id, endpoint_id)
-         cross join lateral (
-            select v.tenant_id, v.type_id, v.chosen_id from postrider.events v where v.id = d.event_id
-            union all
-            select v.tenant_id, v.type_id, v.chosen_id from postrider.events_held v where v.id = d.event_id
-            limit 1
-         ) e
-         join postrider.endpoints p on p.id = d.endpoint_id and p.tenant_id = e.tenant_id
-         join postrider.tenants t on t.id = e.tenant_id
-         join postrider.event_types y on y.id = e.type_id
-         left join lateral (
-            select a.number, a.status, a.outcome, a.error, a.started_at, a.final from (
-                (select a.number, a.status, a.outcome, a.error, a.started_at, a.final from postrider.attempts a
-                 where a.event_id = d.event_id and a.endpoint_id = d.endpoint_id order by a.number desc limit 1)
-                union all
-                (select a.number, a.status, a.outcome, a.error, a.started_at, a.final from postrider.attempts_held a
-                 where a.event_id = d.event_id and a.endpoint_id = d.endpoint_id order by a.number desc limit 1)
-            ) a order by a.number desc limit 1
-         ) a on true
-         left join postrider.retries r on r.endpoint_id = d.endpoint_id and r.event_id = d.event_id
-         left join postrider.queue q on q.endpoint_id = d.endpoint_id and q.event_id = d.event_id
-         left join postrider.dead_letters l on l.endpoint_id = d.endpoint_id and l.event_id = d.event_id
-         where a.final is not null or r.endpoint_id is not null or q.endpoint_id is not null or l.endpoint_id is not null
-         order by d.event_id desc, d.endpoint_id desc",
-    )
-    .bind(events)
-    .bind(endpoints)
-    .fetch_all(db)
-    .await
+    sqlx::query_as(include_str!("sql/deliveries_describe.sql"))
+        .bind_all((events, endpoints))
+        .fetch_all(db)
+        .await
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, Utc};
-use postrider_dispatcher::vault::Owner;
+use postrider_dispatcher::{bind::BindAll, vault::Owner};
 use postrider_proto::{EndpointId, EndpointState, Shard, TenantId, state::SignatureFormat};
 use serde_json::Value;
 use sqlx::{FromRow, PgExecutor, types::Json};
@@ -80,7 +80,7 @@ pub(crate) async fn find(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
     public_id: &str,
-) -> Result<Option<EndpointRow>, sqlx::Error> {
+) -> sqlx::Result<Option<EndpointRow>> {
     if !is_public_id("ep", public_id) {
         return Ok(None);
     }
@@ -89,8 +89,7 @@ pub(crate) async fn find(
         columns!(),
         " from postrider.endpoints where public_id = $1 and tenant_id = $2 and state <> 'deleted'"
     ))
-    .bind(public_id)
-    .bind(tenant)
+    .bind_all((public_id, tenant))
     .fetch_optional(db)
     .await
 }
@@ -100,7 +99,7 @@ pub(crate) async fn lock(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
     public_id: &str,
-) -> Result<Option<EndpointRow>, sqlx::Error> {
+) -> sqlx::Result<Option<EndpointRow>> {
     if !is_public_id("ep", public_id) {
         return Ok(None);
     }
@@ -110,17 +109,13 @@ pub(crate) async fn lock(
         " from postrider.endpoints where public_id = $1 and tenant_id = $2 and state <> 'deleted'
           for no key update"
     ))
-    .bind(public_id)
-    .bind(tenant)
+    .bind_all((public_id, tenant))
     .fetch_optional(db)
     .await
 }
 
 /// Deleted ones too: deliveries outlive their endpoint.
-pub(crate) async fn find_by_id(
-    db: impl PgExecutor<'_>,
-    id: EndpointId,
-) -> Result<Option<EndpointRow>, sqlx::Error> {
+pub(crate) async fn find_by_id(db: impl PgExecutor<'_>, id: EndpointId) -> sqlx::Result<Option<EndpointRow>> {
     sqlx::query_as(concat!(
         "select ",
         columns!(),
@@ -136,7 +131,7 @@ pub(crate) async fn find_in(
     db: impl PgExecutor<'_>,
     scope: Option<TenantId>,
     public_id: &str,
-) -> Result<Option<EndpointRow>, sqlx::Error> {
+) -> sqlx::Result<Option<EndpointRow>> {
     if !is_public_id("ep", public_id) {
         return Ok(None);
     }
@@ -146,8 +141,7 @@ pub(crate) async fn find_in(
         " from postrider.endpoints
           where public_id = $1 and ($2::int is null or tenant_id = $2) and state <> 'deleted'"
     ))
-    .bind(public_id)
-    .bind(scope)
+    .bind_all((public_id, scope))
     .fetch_optional(db)
     .await
 }
@@ -180,25 +174,11 @@ pub(crate) async fn search(
     narrow: &Narrow<'_>,
     before: i32,
     limit: i64,
-) -> Result<Vec<ListedRow>, sqlx::Error> {
-    sqlx::query_as(
-        "select e.id, e.public_id, t.slug as tenant, e.url, e.description, e.types, e.state, h.failing_since
-         from postrider.endpoints e
-         join postrider.tenants t on t.id = e.tenant_id
-         left join postrider.endpoint_health h on h.endpoint_id = e.id
-         where e.state <> 'deleted' and e.id < $1 and ($2::int is null or e.tenant_id = $2)
-           and ($3::text is null or e.state = $3::postrider.endpoint_state)
-           and ($4::text is null or position(lower($4) in lower(e.url)) > 0
-                or position(lower($4) in lower(e.description)) > 0)
-         order by e.id desc limit $5",
-    )
-    .bind(before)
-    .bind(narrow.tenant)
-    .bind(narrow.state)
-    .bind(narrow.text)
-    .bind(limit)
-    .fetch_all(db)
-    .await
+) -> sqlx::Result<Vec<ListedRow>> {
+    sqlx::query_as(include_str!("sql/endpoints_search.sql"))
+        .bind_all((before, narrow.tenant, narrow.state, narrow.text, limit))
+        .fetch_all(db)
+        .await
 }
 
 /// A pinned version whose type has a newer one.
@@ -215,25 +195,12 @@ pub(crate) struct OutdatedPin {
 pub(crate) async fn outdated_pins(
     db: impl PgExecutor<'_>,
     ids: &[EndpointId],
-) -> Result<Vec<OutdatedPin>, sqlx::Error> {
+) -> sqlx::Result<Vec<OutdatedPin>> {
     let ids: Vec<i32> = ids.iter().map(|id| id.0).collect();
-    sqlx::query_as(
-        "select x.id as endpoint_id, p.key as event_type, p.value as pinned, newest.version as newest,
-                (select s.version from postrider.schemas s
-                 where s.type_id = y.id and s.emitted and s.rank > coalesce(mine.rank, '')
-                 order by s.rank desc limit 1) as emitted
-         from postrider.endpoints x
-         cross join lateral jsonb_each_text(x.versions) p
-         join postrider.event_types y on y.name = p.key and y.deleted_at is null
-         join lateral (
-             select s.version from postrider.schemas s where s.type_id = y.id order by s.rank desc limit 1
-         ) newest on true
-         left join postrider.schemas mine on mine.type_id = y.id and mine.version = p.value
-         where x.id = any($1) and newest.version <> p.value order by x.id, p.key",
-    )
-    .bind(ids)
-    .fetch_all(db)
-    .await
+    sqlx::query_as(include_str!("sql/endpoints_outdated_pins.sql"))
+        .bind(ids)
+        .fetch_all(db)
+        .await
 }
 
 /// The number of an endpoint, deleted or not, of one tenant or of any.
@@ -241,15 +208,14 @@ pub(crate) async fn find_number(
     db: impl PgExecutor<'_>,
     tenant: Option<TenantId>,
     public_id: &str,
-) -> Result<Option<EndpointId>, sqlx::Error> {
+) -> sqlx::Result<Option<EndpointId>> {
     if !is_public_id("ep", public_id) {
         return Ok(None);
     }
     sqlx::query_scalar(
         "select id from postrider.endpoints where public_id = $1 and ($2::int is null or tenant_id = $2)",
     )
-    .bind(public_id)
-    .bind(tenant)
+    .bind_all((public_id, tenant))
     .fetch_optional(db)
     .await
 }
@@ -260,7 +226,7 @@ pub(crate) async fn list(
     tenant: TenantId,
     after: i32,
     limit: i64,
-) -> Result<Vec<EndpointRow>, sqlx::Error> {
+) -> sqlx::Result<Vec<EndpointRow>> {
     sqlx::query_as(concat!(
         "select ",
         columns!(),
@@ -268,9 +234,7 @@ pub(crate) async fn list(
             and not exists (select from postrider.listeners l where l.endpoint_id = endpoints.id)
           order by id limit $3"
     ))
-    .bind(tenant)
-    .bind(after)
-    .bind(limit)
+    .bind_all((tenant, after, limit))
     .fetch_all(db)
     .await
 }
@@ -280,15 +244,14 @@ pub(crate) async fn newest(
     db: impl PgExecutor<'_>,
     tenant: Option<TenantId>,
     limit: i64,
-) -> Result<Vec<EndpointRow>, sqlx::Error> {
+) -> sqlx::Result<Vec<EndpointRow>> {
     sqlx::query_as(concat!(
         "select ",
         columns!(),
         " from postrider.endpoints
           where state <> 'deleted' and ($1::int is null or tenant_id = $1) order by id desc limit $2"
     ))
-    .bind(tenant)
-    .bind(limit)
+    .bind_all((tenant, limit))
     .fetch_all(db)
     .await
 }
@@ -298,18 +261,17 @@ pub(crate) async fn live_numbers(
     db: impl PgExecutor<'_>,
     tenant: Option<TenantId>,
     limit: i64,
-) -> Result<Vec<EndpointId>, sqlx::Error> {
+) -> sqlx::Result<Vec<EndpointId>> {
     sqlx::query_scalar(
         "select id from postrider.endpoints
          where state <> 'deleted' and ($1::int is null or tenant_id = $1) order by id desc limit $2",
     )
-    .bind(tenant)
-    .bind(limit)
+    .bind_all((tenant, limit))
     .fetch_all(db)
     .await
 }
 
-pub(crate) async fn count(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<i64, sqlx::Error> {
+pub(crate) async fn count(db: impl PgExecutor<'_>, tenant: TenantId) -> sqlx::Result<i64> {
     sqlx::query_scalar("select count(*) from postrider.endpoints where tenant_id = $1 and state <> 'deleted'")
         .bind(tenant)
         .fetch_one(db)
@@ -322,7 +284,7 @@ pub(crate) async fn insert(
     public_id: &str,
     shard: Shard,
     settings: &EndpointSettings,
-) -> Result<EndpointRow, sqlx::Error> {
+) -> sqlx::Result<EndpointRow> {
     sqlx::query_as(concat!(
         "insert into postrider.endpoints (tenant_id, public_id, shard, url, description, types, versions,
             concurrency, rate_per_second, ordered, retry_schedule, timeout_ms, signature, filter, rotate_every_days)
@@ -331,21 +293,10 @@ pub(crate) async fn insert(
          returning ",
         columns!()
     ))
-    .bind(tenant)
-    .bind(public_id)
-    .bind(shard)
-    .bind(&settings.url)
-    .bind(&settings.description)
-    .bind(&settings.types)
-    .bind(&settings.versions)
-    .bind(settings.concurrency)
-    .bind(settings.rate_per_second)
-    .bind(settings.ordered)
-    .bind(&settings.retry_schedule)
-    .bind(settings.timeout_ms)
-    .bind(settings.signature)
-    .bind(&settings.filter)
-    .bind(settings.rotate_every_days)
+    .bind_all((tenant, public_id, shard, &settings.url))
+    .bind_all((&settings.description, &settings.types, &settings.versions, settings.concurrency))
+    .bind_all((settings.rate_per_second, settings.ordered, &settings.retry_schedule, settings.timeout_ms))
+    .bind_all((settings.signature, &settings.filter, settings.rotate_every_days))
     .fetch_one(db)
     .await
 }
@@ -355,7 +306,7 @@ pub(crate) async fn update(
     id: EndpointId,
     settings: &EndpointSettings,
     headers: Option<&[u8]>,
-) -> Result<EndpointRow, sqlx::Error> {
+) -> sqlx::Result<EndpointRow> {
     sqlx::query_as(concat!(
         "update postrider.endpoints set url = $2, description = $3, types = $4, versions = $5, concurrency = $6,
             rate_per_second = $7, ordered = $8, retry_schedule = $9, timeout_ms = $10,
@@ -364,22 +315,10 @@ pub(crate) async fn update(
          where id = $1 returning ",
         columns!()
     ))
-    .bind(id)
-    .bind(&settings.url)
-    .bind(&settings.description)
-    .bind(&settings.types)
-    .bind(&settings.versions)
-    .bind(settings.concurrency)
-    .bind(settings.rate_per_second)
-    .bind(settings.ordered)
-    .bind(&settings.retry_schedule)
-    .bind(settings.timeout_ms)
-    .bind(settings.signature)
-    .bind(settings.state)
-    .bind(&settings.state_reason)
-    .bind(headers)
-    .bind(&settings.filter)
-    .bind(settings.rotate_every_days)
+    .bind_all((id, &settings.url, &settings.description, &settings.types))
+    .bind_all((&settings.versions, settings.concurrency, settings.rate_per_second, settings.ordered))
+    .bind_all((&settings.retry_schedule, settings.timeout_ms, settings.signature, settings.state))
+    .bind_all((&settings.state_reason, headers, &settings.filter, settings.rotate_every_days))
     .fetch_one(db)
     .await
 }
@@ -389,17 +328,16 @@ pub(crate) async fn set_tls(
     db: impl PgExecutor<'_>,
     id: EndpointId,
     sealed: Option<&[u8]>,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     sqlx::query("update postrider.endpoints set tls = $2 where id = $1")
-        .bind(id)
-        .bind(sealed)
+        .bind_all((id, sealed))
         .execute(db)
         .await?;
     Ok(())
 }
 
 /// Re-enabling an endpoint resets its failure count.
-pub(crate) async fn forget_failures(db: impl PgExecutor<'_>, id: EndpointId) -> Result<(), sqlx::Error> {
+pub(crate) async fn forget_failures(db: impl PgExecutor<'_>, id: EndpointId) -> sqlx::Result<()> {
     sqlx::query(
         "with kept as (delete from postrider.endpoints_to_disable where endpoint_id = $1)
          update postrider.endpoint_health
@@ -412,7 +350,7 @@ pub(crate) async fn forget_failures(db: impl PgExecutor<'_>, id: EndpointId) -> 
     Ok(())
 }
 
-pub(crate) async fn delete(db: impl PgExecutor<'_>, id: EndpointId) -> Result<(), sqlx::Error> {
+pub(crate) async fn delete(db: impl PgExecutor<'_>, id: EndpointId) -> sqlx::Result<()> {
     sqlx::query(
         "update postrider.endpoints set state = 'deleted', updated_at = clock_timestamp() where id = $1",
     )
@@ -423,7 +361,7 @@ pub(crate) async fn delete(db: impl PgExecutor<'_>, id: EndpointId) -> Result<()
 }
 
 /// Returns the shards whose owners must apply the change.
-pub(crate) async fn delete_all(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<Vec<Shard>, sqlx::Error> {
+pub(crate) async fn delete_all(db: impl PgExecutor<'_>, tenant: TenantId) -> sqlx::Result<Vec<Shard>> {
     sqlx::query_scalar(
         "update postrider.endpoints set state = 'deleted', updated_at = clock_timestamp()
          where tenant_id = $1 and state <> 'deleted' returning shard",

@@ -2,6 +2,7 @@
 //! published schemas never change.
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::{TypeId, routing::matching_patterns};
 use sqlx::{FromRow, PgExecutor};
 
@@ -15,7 +16,7 @@ pub(crate) struct EventTypeRow {
     pub(crate) created_at: DateTime<Utc>,
 }
 
-pub(crate) async fn find(db: impl PgExecutor<'_>, name: &str) -> Result<Option<EventTypeRow>, sqlx::Error> {
+pub(crate) async fn find(db: impl PgExecutor<'_>, name: &str) -> sqlx::Result<Option<EventTypeRow>> {
     sqlx::query_as(
         "select id, name, description, thin, created_at from postrider.event_types
          where name = $1 and deleted_at is null",
@@ -26,7 +27,7 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, name: &str) -> Result<Option<E
 }
 
 /// All ids that types of this name have or had: events of a deleted one still exist.
-pub(crate) async fn numbers(db: impl PgExecutor<'_>, name: &str) -> Result<Vec<i32>, sqlx::Error> {
+pub(crate) async fn numbers(db: impl PgExecutor<'_>, name: &str) -> sqlx::Result<Vec<i32>> {
     sqlx::query_scalar("select id from postrider.event_types where name = $1")
         .bind(name)
         .fetch_all(db)
@@ -34,7 +35,7 @@ pub(crate) async fn numbers(db: impl PgExecutor<'_>, name: &str) -> Result<Vec<i
 }
 
 /// Until the transaction ends nobody else creates, changes or deletes a type of this name.
-pub(crate) async fn lock(db: impl PgExecutor<'_>, name: &str) -> Result<(), sqlx::Error> {
+pub(crate) async fn lock(db: impl PgExecutor<'_>, name: &str) -> sqlx::Result<()> {
     sqlx::query("select pg_advisory_xact_lock(hashtextextended('event type ' || $1, 0))")
         .bind(name)
         .execute(db)
@@ -43,7 +44,7 @@ pub(crate) async fn lock(db: impl PgExecutor<'_>, name: &str) -> Result<(), sqlx
 }
 
 /// Restores the deleted type of this name, unless an active one exists. The caller holds the lock.
-pub(crate) async fn revive(db: impl PgExecutor<'_>, name: &str) -> Result<bool, sqlx::Error> {
+pub(crate) async fn revive(db: impl PgExecutor<'_>, name: &str) -> sqlx::Result<bool> {
     let done = sqlx::query(
         "update postrider.event_types set deleted_at = null, thin = false
          where id = (select max(id) from postrider.event_types where name = $1)
@@ -61,7 +62,7 @@ pub(crate) async fn put(
     name: &str,
     description: Option<&str>,
     thin: Option<bool>,
-) -> Result<(EventTypeRow, bool), sqlx::Error> {
+) -> sqlx::Result<(EventTypeRow, bool)> {
     #[derive(FromRow)]
     struct Put {
         #[sqlx(flatten)]
@@ -75,10 +76,7 @@ pub(crate) async fn put(
          do update set description = excluded.description, thin = coalesce($4, y.thin)
          returning id, name, description, thin, created_at, xmax = 0 as is_new",
     )
-    .bind(name)
-    .bind(description)
-    .bind(matching_patterns(name))
-    .bind(thin)
+    .bind_all((name, description, matching_patterns(name), thin))
     .fetch_one(db)
     .await?;
     Ok((put.row, put.is_new))
@@ -88,13 +86,12 @@ pub(crate) async fn list(
     db: impl PgExecutor<'_>,
     after: &str,
     limit: i64,
-) -> Result<Vec<EventTypeRow>, sqlx::Error> {
+) -> sqlx::Result<Vec<EventTypeRow>> {
     sqlx::query_as(
         "select id, name, description, thin, created_at from postrider.event_types
          where deleted_at is null and name > $1 order by name limit $2",
     )
-    .bind(after)
-    .bind(limit)
+    .bind_all((after, limit))
     .fetch_all(db)
     .await
 }
@@ -104,18 +101,17 @@ pub(crate) async fn matching(
     db: impl PgExecutor<'_>,
     patterns: &[String],
     limit: i64,
-) -> Result<Vec<EventTypeRow>, sqlx::Error> {
+) -> sqlx::Result<Vec<EventTypeRow>> {
     sqlx::query_as(
         "select id, name, description, thin, created_at from postrider.event_types
          where deleted_at is null and matches && $1 order by name limit $2",
     )
-    .bind(patterns)
-    .bind(limit)
+    .bind_all((patterns, limit))
     .fetch_all(db)
     .await
 }
 
-pub(crate) async fn delete(db: impl PgExecutor<'_>, name: &str) -> Result<bool, sqlx::Error> {
+pub(crate) async fn delete(db: impl PgExecutor<'_>, name: &str) -> sqlx::Result<bool> {
     let done = sqlx::query(
         "update postrider.event_types set deleted_at = clock_timestamp() where name = $1 and deleted_at is null",
     )

@@ -1,5 +1,6 @@
 //! `events` and `event_ids`: only read here; `postrider.emit` writes them.
 
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::{
     EventId, TenantId,
     limits::EVENT_ID_CHARS_MAX,
@@ -41,7 +42,7 @@ pub(crate) fn is_public_id(id: &str) -> bool {
 }
 
 /// The events of all tenants with this id. An id chosen by a producer is looked up tenant by tenant.
-pub(crate) async fn find_numbers(db: impl PgExecutor<'_>, id: &str) -> Result<Vec<EventId>, sqlx::Error> {
+pub(crate) async fn find_numbers(db: impl PgExecutor<'_>, id: &str) -> sqlx::Result<Vec<EventId>> {
     sqlx::query_scalar(
         "select e.event_id from (select id from postrider.tenants where deleted_at is null limit $3) t
          join postrider.event_ids e on e.tenant_id = t.id and e.id = $1
@@ -50,9 +51,7 @@ pub(crate) async fn find_numbers(db: impl PgExecutor<'_>, id: &str) -> Result<Ve
          union
          select id from postrider.events_held where id = $2 and chosen_id is null",
     )
-    .bind(id)
-    .bind(EventId::from_generated(id))
-    .bind(TENANTS_PROBED_MAX)
+    .bind_all((id, EventId::from_generated(id), TENANTS_PROBED_MAX))
     .fetch_all(db)
     .await
 }
@@ -62,7 +61,7 @@ pub(crate) async fn find_number(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
     id: &str,
-) -> Result<Option<EventId>, sqlx::Error> {
+) -> sqlx::Result<Option<EventId>> {
     let generated = EventId::from_generated(id);
     sqlx::query_scalar(
         "select coalesce(
@@ -70,36 +69,18 @@ pub(crate) async fn find_number(
             (select id from postrider.events where id = $3 and tenant_id = $1 and chosen_id is null),
             (select id from postrider.events_held where id = $3 and tenant_id = $1 and chosen_id is null))",
     )
-    .bind(tenant)
-    .bind(id)
-    .bind(generated)
+    .bind_all((tenant, id, generated))
     .fetch_one(db)
     .await
 }
 
 /// Joined by `unnest`: `id = any($1)` under a generic plan would scan every partition.
-pub(crate) async fn load(db: impl PgExecutor<'_>, ids: &[EventId]) -> Result<Vec<EventRow>, sqlx::Error> {
+pub(crate) async fn load(db: impl PgExecutor<'_>, ids: &[EventId]) -> sqlx::Result<Vec<EventRow>> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-    sqlx::query_as(
-        "select e.id, e.tenant_id, y.name as type_name, s.version, e.chosen_id, e.ordering_key, e.sequence, e.body, e.full_data
-         from unnest($1::uuid[]) as u (id)
-         cross join lateral (
-            select v.id, v.tenant_id, v.type_id, v.schema_id, v.chosen_id, v.ordering_key, v.sequence, v.body,
-                v.full_data
-            from postrider.events v where v.id = u.id
-            union all
-            select v.id, v.tenant_id, v.type_id, v.schema_id, v.chosen_id, v.ordering_key, v.sequence, v.body,
-                v.full_data
-            from postrider.events_held v where v.id = u.id
-            limit 1
-         ) e
-         join postrider.event_types y on y.id = e.type_id
-         join postrider.schemas s on s.id = e.schema_id
-         order by e.id desc",
-    )
-    .bind(ids)
-    .fetch_all(db)
-    .await
+    sqlx::query_as(include_str!("sql/events_load.sql"))
+        .bind(ids)
+        .fetch_all(db)
+        .await
 }
 
 /// What is known of an event's trace.
@@ -110,7 +91,7 @@ pub(crate) struct EventTrace {
     pub(crate) may_be_deleted: bool,
 }
 
-pub(crate) async fn find_trace(db: impl PgExecutor<'_>, id: EventId) -> Result<EventTrace, sqlx::Error> {
+pub(crate) async fn find_trace(db: impl PgExecutor<'_>, id: EventId) -> sqlx::Result<EventTrace> {
     let (context, may_be_deleted): (Option<Vec<u8>>, bool) = sqlx::query_as(
         "select (select context from postrider.traces where event_id = $1::uuid),
             $1::uuid < postrider.uuid_floor(clock_timestamp() - interval '7 days')",
@@ -130,14 +111,12 @@ pub(crate) async fn list(
     tenant: TenantId,
     before: EventId,
     limit: i64,
-) -> Result<Vec<(EventId, i32)>, sqlx::Error> {
+) -> sqlx::Result<Vec<(EventId, i32)>> {
     sqlx::query_as(
         "select id, octet_length(body) + coalesce(octet_length(full_data), 0) from postrider.events
          where tenant_id = $1 and id < $2 order by id desc limit $3",
     )
-    .bind(tenant)
-    .bind(before)
-    .bind(limit)
+    .bind_all((tenant, before, limit))
     .fetch_all(db)
     .await
 }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::Shard;
 use sqlx::{FromRow, PgConnection, PgExecutor};
 
@@ -28,7 +29,7 @@ pub(crate) struct NewResponse<'a> {
     pub(crate) settles: Option<(Shard, &'a str)>,
 }
 
-pub(crate) async fn find(db: impl PgExecutor<'_>, scope: &[u8]) -> Result<Option<ResponseRow>, sqlx::Error> {
+pub(crate) async fn find(db: impl PgExecutor<'_>, scope: &[u8]) -> sqlx::Result<Option<ResponseRow>> {
     sqlx::query_as(
         "select fingerprint, status, answer as response, settles_shard, settles_xid::text as settles_xid from postrider.idempotency
          where scope = $1 and created_at > clock_timestamp() - interval '72 hours'",
@@ -40,7 +41,7 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, scope: &[u8]) -> Result<Option
 
 /// Exclusive until this transaction ends. The previous holder has committed or is gone, so a lookup afterwards sees
 /// its result.
-pub(crate) async fn try_lock(connection: &mut PgConnection, scope: &[u8]) -> Result<bool, sqlx::Error> {
+pub(crate) async fn try_lock(connection: &mut PgConnection, scope: &[u8]) -> sqlx::Result<bool> {
     let mut number = [0; 8];
     number.copy_from_slice(&scope[..8]);
     sqlx::query_scalar("select pg_try_advisory_xact_lock($1)")
@@ -49,50 +50,35 @@ pub(crate) async fn try_lock(connection: &mut PgConnection, scope: &[u8]) -> Res
         .await
 }
 
-pub(crate) async fn insert(connection: &mut PgConnection, new: NewResponse<'_>) -> Result<(), sqlx::Error> {
-    sqlx::query(
-        "insert into postrider.idempotency as i
-             (scope, fingerprint, status, answer, tenant_id, settles_shard, settles_xid)
-         values ($1, $2, $3, $4, (select id from postrider.tenants where slug = $5 and deleted_at is null), $6, $7::xid8)
-         on conflict (scope) do update
-         set fingerprint = excluded.fingerprint, status = excluded.status, answer = excluded.answer,
-             tenant_id = excluded.tenant_id, created_at = excluded.created_at,
-             settles_shard = excluded.settles_shard, settles_xid = excluded.settles_xid
-         where i.created_at <= clock_timestamp() - interval '72 hours'",
-    )
-    .bind(new.scope)
-    .bind(new.fingerprint)
-    .bind(new.status)
-    .bind(new.response)
-    .bind(new.tenant)
-    .bind(new.settles.map(|(shard, _)| shard))
-    .bind(new.settles.map(|(_, xid)| xid))
-    .execute(connection)
-    .await?;
+pub(crate) async fn insert(connection: &mut PgConnection, new: NewResponse<'_>) -> sqlx::Result<()> {
+    sqlx::query(include_str!("sql/idempotency_insert.sql"))
+        .bind_all((new.scope, new.fingerprint, new.status, new.response))
+        .bind_all((
+            new.tenant,
+            new.settles.map(|(shard, _)| shard),
+            new.settles.map(|(_, xid)| xid),
+        ))
+        .execute(connection)
+        .await?;
     Ok(())
 }
 
 /// For a request that runs without a transaction. Of several, one gets the claim until it releases it or it expires.
-pub(crate) async fn claim(
-    db: impl PgExecutor<'_>,
-    scope: &[u8],
-    most: Duration,
-) -> Result<bool, sqlx::Error> {
+pub(crate) async fn claim(db: impl PgExecutor<'_>, scope: &[u8], most: Duration) -> sqlx::Result<bool> {
     let claimed = sqlx::query(
         "insert into postrider.idempotency_claims as c (scope, expires_at)
          values ($1, clock_timestamp() + make_interval(secs => $2))
          on conflict (scope) do update set expires_at = excluded.expires_at
          where c.expires_at <= clock_timestamp()",
     )
-    .bind(scope)
-    .bind(most.as_secs_f64())
+    .bind_all((scope, most.as_secs_f64()))
     .execute(db)
     .await?;
     Ok(claimed.rows_affected() > 0)
 }
 
 /// Releases its own claim and removes expired ones.
-pub(crate) async fn give_back(db: impl PgExecutor<'_>, scope: &[u8]) -> Result<(), sqlx::Error> {
+pub(crate) async fn give_back(db: impl PgExecutor<'_>, scope: &[u8]) -> sqlx::Result<()> {
     sqlx::query(
         "delete from postrider.idempotency_claims where scope = $1 or expires_at <= clock_timestamp()",
     )

@@ -33,7 +33,7 @@ use sqlx::{Postgres, Transaction};
 use crate::Pool;
 
 /// A transaction for a request, with short lock and statement timeouts.
-pub(crate) async fn begin(pool: &Pool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+pub(crate) async fn begin(pool: &Pool) -> sqlx::Result<Transaction<'static, Postgres>> {
     pool.begin_request().await
 }
 

@@ -1,6 +1,7 @@
 //! `people`: team members who may sign in, each with a role.
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::PersonRole;
 use sqlx::{FromRow, PgExecutor};
 
@@ -27,21 +28,16 @@ macro_rules! person {
     };
 }
 
-pub(crate) async fn find(db: impl PgExecutor<'_>, login: &str) -> Result<Option<PersonRow>, sqlx::Error> {
+pub(crate) async fn find(db: impl PgExecutor<'_>, login: &str) -> sqlx::Result<Option<PersonRow>> {
     sqlx::query_as(person!("where p.login = $1"))
         .bind(login)
         .fetch_optional(db)
         .await
 }
 
-pub(crate) async fn list(
-    db: impl PgExecutor<'_>,
-    after: &str,
-    limit: i64,
-) -> Result<Vec<PersonRow>, sqlx::Error> {
+pub(crate) async fn list(db: impl PgExecutor<'_>, after: &str, limit: i64) -> sqlx::Result<Vec<PersonRow>> {
     sqlx::query_as(person!("where p.login > $1 order by p.login limit $2"))
-        .bind(after)
-        .bind(limit)
+        .bind_all((after, limit))
         .fetch_all(db)
         .await
 }
@@ -52,14 +48,12 @@ pub(crate) async fn insert(
     login: &str,
     password_hash: &str,
     role: PersonRole,
-) -> Result<bool, sqlx::Error> {
+) -> sqlx::Result<bool> {
     let done = sqlx::query(
         "insert into postrider.people (login, password_hash, role) values ($1, $2, $3::postrider.person_role)
          on conflict (login) do nothing",
     )
-    .bind(login)
-    .bind(password_hash)
-    .bind(role)
+    .bind_all((login, password_hash, role))
     .execute(db)
     .await?;
     Ok(done.rows_affected() > 0)
@@ -67,11 +61,7 @@ pub(crate) async fn insert(
 
 /// Creates an admin with this login and password, or updates the existing one. A new password ends the person's
 /// sessions.
-pub(crate) async fn put_admin(
-    db: impl PgExecutor<'_>,
-    login: &str,
-    password_hash: &str,
-) -> Result<(), sqlx::Error> {
+pub(crate) async fn put_admin(db: impl PgExecutor<'_>, login: &str, password_hash: &str) -> sqlx::Result<()> {
     sqlx::query(
         "with person as (
             insert into postrider.people (login, password_hash, role) values ($1, $2, 'admin')
@@ -79,8 +69,7 @@ pub(crate) async fn put_admin(
             returning id)
          delete from postrider.sessions s using person p where s.person_id = p.id",
     )
-    .bind(login)
-    .bind(password_hash)
+    .bind_all((login, password_hash))
     .execute(db)
     .await?;
     Ok(())
@@ -91,30 +80,24 @@ pub(crate) async fn set_password(
     db: impl PgExecutor<'_>,
     login: &str,
     password_hash: &str,
-) -> Result<Option<i32>, sqlx::Error> {
+) -> sqlx::Result<Option<i32>> {
     sqlx::query_scalar("update postrider.people set password_hash = $2 where login = $1 returning id")
-        .bind(login)
-        .bind(password_hash)
+        .bind_all((login, password_hash))
         .fetch_optional(db)
         .await
 }
 
 /// Takes effect with the person's next request.
-pub(crate) async fn set_role(
-    db: impl PgExecutor<'_>,
-    login: &str,
-    role: PersonRole,
-) -> Result<bool, sqlx::Error> {
+pub(crate) async fn set_role(db: impl PgExecutor<'_>, login: &str, role: PersonRole) -> sqlx::Result<bool> {
     let done = sqlx::query("update postrider.people set role = $2::postrider.person_role where login = $1")
-        .bind(login)
-        .bind(role)
+        .bind_all((login, role))
         .execute(db)
         .await?;
     Ok(done.rows_affected() > 0)
 }
 
 /// The person's sessions must be deleted first.
-pub(crate) async fn delete(db: impl PgExecutor<'_>, id: i32) -> Result<(), sqlx::Error> {
+pub(crate) async fn delete(db: impl PgExecutor<'_>, id: i32) -> sqlx::Result<()> {
     sqlx::query("delete from postrider.people where id = $1")
         .bind(id)
         .execute(db)

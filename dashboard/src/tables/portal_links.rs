@@ -1,6 +1,7 @@
 //! `portal_links`: hashes of unused links. Redeeming one deletes its row.
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::TenantId;
 use sqlx::{FromRow, PgExecutor};
 
@@ -16,14 +17,12 @@ pub(crate) async fn insert(
     token_hash: &[u8; 32],
     tenant: TenantId,
     minutes: i32,
-) -> Result<DateTime<Utc>, sqlx::Error> {
+) -> sqlx::Result<DateTime<Utc>> {
     sqlx::query_scalar(
         "insert into postrider.portal_links (token_hash, tenant_id, expires_at)
          values ($1, $2, clock_timestamp() + make_interval(mins => $3)) returning expires_at",
     )
-    .bind(token_hash.as_slice())
-    .bind(tenant)
-    .bind(minutes)
+    .bind_all((token_hash.as_slice(), tenant, minutes))
     .fetch_one(db)
     .await
 }
@@ -32,7 +31,7 @@ pub(crate) async fn insert(
 pub(crate) async fn take(
     db: impl PgExecutor<'_>,
     token_hash: &[u8; 32],
-) -> Result<Option<LinkedTenant>, sqlx::Error> {
+) -> sqlx::Result<Option<LinkedTenant>> {
     sqlx::query_as(
         "delete from postrider.portal_links l using postrider.tenants t
          where l.token_hash = $1 and l.expires_at > clock_timestamp()
@@ -44,14 +43,14 @@ pub(crate) async fn take(
     .await
 }
 
-pub(crate) async fn delete_expired(db: impl PgExecutor<'_>) -> Result<(), sqlx::Error> {
+pub(crate) async fn delete_expired(db: impl PgExecutor<'_>) -> sqlx::Result<()> {
     sqlx::query("delete from postrider.portal_links where expires_at <= clock_timestamp()")
         .execute(db)
         .await?;
     Ok(())
 }
 
-pub(crate) async fn delete_of_tenant(db: impl PgExecutor<'_>, tenant: TenantId) -> Result<(), sqlx::Error> {
+pub(crate) async fn delete_of_tenant(db: impl PgExecutor<'_>, tenant: TenantId) -> sqlx::Result<()> {
     sqlx::query("delete from postrider.portal_links where tenant_id = $1")
         .bind(tenant)
         .execute(db)

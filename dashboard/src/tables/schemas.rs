@@ -2,6 +2,7 @@
 //! (`rank`), regardless of when they were published; the last is the newest.
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::TypeId;
 use serde_json::value::RawValue;
 use sqlx::{FromRow, PgExecutor, types::Json};
@@ -14,7 +15,7 @@ pub(crate) struct SchemaRow {
     pub(crate) created_at: DateTime<Utc>,
 }
 
-pub(crate) async fn of_type(db: impl PgExecutor<'_>, id: TypeId) -> Result<Vec<SchemaRow>, sqlx::Error> {
+pub(crate) async fn of_type(db: impl PgExecutor<'_>, id: TypeId) -> sqlx::Result<Vec<SchemaRow>> {
     sqlx::query_as(
         "select version, schema, created_at from postrider.schemas where type_id = $1 order by rank",
     )
@@ -27,7 +28,7 @@ pub(crate) async fn of_type(db: impl PgExecutor<'_>, id: TypeId) -> Result<Vec<S
 pub(crate) async fn versions(
     db: impl PgExecutor<'_>,
     types: &[TypeId],
-) -> Result<Vec<(TypeId, String)>, sqlx::Error> {
+) -> sqlx::Result<Vec<(TypeId, String)>> {
     let types: Vec<i32> = types.iter().map(|id| id.0).collect();
     sqlx::query_as("select type_id, version from postrider.schemas where type_id = any($1) order by rank")
         .bind(types)
@@ -40,18 +41,16 @@ pub(crate) async fn insert(
     id: TypeId,
     version: &str,
     schema: &RawValue,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     sqlx::query("insert into postrider.schemas (type_id, version, schema) values ($1, $2, $3::text::json)")
-        .bind(id)
-        .bind(version)
-        .bind(schema.get())
+        .bind_all((id, version, schema.get()))
         .execute(db)
         .await?;
     Ok(())
 }
 
 /// Total size of all versions of all types that are not deleted.
-pub(crate) async fn bytes(db: impl PgExecutor<'_>) -> Result<i64, sqlx::Error> {
+pub(crate) async fn bytes(db: impl PgExecutor<'_>) -> sqlx::Result<i64> {
     sqlx::query_scalar(
         "select coalesce(sum(octet_length(s.schema::text)), 0)::bigint
          from postrider.schemas s join postrider.event_types y on y.id = s.type_id where y.deleted_at is null",
@@ -65,15 +64,14 @@ pub(crate) async fn are_there(
     db: impl PgExecutor<'_>,
     types: &[&str],
     versions: &[&str],
-) -> Result<Vec<(String, Option<String>)>, sqlx::Error> {
+) -> sqlx::Result<Vec<(String, Option<String>)>> {
     sqlx::query_as(
         "select y.name, s.version
          from unnest($1::text[], $2::text[]) as asked (type, version)
          join postrider.event_types y on y.name = asked.type and y.deleted_at is null
          left join postrider.schemas s on s.type_id = y.id and s.version = asked.version",
     )
-    .bind(types)
-    .bind(versions)
+    .bind_all((types, versions))
     .fetch_all(db)
     .await
 }

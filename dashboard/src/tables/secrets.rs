@@ -1,6 +1,7 @@
 //! `secrets`: an endpoint's signing secrets, encrypted. One is current, others retire at a set time.
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::EndpointId;
 use sqlx::{FromRow, PgExecutor};
 
@@ -12,10 +13,7 @@ pub(crate) struct SecretRow {
 }
 
 /// Newest first.
-pub(crate) async fn in_force(
-    db: impl PgExecutor<'_>,
-    endpoint: EndpointId,
-) -> Result<Vec<SecretRow>, sqlx::Error> {
+pub(crate) async fn in_force(db: impl PgExecutor<'_>, endpoint: EndpointId) -> sqlx::Result<Vec<SecretRow>> {
     sqlx::query_as(
         "select ciphertext, created_at, retires_at from postrider.secrets
          where endpoint_id = $1 and (retires_at is null or retires_at > clock_timestamp()) order by id desc",
@@ -30,13 +28,12 @@ pub(crate) async fn latest(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
     limit: i64,
-) -> Result<Vec<SecretRow>, sqlx::Error> {
+) -> sqlx::Result<Vec<SecretRow>> {
     sqlx::query_as(
         "select ciphertext, created_at, retires_at from postrider.secrets
          where endpoint_id = $1 order by id desc limit $2",
     )
-    .bind(endpoint)
-    .bind(limit)
+    .bind_all((endpoint, limit))
     .fetch_all(db)
     .await
 }
@@ -46,11 +43,9 @@ pub(crate) async fn insert(
     endpoint: EndpointId,
     ciphertext: &[u8],
     public_key: Option<&str>,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     sqlx::query("insert into postrider.secrets (endpoint_id, ciphertext, public_key) values ($1, $2, $3)")
-        .bind(endpoint)
-        .bind(ciphertext)
-        .bind(public_key)
+        .bind_all((endpoint, ciphertext, public_key))
         .execute(db)
         .await?;
     Ok(())
@@ -62,14 +57,13 @@ pub(crate) async fn retire(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
     overlap_seconds: i32,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     sqlx::query(
         "update postrider.secrets set retires_at = clock_timestamp() + make_interval(secs => $2)
          where endpoint_id = $1
            and (retires_at is null or $2 = 0 and retires_at > clock_timestamp())",
     )
-    .bind(endpoint)
-    .bind(f64::from(overlap_seconds))
+    .bind_all((endpoint, f64::from(overlap_seconds)))
     .execute(db)
     .await?;
     Ok(())

@@ -1,5 +1,6 @@
 //! `sessions` of team members and customers. Only the hash of a token is stored.
 
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::{PersonRole, TenantId};
 use sqlx::{FromRow, PgExecutor};
 
@@ -31,10 +32,7 @@ impl Holder {
 }
 
 /// Sessions of a deleted tenant are invalid.
-pub(crate) async fn find(
-    db: impl PgExecutor<'_>,
-    token_hash: &[u8; 32],
-) -> Result<Option<SessionRow>, sqlx::Error> {
+pub(crate) async fn find(db: impl PgExecutor<'_>, token_hash: &[u8; 32]) -> sqlx::Result<Option<SessionRow>> {
     sqlx::query_as(
         "select s.csrf, p.id as person_id, p.login, p.role, t.id as tenant_id, t.slug
          from postrider.sessions s
@@ -53,23 +51,19 @@ pub(crate) async fn insert(
     holder: Holder,
     csrf: &[u8; 32],
     hours: i32,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     let (person, tenant) = holder.columns();
     sqlx::query(
         "insert into postrider.sessions (token_hash, person_id, tenant_id, csrf, expires_at)
          values ($1, $2, $3, $4, clock_timestamp() + make_interval(hours => $5))",
     )
-    .bind(token_hash.as_slice())
-    .bind(person)
-    .bind(tenant)
-    .bind(csrf.as_slice())
-    .bind(hours)
+    .bind_all((token_hash.as_slice(), person, tenant, csrf.as_slice(), hours))
     .execute(db)
     .await?;
     Ok(())
 }
 
-pub(crate) async fn delete(db: impl PgExecutor<'_>, token_hash: &[u8; 32]) -> Result<(), sqlx::Error> {
+pub(crate) async fn delete(db: impl PgExecutor<'_>, token_hash: &[u8; 32]) -> sqlx::Result<()> {
     sqlx::query("delete from postrider.sessions where token_hash = $1")
         .bind(token_hash.as_slice())
         .execute(db)
@@ -78,29 +72,27 @@ pub(crate) async fn delete(db: impl PgExecutor<'_>, token_hash: &[u8; 32]) -> Re
 }
 
 /// All sessions of one person, or all opened by links of one tenant.
-pub(crate) async fn delete_all(db: impl PgExecutor<'_>, holder: Holder) -> Result<u64, sqlx::Error> {
+pub(crate) async fn delete_all(db: impl PgExecutor<'_>, holder: Holder) -> sqlx::Result<u64> {
     let (person, tenant) = holder.columns();
     let done = sqlx::query("delete from postrider.sessions where person_id = $1 or tenant_id = $2")
-        .bind(person)
-        .bind(tenant)
+        .bind_all((person, tenant))
         .execute(db)
         .await?;
     Ok(done.rows_affected())
 }
 
-pub(crate) async fn count(db: impl PgExecutor<'_>, holder: Holder) -> Result<i64, sqlx::Error> {
+pub(crate) async fn count(db: impl PgExecutor<'_>, holder: Holder) -> sqlx::Result<i64> {
     let (person, tenant) = holder.columns();
     sqlx::query_scalar(
         "select count(*) from postrider.sessions
          where (person_id = $1 or tenant_id = $2) and expires_at > clock_timestamp()",
     )
-    .bind(person)
-    .bind(tenant)
+    .bind_all((person, tenant))
     .fetch_one(db)
     .await
 }
 
-pub(crate) async fn delete_expired(db: impl PgExecutor<'_>) -> Result<(), sqlx::Error> {
+pub(crate) async fn delete_expired(db: impl PgExecutor<'_>) -> sqlx::Result<()> {
     sqlx::query("delete from postrider.sessions where expires_at <= clock_timestamp()")
         .execute(db)
         .await?;

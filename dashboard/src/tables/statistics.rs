@@ -3,6 +3,7 @@
 //! minutes is large, and the planner would underestimate a scan because it can't tell how few rows are new.
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::{EndpointId, TenantId};
 use sqlx::{FromRow, PgExecutor};
 
@@ -27,15 +28,14 @@ pub(crate) async fn minutes(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
     since: DateTime<Utc>,
-) -> Result<Vec<CountRow>, sqlx::Error> {
+) -> sqlx::Result<Vec<CountRow>> {
     sqlx::query_as(
         "select m.minute as at, m.delivered, m.retried, m.dead, m.classes, m.durations
          from unnest($1::int[]) as e (id)
          cross join lateral (
              select * from postrider.minute_statistics m where m.endpoint_id = e.id and m.minute >= $2 offset 0) m",
     )
-    .bind(endpoints)
-    .bind(since)
+    .bind_all((endpoints, since))
     .fetch_all(db)
     .await
 }
@@ -45,27 +45,11 @@ pub(crate) async fn hours(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
     since: DateTime<Utc>,
-) -> Result<Vec<CountRow>, sqlx::Error> {
-    sqlx::query_as(
-        "with made as (
-             select coalesce(max(hour) + interval '1 hour', '-infinity') as until
-             from postrider.hour_statistics where endpoint_id = 0
-         )
-         select h.hour as at, h.delivered, h.retried, h.dead, h.classes, h.durations
-         from unnest($1::int[]) as e (id)
-         cross join lateral (
-             select * from postrider.hour_statistics h where h.endpoint_id = e.id and h.hour >= $2 offset 0) h
-         union all
-         select m.minute, m.delivered, m.retried, m.dead, m.classes, m.durations
-         from unnest($1::int[]) as e (id)
-         cross join lateral (
-             select * from postrider.minute_statistics m
-             where m.endpoint_id = e.id and m.minute >= greatest($2, (select until from made)) offset 0) m",
-    )
-    .bind(endpoints)
-    .bind(since)
-    .fetch_all(db)
-    .await
+) -> sqlx::Result<Vec<CountRow>> {
+    sqlx::query_as(include_str!("sql/statistics_hours.sql"))
+        .bind_all((endpoints, since))
+        .fetch_all(db)
+        .await
 }
 
 /// An endpoint's hour without its durations.
@@ -83,28 +67,11 @@ pub(crate) async fn plain_hours(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
     since: DateTime<Utc>,
-) -> Result<Vec<PlainRow>, sqlx::Error> {
-    sqlx::query_as(
-        "with made as (
-             select coalesce(max(hour) + interval '1 hour', '-infinity') as until
-             from postrider.hour_statistics where endpoint_id = 0
-         )
-         select h.endpoint_id, h.hour as at, h.delivered::bigint, h.retried::bigint, h.dead::bigint
-         from unnest($1::int[]) as e (id)
-         cross join lateral (
-             select * from postrider.hour_statistics h where h.endpoint_id = e.id and h.hour >= $2 offset 0) h
-         union all
-         select m.endpoint_id, date_trunc('hour', m.minute, 'UTC'), sum(m.delivered), sum(m.retried), sum(m.dead)
-         from unnest($1::int[]) as e (id)
-         cross join lateral (
-             select * from postrider.minute_statistics m
-             where m.endpoint_id = e.id and m.minute >= greatest($2, (select until from made)) offset 0) m
-         group by 1, 2",
-    )
-    .bind(endpoints)
-    .bind(since)
-    .fetch_all(db)
-    .await
+) -> sqlx::Result<Vec<PlainRow>> {
+    sqlx::query_as(include_str!("sql/statistics_plain_hours.sql"))
+        .bind_all((endpoints, since))
+        .fetch_all(db)
+        .await
 }
 
 /// A failing endpoint with its display name.
@@ -126,28 +93,9 @@ pub(crate) async fn worst(
     tenant: Option<TenantId>,
     since: DateTime<Utc>,
     limit: i64,
-) -> Result<Vec<WorstRow>, sqlx::Error> {
-    sqlx::query_as(
-        "select p.public_id as endpoint, p.url, t.slug as tenant, p.state, w.failed, w.attempts, h.failing_since
-         from (
-             select endpoint_id, sum(retried + dead)::bigint as failed, sum(delivered + retried + dead)::bigint as attempts
-             from (
-                 select endpoint_id, delivered, retried, dead from postrider.minute_statistics
-                 where any_failed and endpoint_id <> 0 and minute >= $1
-                   and ($2::int is null or endpoint_id in (select id from postrider.endpoints where tenant_id = $2))
-                 order by minute desc limit $3
-             ) m
-             group by endpoint_id
-         ) w
-         join postrider.endpoints p on p.id = w.endpoint_id and p.state <> 'deleted'
-         join postrider.tenants t on t.id = p.tenant_id
-         left join postrider.endpoint_health h on h.endpoint_id = w.endpoint_id
-         order by w.failed desc, p.id limit $4",
-    )
-    .bind(since)
-    .bind(tenant)
-    .bind(FAILURES_WALKED_MAX)
-    .bind(limit)
-    .fetch_all(db)
-    .await
+) -> sqlx::Result<Vec<WorstRow>> {
+    sqlx::query_as(include_str!("sql/statistics_worst.sql"))
+        .bind_all((since, tenant, FAILURES_WALKED_MAX, limit))
+        .fetch_all(db)
+        .await
 }

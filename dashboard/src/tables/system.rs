@@ -18,7 +18,7 @@ pub(crate) struct DispatcherRow {
     pub(crate) shards: Vec<i16>,
 }
 
-pub(crate) async fn dispatchers(db: impl PgExecutor<'_>) -> Result<Vec<DispatcherRow>, sqlx::Error> {
+pub(crate) async fn dispatchers(db: impl PgExecutor<'_>) -> sqlx::Result<Vec<DispatcherRow>> {
     sqlx::query_as(
         "select d.name, d.started_at, d.expires_at, d.expires_at > clock_timestamp() as is_alive, d.leaving,
             coalesce((select array_agg(s.shard order by s.shard) from postrider.shards s where s.owner = d.id),
@@ -40,7 +40,7 @@ pub(crate) struct ShardRow {
     pub(crate) endpoints: i64,
 }
 
-pub(crate) async fn shards(db: impl PgExecutor<'_>) -> Result<Vec<ShardRow>, sqlx::Error> {
+pub(crate) async fn shards(db: impl PgExecutor<'_>) -> sqlx::Result<Vec<ShardRow>> {
     sqlx::query_as(
         "select s.shard, s.epoch, d.name as owner, coalesce(e.count, 0) as endpoints
          from postrider.shards s
@@ -62,7 +62,7 @@ pub(crate) struct TableRow {
 }
 
 /// Partitions of `events` and `attempts`, newest day first.
-pub(crate) async fn partitions(db: impl PgExecutor<'_>) -> Result<Vec<TableRow>, sqlx::Error> {
+pub(crate) async fn partitions(db: impl PgExecutor<'_>) -> sqlx::Result<Vec<TableRow>> {
     sqlx::query_as(
         "select c.relname::text as name, coalesce(s.n_live_tup, 0) as rows, pg_total_relation_size(c.oid) as bytes
          from pg_inherits i
@@ -77,7 +77,7 @@ pub(crate) async fn partitions(db: impl PgExecutor<'_>) -> Result<Vec<TableRow>,
 }
 
 /// All other tables, largest first.
-pub(crate) async fn tables(db: impl PgExecutor<'_>) -> Result<Vec<TableRow>, sqlx::Error> {
+pub(crate) async fn tables(db: impl PgExecutor<'_>) -> sqlx::Result<Vec<TableRow>> {
     sqlx::query_as(
         "select c.relname::text as name, coalesce(s.n_live_tup, 0) as rows, pg_total_relation_size(c.oid) as bytes
          from pg_class c
@@ -101,7 +101,7 @@ pub(crate) struct DatabaseRow {
     pub(crate) oldest_seconds: Option<f64>,
 }
 
-pub(crate) async fn database(db: impl PgExecutor<'_>) -> Result<DatabaseRow, sqlx::Error> {
+pub(crate) async fn database(db: impl PgExecutor<'_>) -> sqlx::Result<DatabaseRow> {
     sqlx::query_as(
         "select current_setting('server_version') as version, current_database()::text as name,
             pg_database_size(current_database()) as bytes,

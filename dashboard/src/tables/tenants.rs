@@ -1,6 +1,7 @@
 //! `tenants`. A deleted one is kept, and its slug may be reused.
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::{TenantId, routing::is_tenant_slug};
 use sqlx::{FromRow, PgExecutor};
 
@@ -17,7 +18,7 @@ pub(crate) struct TenantRow {
     pub(crate) created_at: DateTime<Utc>,
 }
 
-pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> Result<Option<TenantRow>, sqlx::Error> {
+pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> sqlx::Result<Option<TenantRow>> {
     if !is_tenant_slug(slug) {
         return Ok(None);
     }
@@ -30,10 +31,7 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> Result<Option<T
 }
 
 /// Locked, so that the values read are the ones a change replaces.
-pub(crate) async fn find_to_change(
-    db: impl PgExecutor<'_>,
-    slug: &str,
-) -> Result<Option<TenantRow>, sqlx::Error> {
+pub(crate) async fn find_to_change(db: impl PgExecutor<'_>, slug: &str) -> sqlx::Result<Option<TenantRow>> {
     sqlx::query_as(
         "select id, slug, name, rotate_every_days, retention_days, all_operational_events, created_at from postrider.tenants
          where slug = $1 and deleted_at is null for no key update",
@@ -44,7 +42,7 @@ pub(crate) async fn find_to_change(
 }
 
 /// Deleted tenants too: their events may still be viewed.
-pub(crate) async fn slug(db: impl PgExecutor<'_>, id: TenantId) -> Result<Option<String>, sqlx::Error> {
+pub(crate) async fn slug(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Result<Option<String>> {
     sqlx::query_scalar("select slug from postrider.tenants where id = $1")
         .bind(id)
         .fetch_optional(db)
@@ -59,7 +57,7 @@ pub(crate) async fn put(
     rotate_every_days: Option<i16>,
     retention_days: Option<i16>,
     all_operational_events: bool,
-) -> Result<(TenantRow, bool), sqlx::Error> {
+) -> sqlx::Result<(TenantRow, bool)> {
     #[derive(FromRow)]
     struct Put {
         #[sqlx(flatten)]
@@ -74,27 +72,18 @@ pub(crate) async fn put(
             retention_days = excluded.retention_days, all_operational_events = excluded.all_operational_events
          returning id, slug, name, rotate_every_days, retention_days, all_operational_events, created_at, xmax = 0 as is_new",
     )
-    .bind(slug)
-    .bind(name)
-    .bind(rotate_every_days)
-    .bind(retention_days)
-    .bind(all_operational_events)
+    .bind_all((slug, name, rotate_every_days, retention_days, all_operational_events))
     .fetch_one(db)
     .await?;
     Ok((put.row, put.is_new))
 }
 
-pub(crate) async fn list(
-    db: impl PgExecutor<'_>,
-    after: &str,
-    limit: i64,
-) -> Result<Vec<TenantRow>, sqlx::Error> {
+pub(crate) async fn list(db: impl PgExecutor<'_>, after: &str, limit: i64) -> sqlx::Result<Vec<TenantRow>> {
     sqlx::query_as(
         "select id, slug, name, rotate_every_days, retention_days, all_operational_events, created_at from postrider.tenants
          where deleted_at is null and slug > $1 order by slug limit $2",
     )
-    .bind(after)
-    .bind(limit)
+    .bind_all((after, limit))
     .fetch_all(db)
     .await
 }
@@ -114,27 +103,14 @@ pub(crate) async fn search(
     words: &str,
     after: &str,
     limit: i64,
-) -> Result<Vec<TenantSummary>, sqlx::Error> {
-    sqlx::query_as(
-        "select t.id, t.slug, t.name, t.rotate_every_days, t.retention_days, t.all_operational_events,
-            t.created_at,
-            (select count(*) from postrider.endpoints e
-             where e.tenant_id = t.id and e.state <> 'deleted') as endpoints,
-            (select coalesce(sum(n.count), 0)::bigint from postrider.dead_letter_counts n
-             where n.tenant_id = t.id) as dead_letters
-         from postrider.tenants t
-         where t.deleted_at is null and t.slug > $2
-           and position(lower($1) in lower(concat(t.slug, ' ', t.name))) > 0
-         order by t.slug limit $3",
-    )
-    .bind(words)
-    .bind(after)
-    .bind(limit)
-    .fetch_all(db)
-    .await
+) -> sqlx::Result<Vec<TenantSummary>> {
+    sqlx::query_as(include_str!("sql/tenants_search.sql"))
+        .bind_all((words, after, limit))
+        .fetch_all(db)
+        .await
 }
 
-pub(crate) async fn summary(db: impl PgExecutor<'_>, id: TenantId) -> Result<TenantSummary, sqlx::Error> {
+pub(crate) async fn summary(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Result<TenantSummary> {
     sqlx::query_as(
         "select t.id, t.slug, t.name, t.rotate_every_days, t.retention_days, t.all_operational_events,
             t.created_at,
@@ -150,7 +126,7 @@ pub(crate) async fn summary(db: impl PgExecutor<'_>, id: TenantId) -> Result<Ten
 }
 
 /// Blocks others from adding to the tenant or deleting it. Emits continue: they lock no tenant.
-pub(crate) async fn lock(db: impl PgExecutor<'_>, id: TenantId) -> Result<bool, sqlx::Error> {
+pub(crate) async fn lock(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Result<bool> {
     let row: Option<(TenantId,)> = sqlx::query_as(
         "select id from postrider.tenants where id = $1 and deleted_at is null for no key update",
     )
@@ -160,7 +136,7 @@ pub(crate) async fn lock(db: impl PgExecutor<'_>, id: TenantId) -> Result<bool, 
     Ok(row.is_some())
 }
 
-pub(crate) async fn delete(db: impl PgExecutor<'_>, id: TenantId) -> Result<(), sqlx::Error> {
+pub(crate) async fn delete(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Result<()> {
     sqlx::query("update postrider.tenants set deleted_at = clock_timestamp() where id = $1")
         .bind(id)
         .execute(db)

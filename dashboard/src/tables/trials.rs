@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use postrider_dispatcher::bind::BindAll;
 use postrider_proto::EndpointId;
 use sqlx::PgExecutor;
 
@@ -20,7 +21,7 @@ pub(crate) async fn take(
     pool: &Pool,
     endpoint: EndpointId,
     allowance: Allowance,
-) -> Result<Result<(), Duration>, sqlx::Error> {
+) -> sqlx::Result<Result<(), Duration>> {
     let taken: Option<i32> = sqlx::query_scalar(
         "insert into postrider.trials as t (endpoint_id, kind, since, used) values ($1, $2, clock_timestamp(), 1)
          on conflict (endpoint_id, kind) do update set
@@ -29,10 +30,7 @@ pub(crate) async fn take(
          where t.used < $3 or t.since < clock_timestamp() - make_interval(secs => $4)
          returning used",
     )
-    .bind(endpoint)
-    .bind(allowance.kind)
-    .bind(allowance.most)
-    .bind(allowance.within.as_secs_f64())
+    .bind_all((endpoint, allowance.kind, allowance.most, allowance.within.as_secs_f64()))
     .fetch_optional(pool)
     .await?;
     match taken {
@@ -45,14 +43,12 @@ async fn time_left(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
     allowance: Allowance,
-) -> Result<Duration, sqlx::Error> {
+) -> sqlx::Result<Duration> {
     let seconds: Option<f64> = sqlx::query_scalar(
         "select extract(epoch from since + make_interval(secs => $3) - clock_timestamp())::float8
          from postrider.trials where endpoint_id = $1 and kind = $2",
     )
-    .bind(endpoint)
-    .bind(allowance.kind)
-    .bind(allowance.within.as_secs_f64())
+    .bind_all((endpoint, allowance.kind, allowance.within.as_secs_f64()))
     .fetch_optional(db)
     .await?;
     Ok(Duration::from_secs_f64(

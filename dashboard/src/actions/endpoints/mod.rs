@@ -92,13 +92,8 @@ pub(crate) async fn create(
     }
     keep_tls(&app.vault, &mut *connection, &mut row, new.tls).await?;
     let shown = keep(&app.vault, connection, row.owner(), &new.secret).await?;
-    let entry = Entry {
-        actor,
-        action: Action::EndpointCreated,
-        tenant: Some(tenant.id),
-        subject: &public_id,
-        detail: Some(json!({"url": settings.url})),
-    };
+    let entry = Entry::new(actor, Action::EndpointCreated, Some(tenant.id), &public_id)
+        .with(json!({"url": settings.url}));
     audit::write(connection, entry).await?;
     Ok(Created { row, shown })
 }
@@ -139,13 +134,8 @@ pub(crate) async fn change(
     if !was_active && settings.state == EndpointState::Active {
         table::forget_failures(&mut *transaction, row.id).await?;
     }
-    let entry = Entry {
-        actor,
-        action: Action::EndpointChanged,
-        tenant: Some(tenant.id),
-        subject: id,
-        detail: Some(json!({"url": settings.url, "state": settings.state})),
-    };
+    let entry = Entry::new(actor, Action::EndpointChanged, Some(tenant.id), id)
+        .with(json!({"url": settings.url, "state": settings.state}));
     audit::write(&mut transaction, entry).await?;
     wait_until_applied::commit(app, transaction, row.shard).await?;
     Ok(row)
@@ -158,13 +148,7 @@ pub(crate) async fn delete(app: &App, actor: &Actor, tenant: &Tenant, id: &str) 
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
     table::delete(&mut *transaction, row.id).await?;
-    let entry = Entry {
-        actor,
-        action: Action::EndpointDeleted,
-        tenant: Some(tenant.id),
-        subject: id,
-        detail: None,
-    };
+    let entry = Entry::new(actor, Action::EndpointDeleted, Some(tenant.id), id);
     audit::write(&mut transaction, entry).await?;
     wait_until_applied::commit(app, transaction, row.shard).await
 }

@@ -68,13 +68,7 @@ pub(crate) async fn record(
     result: &impl Recorded,
 ) -> Result<(), Problem> {
     let (action, detail) = result.audited();
-    let entry = Entry {
-        actor: &asked.actor,
-        action,
-        tenant: Some(asked.tenant.id),
-        subject: &asked.endpoint,
-        detail: Some(detail),
-    };
+    let entry = Entry::new(&asked.actor, action, Some(asked.tenant.id), &asked.endpoint).with(detail);
     Ok(audit::write(connection, entry).await?)
 }
 
