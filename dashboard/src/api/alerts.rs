@@ -3,7 +3,7 @@
 use axum::{Json, extract::Path, http::StatusCode};
 use postrider_proto::api::AlertSettings;
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     actions::alerts,
     auth::{Call, Rule::Own},
@@ -37,13 +37,13 @@ async fn put(
     call: Call,
     Path((_, endpoint)): Path<(String, String)>,
     Body(form): Body<AlertSettings>,
-) -> Answer<AlertRow> {
+) -> ApiResult<AlertRow> {
     alerts::put(&call.app, &call.actor, &call.tenant, &endpoint, &form)
         .await
         .map(Json)
 }
 
-async fn get(call: Call, Path((_, endpoint)): Path<(String, String)>) -> Answer<AlertRow> {
+async fn get(call: Call, Path((_, endpoint)): Path<(String, String)>) -> ApiResult<AlertRow> {
     alerts::find(&call.app, &call.tenant, &endpoint).await.map(Json)
 }
 

@@ -8,7 +8,7 @@ use axum::{
 };
 use postrider_proto::api::{ApiKey, NewApiKey};
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     Shared,
     actions::api_keys::{end, make},
@@ -54,7 +54,7 @@ async fn create(
     work.commit(StatusCode::CREATED, &key).await
 }
 
-async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<ApiKey>> {
+async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> ApiResult<Page<ApiKey>> {
     let (limit, after) = (query.limit()?, query.after::<i32>()?.unwrap_or_default());
     let rows = api_keys::list(&app.pool, after, limit + 1).await?;
     Ok(Json(cut(rows, limit, |row| row.id).map(|row| ApiKey {

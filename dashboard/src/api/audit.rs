@@ -3,7 +3,7 @@
 use axum::{Json, extract::State};
 use postrider_proto::api::AuditEntry;
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     Shared,
     auth::Rule::Admin,
@@ -23,7 +23,7 @@ pub(crate) fn operations() -> Vec<Operation> {
     ]
 }
 
-async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<AuditEntry>> {
+async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> ApiResult<Page<AuditEntry>> {
     let (limit, before) = (query.limit()?, query.after::<i64>()?.unwrap_or(i64::MAX));
     let rows = audit::list(&app.pool, &Narrowed::default(), before, limit + 1).await?;
     Ok(Json(cut(rows, limit, |row| row.id).map(|row| AuditEntry {

@@ -47,8 +47,8 @@ async fn emit(
     text: Text<BATCH_BYTES_MAX>,
 ) -> Result<Response, Problem> {
     let taken = take(&app, &tenant, claim, &traced, &text).await;
-    let told = taken.as_ref().map(|(_, ids)| ids.as_slice());
-    traced.end(Source::Http, &tenant, told);
+    let ids = taken.as_ref().map(|(_, ids)| ids.as_slice());
+    traced.end(Source::Http, &tenant, ids);
     taken.map(|(response, _)| response)
 }
 

@@ -7,7 +7,7 @@ use postrider_proto::api::shapes;
 use serde::{Serialize, de::IgnoredAny};
 use serde_json::{Value, json, value::RawValue};
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     Shared,
     auth::Rule::Catalogue,
@@ -34,7 +34,7 @@ pub(crate) fn operations() -> Vec<Operation> {
     ]
 }
 
-async fn show(State(app): State<Shared>) -> Answer<Document> {
+async fn show(State(app): State<Shared>) -> ApiResult<Document> {
     let types = event_types::list(&app.pool, "", TYPES_MAX + 1).await?;
     if types.len() as i64 > TYPES_MAX || schemas::bytes(&app.pool).await? > SCHEMA_BYTES_MAX {
         return Err(Problem::limit_reached(

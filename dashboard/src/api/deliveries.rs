@@ -16,7 +16,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 
 use super::{
-    Answer, events,
+    ApiResult, events,
     export::{download, format},
 };
 use crate::{
@@ -156,7 +156,7 @@ fn parse_id(text: &str) -> Result<DeliveryId, Problem> {
     text.parse().map_err(|_| Problem::not_found("delivery"))
 }
 
-async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<DeliveryWithAttempts> {
+async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> ApiResult<DeliveryWithAttempts> {
     let mut connection = call.app.pool.acquire().await?;
     Ok(Json(
         load(&call.app, &mut connection, &call.tenant, parse_id(&id)?).await?,

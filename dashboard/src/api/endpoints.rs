@@ -4,7 +4,7 @@ use axum::{Json, extract::Path, http::StatusCode, response::Response};
 use postrider_proto::api::{Endpoint, EndpointSettings};
 use serde_json::{Value, json};
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     actions::endpoints::{self, NewEndpoint, form::view},
     auth::{Call, Rule::Own},
@@ -72,14 +72,14 @@ async fn create(call: Call, claim: Claim, Body(form): Body<EndpointSettings>) ->
     Ok(response)
 }
 
-async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<Endpoint> {
+async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> ApiResult<Endpoint> {
     let row = table::find(&call.app.pool, call.tenant.id, &id)
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
     Ok(Json(view(&call.app.vault, row)))
 }
 
-async fn list(call: Call, Query(query): Query<PageQuery>) -> Answer<Page<Endpoint>> {
+async fn list(call: Call, Query(query): Query<PageQuery>) -> ApiResult<Page<Endpoint>> {
     let (limit, after) = (query.limit()?, query.after::<i32>()?.unwrap_or_default());
     let rows = table::list(&call.app.pool, call.tenant.id, after, limit + 1).await?;
     Ok(Json(
@@ -92,7 +92,7 @@ async fn patch(
     call: Call,
     Path((_, id)): Path<(String, String)>,
     Body(form): Body<EndpointSettings>,
-) -> Answer<Endpoint> {
+) -> ApiResult<Endpoint> {
     let row = endpoints::change(&call.app, &call.actor, &call.tenant, &id, form).await?;
     Ok(Json(view(&call.app.vault, row)))
 }

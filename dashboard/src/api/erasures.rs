@@ -7,7 +7,7 @@ use axum::{
 use postrider_dispatcher::erasure;
 use postrider_proto::api::Erasure;
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     Shared,
     auth::Rule::Admin,
@@ -46,7 +46,7 @@ fn view(row: erasure::Erasure) -> Erasure {
     }
 }
 
-async fn get(State(app): State<Shared>, Path(id): Path<String>) -> Answer<Erasure> {
+async fn get(State(app): State<Shared>, Path(id): Path<String>) -> ApiResult<Erasure> {
     let found = match is_public_id("era", &id) {
         true => erasure::find(&app.pool, &id).await?,
         false => None,
@@ -55,7 +55,7 @@ async fn get(State(app): State<Shared>, Path(id): Path<String>) -> Answer<Erasur
     Ok(Json(view(found)))
 }
 
-async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<Erasure>> {
+async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> ApiResult<Page<Erasure>> {
     let (limit, before) = (query.limit()?, query.after::<i64>()?.unwrap_or(i64::MAX));
     let rows = erasure::list(&app.pool, before, limit + 1).await?;
     Ok(Json(cut(rows, limit, |row| row.id).map(view)))

@@ -13,7 +13,7 @@ use postrider_proto::{
     api::{EventType, EventTypeSettings},
 };
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     Shared,
     actions::event_types,
@@ -79,7 +79,7 @@ async fn put(
     Ok((status, Json(view)).into_response())
 }
 
-async fn get(State(app): State<Shared>, Path(name): Path<String>) -> Answer<EventType> {
+async fn get(State(app): State<Shared>, Path(name): Path<String>) -> ApiResult<EventType> {
     event_types::find(&app, &name).await.map(Json)
 }
 
@@ -93,7 +93,7 @@ async fn delete(
 }
 
 /// Without the schemas: a page of them could be very large.
-async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<EventType>> {
+async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> ApiResult<Page<EventType>> {
     let (limit, after) = (query.limit()?, query.after::<String>()?.unwrap_or_default());
     let rows = table::list(&app.pool, &after, limit + 1).await?;
     let page = cut(rows, limit, |row| row.name.clone());

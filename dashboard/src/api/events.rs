@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     Shared,
     actions::emits::{
@@ -112,8 +112,8 @@ async fn emit(
     text: Text<EMIT_BODY_BYTES_MAX>,
 ) -> Result<Response, Problem> {
     let taken = take(&app, &tenant, claim, &traced, &text).await;
-    let told = taken.as_ref().map(|(_, id)| std::slice::from_ref(id));
-    traced.end(Source::Http, &tenant, told);
+    let ids = taken.as_ref().map(|(_, id)| std::slice::from_ref(id));
+    traced.end(Source::Http, &tenant, ids);
     taken.map(|(response, _)| response)
 }
 
@@ -135,7 +135,7 @@ async fn take(
         let mut work = Work::begin_emit(app, claim, tenant).await?;
         let emitted = app.emits.emitter().emit(&mut work, &event.borrow()).await;
         let emitted = emitted.map_err(|error| refusal(error, ""))?;
-        let (status, view) = answer(&mut work, emitted.clone(), event).await?;
+        let (status, view) = respond(&mut work, emitted.clone(), event).await?;
         let response = work.commit(status, &view).await?;
         METRICS.emitted(Source::Http, [&emitted]);
         app.wake.now();
@@ -149,7 +149,7 @@ async fn take(
         return Ok((response, id));
     }
     let mut connection = app.lookups.acquire().await?;
-    let (status, view) = answer(&mut connection, emitted, event).await?;
+    let (status, view) = respond(&mut connection, emitted, event).await?;
     Ok(((status, Json(view)).into_response(), id))
 }
 
@@ -189,7 +189,7 @@ fn fresh(emitted: Emitted, event: OwnedEvent) -> Event {
     }
 }
 
-async fn answer(
+async fn respond(
     connection: &mut PgConnection,
     emitted: Emitted,
     event: OwnedEvent,
@@ -205,7 +205,7 @@ async fn answer(
 }
 
 /// Newest first.
-async fn list(call: Call, Query(query): Query<PageQuery>) -> Answer<Page<Event>> {
+async fn list(call: Call, Query(query): Query<PageQuery>) -> ApiResult<Page<Event>> {
     let limit = query.limit()?;
     let before = EventId(query.after::<Uuid>()?.unwrap_or(Uuid::max()));
     let found = events::list(&call.app.pool, call.tenant.id, before, limit + 1).await?;
@@ -235,7 +235,7 @@ fn fitting(found: &[(EventId, i32)], limit: usize) -> Vec<EventId> {
         .collect()
 }
 
-async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<Event> {
+async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> ApiResult<Event> {
     let missing = || Problem::not_found("event");
     let id = find_number(&call.app, &call.tenant, &id)
         .await?

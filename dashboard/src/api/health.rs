@@ -10,7 +10,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     Shared,
     auth::Rule::{Admin, Open},
@@ -48,7 +48,7 @@ async fn healthz() -> Json<Value> {
 }
 
 /// The database responds, so requests can be served.
-async fn readyz(State(app): State<Shared>) -> Answer<Value> {
+async fn readyz(State(app): State<Shared>) -> ApiResult<Value> {
     let asked = sqlx::query("select 1").execute(&app.lookups);
     match tokio::time::timeout(DATABASE_TIME_MAX, asked).await {
         Ok(Ok(_)) => Ok(Json(json!({"status": "ready"}))),

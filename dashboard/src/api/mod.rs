@@ -27,7 +27,7 @@ use axum::Json;
 
 use crate::{http::problem::Problem, openapi::Operation};
 
-type Answer<T> = Result<Json<T>, Problem>;
+type ApiResult<T> = Result<Json<T>, Problem>;
 
 /// Every operation of the API. The router and the OpenAPI document are made from these.
 pub(crate) fn operations() -> impl Iterator<Item = Operation> {

@@ -9,7 +9,7 @@ use axum::{
 use postrider_dispatcher::replays;
 use postrider_proto::api::{NewReplay, Replay, ReplayPreview};
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     actions::replays::{begin, dry_run, find, read, stop},
     auth::{Call, Rule::Own},
@@ -99,11 +99,11 @@ async fn create(
     Ok(response)
 }
 
-async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<Replay> {
+async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> ApiResult<Replay> {
     Ok(Json(view(find(&call.app, Some(call.tenant.id), &id).await?)))
 }
 
-async fn list(call: Call, Query(query): Query<PageQuery>) -> Answer<Page<Replay>> {
+async fn list(call: Call, Query(query): Query<PageQuery>) -> ApiResult<Page<Replay>> {
     let (limit, before) = (query.limit()?, query.after::<i64>()?.unwrap_or(i64::MAX));
     let rows = replays::list(&call.app.pool, Some(call.tenant.id), before, limit + 1).await?;
     Ok(Json(cut(rows, limit, |replay| replay.id.0).map(view)))
@@ -111,7 +111,7 @@ async fn list(call: Call, Query(query): Query<PageQuery>) -> Answer<Page<Replay>
 
 /// Responds with the current state of the replay: nothing more is sent except what is in flight. A finished replay is
 /// left unchanged.
-async fn cancel(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<Replay> {
+async fn cancel(call: Call, Path((_, id)): Path<(String, String)>) -> ApiResult<Replay> {
     Ok(Json(view(
         stop(&call.app, &call.actor, Some(call.tenant.id), &id).await?,
     )))

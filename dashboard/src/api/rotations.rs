@@ -4,7 +4,7 @@
 
 use axum::Json;
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     auth::{Call, Rule::Own},
     http::{
@@ -23,7 +23,7 @@ pub(crate) fn operations() -> Vec<Operation> {
     ]
 }
 
-async fn list(call: Call, Query(query): Query<PageQuery>) -> Answer<Page<RotationRow>> {
+async fn list(call: Call, Query(query): Query<PageQuery>) -> ApiResult<Page<RotationRow>> {
     let (limit, after) = (query.limit()?, query.after::<i32>()?.unwrap_or_default());
     let rows = rotations::list(&call.app.pool, Of::Tenant(call.tenant.id), after, limit + 1).await?;
     Ok(Json(cut(rows, limit, |row| row.number.0)))

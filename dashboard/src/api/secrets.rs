@@ -3,7 +3,7 @@
 use axum::{Json, extract::Path, http::StatusCode, response::Response};
 use postrider_proto::api::{EndpointSecret, Rotation, Secrets};
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     actions::secrets::{self, Opened},
     auth::{Call, Rule::Own},
@@ -48,7 +48,7 @@ fn view(opened: Vec<Opened>) -> Secrets {
     }
 }
 
-async fn reveal(call: Call, Path((_, id)): Path<(String, String)>) -> Answer<Secrets> {
+async fn reveal(call: Call, Path((_, id)): Path<(String, String)>) -> ApiResult<Secrets> {
     let opened = secrets::reveal(&call.app, &call.actor, &call.tenant, &id).await?;
     Ok(Json(view(opened)))
 }

@@ -8,7 +8,7 @@ use axum::{
 };
 use postrider_proto::api::{self, TenantSettings};
 
-use super::Answer;
+use super::ApiResult;
 use crate::{
     Shared,
     actions::tenants::{remove, store},
@@ -79,7 +79,7 @@ async fn put(
     Ok((status, Json(api::Tenant::from(row))).into_response())
 }
 
-async fn get(call: Call) -> Answer<api::Tenant> {
+async fn get(call: Call) -> ApiResult<api::Tenant> {
     let row = tables::tenants::find(&call.app.pool, &call.tenant.slug)
         .await?
         .ok_or_else(|| Problem::not_found("tenant"))?;
@@ -98,7 +98,7 @@ async fn delete(
     Ok((StatusCode::NO_CONTENT, [(header::LOCATION, location)]).into_response())
 }
 
-async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> Answer<Page<api::Tenant>> {
+async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> ApiResult<Page<api::Tenant>> {
     let (limit, after) = (query.limit()?, query.after::<String>()?.unwrap_or_default());
     let rows = tables::tenants::list(&app.pool, &after, limit + 1).await?;
     Ok(Json(

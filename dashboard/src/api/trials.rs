@@ -88,14 +88,14 @@ async fn run<T: Serialize + Recorded>(
 ) -> Result<Response, Problem> {
     let running = Running::begin(app, &claim).await?;
     let answered = match trial.await {
-        Ok(result) => answer(app, claim, asked, &result).await,
+        Ok(result) => respond(app, claim, asked, &result).await,
         Err(problem) => Err(problem),
     };
     running.end().await;
     answered
 }
 
-async fn answer<T: Serialize + Recorded>(
+async fn respond<T: Serialize + Recorded>(
     app: &Shared,
     claim: Claim,
     asked: &Asked,

@@ -19,13 +19,13 @@ use crate::{
 
 /// Each hash takes 19 MiB and about 20 ms of a core: more in parallel would let sign-in attempts exhaust the machine.
 static TEAM: Semaphore = Semaphore::const_new(1);
-static DOOR: LazyLock<Door> = LazyLock::new(Door::new);
+static SIGN_INS: LazyLock<SignInQueue> = LazyLock::new(SignInQueue::new);
 
 /// Sign-ins waiting for their turn.
 const WAITING_MAX: usize = 1_024;
 /// Per address: they finish within seconds, well before the request timeout.
 const WAITING_PER_ADDRESS_MAX: usize = 256;
-const LANES: usize = 256;
+const QUEUES: usize = 256;
 
 const PASSWORD_BYTES_MAX: usize = 1024;
 
@@ -109,12 +109,12 @@ async fn apart<T: Send + 'static>(
         .map_err(|_| PasswordError::Hash)?
 }
 
-/// The sign-in queue. Each address waits in a lane and lanes take turns, so that many attempts from one address do
+/// The sign-in queue. Each address waits in a queue and queues take turns, so that many attempts from one address do
 /// not delay another.
-struct Door {
+struct SignInQueue {
     waiting: Arc<Slots<Ipv6Addr>>,
     salt: [u8; 32],
-    lanes: Vec<Semaphore>,
+    queues: Vec<Semaphore>,
     hash: Semaphore,
 }
 
@@ -127,26 +127,26 @@ pub(super) struct QueueSlot {
 /// None if too many are waiting.
 pub(super) fn queue(address: Option<IpAddr>) -> Option<QueueSlot> {
     let address = address.map_or(Ipv6Addr::UNSPECIFIED, network);
-    let slot = DOOR.waiting.take(Some(address))?;
+    let slot = SIGN_INS.waiting.take(Some(address))?;
     Some(QueueSlot { address, _slot: slot })
 }
 
-impl Door {
+impl SignInQueue {
     fn new() -> Self {
         Self {
             waiting: Slots::new(WAITING_MAX, WAITING_PER_ADDRESS_MAX),
             salt: rand::random(),
-            lanes: (0..LANES).map(|_| Semaphore::new(1)).collect(),
+            queues: (0..QUEUES).map(|_| Semaphore::new(1)).collect(),
             hash: Semaphore::new(1),
         }
     }
 
-    fn lane(&self, address: Ipv6Addr) -> &Semaphore {
+    fn queue(&self, address: Ipv6Addr) -> &Semaphore {
         let hash = Sha256::new()
             .chain_update(self.salt)
             .chain_update(address.octets())
             .finalize();
-        &self.lanes[usize::from(hash[0]) % LANES]
+        &self.queues[usize::from(hash[0]) % QUEUES]
     }
 }
 
@@ -156,10 +156,10 @@ impl QueueSlot {
         let acquire = |semaphore: &'static Semaphore| async {
             semaphore.acquire().await.map_err(|_| PasswordError::Hash)
         };
-        let lane = acquire(DOOR.lane(self.address)).await?;
-        let turn = acquire(&DOOR.hash).await?;
+        let queue = acquire(SIGN_INS.queue(self.address)).await?;
+        let turn = acquire(&SIGN_INS.hash).await?;
         let (hash, password) = (hash.map(str::to_owned), password.to_owned());
-        apart((turn, lane, self), move || compare(hash.as_deref(), &password)).await
+        apart((turn, queue, self), move || compare(hash.as_deref(), &password)).await
     }
 }
 
@@ -188,8 +188,8 @@ mod tests {
     #[tokio::test]
     async fn many_tries_from_one_address_are_not_before_one_from_another() {
         let address = |n: u8| IpAddr::from([192, 0, 2, n]);
-        let lane = |n: u8| std::ptr::from_ref(DOOR.lane(network(address(n))));
-        let other = (2..=255).find(|n| lane(*n) != lane(1)).expect("another lane");
+        let queue_of = |n: u8| std::ptr::from_ref(SIGN_INS.queue(network(address(n))));
+        let other = (2..=255).find(|n| queue_of(*n) != queue_of(1)).expect("another queue");
         let tries = |n: u8, count: usize| {
             let mut running = tokio::task::JoinSet::new();
             for _ in 0..count {

@@ -107,8 +107,8 @@ impl Rule {
 
     /// Also considers the request method: a read-only role never changes anything, whatever the route's rule.
     pub const fn admits_request(self, role: Role, changes: bool) -> bool {
-        let is_look = !changes || matches!(self, Self::Open | Self::Session | Self::Account | Self::Ask);
-        self.admits(role) && (is_look || !matches!(role, Role::ReadOnly))
+        let is_read = !changes || matches!(self, Self::Open | Self::Session | Self::Account | Self::Ask);
+        self.admits(role) && (is_read || !matches!(role, Role::ReadOnly))
     }
 }
 

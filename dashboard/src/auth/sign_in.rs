@@ -35,18 +35,18 @@ pub(crate) async fn sign_in(
     login: &str,
     password: &str,
 ) -> Result<SignIn, Problem> {
-    let attempt = match throttle::begin(login, address) {
-        Ok(attempt) => attempt,
+    let guess = match throttle::begin(login, address) {
+        Ok(guess) => guess,
         Err(wait) => return Ok(SignIn::TooOften(wait)),
     };
     let Some(slot) = password::queue(address) else {
-        attempt.withdrawn();
+        guess.not_checked();
         return Ok(SignIn::TooOften(CROWD_PAUSE));
     };
     let identified = match identify(app, slot, login, password).await {
         Ok(identified) => identified,
         Err(problem) => {
-            attempt.withdrawn();
+            guess.not_checked();
             return Err(problem);
         }
     };
@@ -58,7 +58,7 @@ pub(crate) async fn sign_in(
             return Ok(SignIn::Wrong);
         }
     };
-    attempt.succeeded();
+    guess.succeeded();
     let mut transaction = tables::begin(&app.pool).await?;
     let token = Session::begin_for_person(&mut transaction, person).await?;
     let actor = Actor(format!("person:{login}"));

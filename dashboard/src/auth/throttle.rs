@@ -18,7 +18,7 @@ const FAILURES_MAX: u32 = 10;
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// Per process: sessions are shared by all processes, failures are counted by each.
-static DOOR: LazyLock<Throttle> = LazyLock::new(Throttle::new);
+static THROTTLE: LazyLock<Throttle> = LazyLock::new(Throttle::new);
 
 struct Throttle {
     salt: [u8; 32],
@@ -27,29 +27,29 @@ struct Throttle {
 }
 
 /// An attempt counts as a failure until proven otherwise, so that concurrent attempts can't all slip through.
-pub(super) struct Attempt {
+pub(super) struct Guess {
     throttle: &'static Throttle,
     bucket: u16,
 }
 
 /// Starts one attempt, or returns how long to wait.
-pub(super) fn begin(login: &str, address: Option<IpAddr>) -> Result<Attempt, Duration> {
-    let bucket = DOOR.bucket(login, address);
-    DOOR.take(bucket, Instant::now())?;
-    Ok(Attempt {
-        throttle: &DOOR,
+pub(super) fn begin(login: &str, address: Option<IpAddr>) -> Result<Guess, Duration> {
+    let bucket = THROTTLE.bucket(login, address);
+    THROTTLE.take(bucket, Instant::now())?;
+    Ok(Guess {
+        throttle: &THROTTLE,
         bucket,
     })
 }
 
-impl Attempt {
+impl Guess {
     /// The password was correct: earlier failures are cleared.
     pub(super) fn succeeded(self) {
         self.throttle.lock().remove(&self.bucket);
     }
 
     /// The password was never checked.
-    pub(super) fn withdrawn(self) {
+    pub(super) fn not_checked(self) {
         self.throttle.give_back(self.bucket);
     }
 }

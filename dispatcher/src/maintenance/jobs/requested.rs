@@ -23,7 +23,7 @@ const POLL_EVERY: Duration = Duration::from_secs(2);
 const HEARTBEAT: Duration = Duration::from_secs(2);
 const HEARTBEATS_MISSED_MAX: usize = 3;
 /// A job is restarted whenever its worker dies or stops.
-const ATTEMPTS_MAX: usize = 1_000_000;
+const RUNS_MAX: usize = 1_000_000;
 /// Jobs fetched by one poll. The library starts all of them at once.
 const TAKEN_AT_ONCE_MAX: usize = 4;
 /// Erasures running at once in one process. Each holds a connection; the others wait without one.
@@ -51,7 +51,7 @@ struct Means {
 /// In the caller's transaction. apalis names its extension's types without a schema, so they have to be on the search path.
 pub(crate) async fn push(connection: &mut PgConnection, job: &RequestedJob) -> Result<(), sqlx::Error> {
     let args = serde_json::to_vec(job).map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
-    let task = TaskBuilder::new(args).max_attempts(ATTEMPTS_MAX).build();
+    let task = TaskBuilder::new(args).max_attempts(RUNS_MAX).build();
     schema::find_extensions(connection).await?;
     push_tasks(connection, QUEUE, vec![task])
         .await
