@@ -75,8 +75,12 @@ begin
     end if;
     -- A statement for all costs as much as two or three calls for one.
     if cardinality(types) = 1 then
-        return next postrider.emit_one(tenants[1], types[1], data[1], ids[1], versions[1], ordering_keys[1],
-                                       checked_schemas[1], contexts[1]);
+        -- Unnested, because the arrays of a caller may have any lower bound.
+        return query
+        select e.* from unnest(tenants, types, data, ids, versions, ordering_keys, checked_schemas, contexts)
+            as u (tenant, type, data, id, version, ordering_key, checked_schema, context)
+        cross join lateral postrider.emit_one(u.tenant, u.type, u.data, u.id, u.version, u.ordering_key, u.checked_schema,
+                                              u.context) e;
         return;
     end if;
     -- A tenant may have 500 endpoints, so that 200 events stay within the limit of 100000 deliveries without counting. Nor

@@ -25,7 +25,7 @@ mod sample;
 mod schema;
 
 pub use data::{BadData, check_data, read_data, read_data_of_body};
-pub use emit::{EmitError, Emitted, Emitter, NewEvent, LockWait};
+pub use emit::{EmitError, Emitted, Emitter, LockWait, NewEvent};
 pub use reference::resolve as resolve_reference;
 pub use sample::{approximate_sample, sample};
 pub use schema::{Effort, Published, Schema, VIOLATIONS_MAX, Verdict, Violation};

@@ -28,12 +28,7 @@ const WRITES: [&str; 6] = [
     "merge into",
 ];
 /// May write them: the transitions, the functions that producers call, benchmarks and tests.
-const WRITERS: [&str; 4] = [
-    "dispatcher/src/store",
-    "migrations",
-    "bench",
-    "tests",
-];
+const WRITERS: [&str; 4] = ["dispatcher/src/store", "migrations", "bench", "tests"];
 /// Whose statements are prepared.
 const CRATES: [&str; 3] = ["dispatcher/src", "dashboard/src", "sender/src"];
 

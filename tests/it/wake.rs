@@ -11,14 +11,18 @@ use crate::support::{Database, Fleet, Receiver, until};
 const HOLDERS: &str = "select count(*) from pg_locks l join pg_database d on d.oid = l.database
     where d.datname = current_database() and l.locktype = 'advisory' and l.mode = 'ExclusiveLock' and l.granted
       and (l.classid::bigint << 32) + l.objid::bigint = postrider.wake_lock()";
+/// The holder checks twice a second. One that does not belongs to a process that is stopped.
+const LIVELY: &str = " and exists (select from pg_stat_activity a
+    where a.pid = l.pid and a.state_change > clock_timestamp() - interval '3 seconds')";
 
 async fn is_notified(database: &Database) -> bool {
     database.count(HOLDERS).await == 1
 }
 
 async fn quiet(database: &Database) {
+    let lively = format!("{HOLDERS}{LIVELY}");
     until("a dispatcher holds the wake lock", || async {
-        is_notified(database).await.then_some(())
+        (database.count(&lively).await == 1).then_some(())
     })
     .await;
 }
@@ -81,6 +85,60 @@ async fn producers_do_not_notify_under_load_and_again_when_it_is_over() {
     database.drained().await;
     quiet(database).await;
     assert_eq!(receiver.received().len(), 8 * 250 * 4);
+    fleet.assert_nothing_missed();
+}
+
+/// Notifications make commits wait for each other: the slower a commit, the fewer of them there are.
+#[tokio::test]
+async fn producers_that_wait_for_each_other_stop_notifying_however_few_they_are() {
+    let (fleet, receiver) = fleet(2).await;
+    let database = fleet.database();
+    for setting in ["commit_delay = 20000", "commit_siblings = 0"] {
+        let slow = format!("alter database {} set {setting}", database.name());
+        database.execute_as_superuser(&slow).await;
+    }
+    let mut producers = tokio::task::JoinSet::new();
+    for producer in 0..8 {
+        let mut connection = database.connect().await;
+        producers.spawn(async move {
+            for number in 0..50 {
+                emit(&mut connection, &format!("evt-{producer}-{number}")).await;
+            }
+        });
+    }
+    until("the wake lock is released", || async {
+        (!is_notified(database).await).then_some(())
+    })
+    .await;
+    assert!(!producers.is_empty());
+    producers.join_all().await;
+    receiver.wait_for(8 * 50 * 4).await;
+    fleet.assert_nothing_missed();
+}
+
+#[tokio::test]
+async fn commits_between_two_holders_are_not_overlooked() {
+    let (mut fleet, receiver) = fleet(3).await;
+    let mut connection = fleet.database().connect().await;
+    for (number, id) in fleet.ids().into_iter().enumerate() {
+        if number < 2 {
+            // The holder, if this is the one, releases the lock and says so.
+            fleet.stop(id).await;
+        } else {
+            fleet
+                .database()
+                .execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity
+                     where query ilike '%hold_wake_lock%' and pid <> pg_backend_pid()",
+                )
+                .await;
+        }
+        let committed = Instant::now();
+        emit(&mut connection, &format!("evt-{number}")).await;
+        receiver.wait_for((number + 1) * 4).await;
+        println!("{number}: {:?}", committed.elapsed());
+        quiet(fleet.database()).await;
+    }
     fleet.assert_nothing_missed();
 }
 

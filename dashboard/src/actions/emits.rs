@@ -16,7 +16,7 @@ use std::{
 };
 
 use postrider_dispatcher::Wake;
-use postrider_sender::{EmitError, Emitted, Emitter, NewEvent, LockWait};
+use postrider_sender::{EmitError, Emitted, Emitter, LockWait, NewEvent};
 use sqlx::{Postgres, Transaction};
 use tokio::{sync::oneshot, time::timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};

@@ -189,7 +189,9 @@ mod tests {
     async fn many_tries_from_one_address_are_not_before_one_from_another() {
         let address = |n: u8| IpAddr::from([192, 0, 2, n]);
         let queue_of = |n: u8| std::ptr::from_ref(SIGN_INS.queue(network(address(n))));
-        let other = (2..=255).find(|n| queue_of(*n) != queue_of(1)).expect("another queue");
+        let other = (2..=255)
+            .find(|n| queue_of(*n) != queue_of(1))
+            .expect("another queue");
         let tries = |n: u8, count: usize| {
             let mut running = tokio::task::JoinSet::new();
             for _ in 0..count {

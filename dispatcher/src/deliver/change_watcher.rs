@@ -5,9 +5,10 @@
 //! can share the lock sends nothing, and keeps its share until it has committed. Taking the lock therefore means that
 //! every commit without a notification is visible, and one more read shows it.
 //!
-//! One dispatcher holds the lock for all of them; every dispatcher listens. Under load the holder releases it, so that
-//! producers pay nothing, and all poll. It says so in a notification; if it dies instead, the others notice at their next
-//! check. A server that allows prepared transactions is always polled: `PREPARE TRANSACTION` fails after a notification.
+//! One dispatcher holds the lock for all of them; every dispatcher listens. Under load, or when producers wait for each
+//! other, the holder releases it, so that producers pay nothing, and all poll. It says so in a notification; if it dies
+//! instead, the others notice at their next check, and read once more. A server that allows prepared transactions is
+//! always polled: `PREPARE TRANSACTION` fails after a notification.
 
 use std::{
     ops::ControlFlow,
@@ -22,21 +23,25 @@ use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Wake, db_timeout::WithDbTimeout};
+use crate::{Wake, backoff::Backoff, db_timeout::WithDbTimeout};
 
 const CHANNEL: &str = "postrider";
 /// Sent by the holder when it has released the lock.
 const RELEASED: &str = "released";
 /// Checks while notified: whether the lock is still held, and our connection alive.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
-/// Checks while polling: whether it is quiet enough for notifications.
-const RETRY_EVERY: Duration = Duration::from_millis(200);
+/// Checks while polling: whether it is quiet enough for notifications. Less often after each time that it was not.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+/// The lock was kept this long: it is quiet.
+const QUIET: Duration = Duration::from_secs(2);
 /// A server that allows prepared transactions may be restarted without.
 const PREPARES_CHECK_EVERY: Duration = Duration::from_secs(60);
 const RECONNECT_WAIT: Duration = Duration::from_secs(1);
 /// More notifications than this in one window are a load under which polling is cheaper.
 const NOTIFICATIONS_MAX: usize = 50;
 const WINDOW: Duration = Duration::from_millis(100);
+/// So many may be a load that is slow only because producers wait for each other.
+const CONTENDED_MIN: usize = 5;
 /// More rows than this since the last check are such a load too.
 const ROWS_MAX: usize = 50;
 /// The server ends the session of a stopped process, and with it the lock.
@@ -84,10 +89,7 @@ pub(crate) async fn run(options: PgConnectOptions, commits: Commits, stop: Cance
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .connect_lazy_with(options.clone());
-        let ended = tokio::select! {
-            ended = watch(&pool, &commits) => ended,
-            () = stop.cancelled() => Ok(()),
-        };
+        let ended = watch(&pool, &commits, &stop).await;
         commits.set(false);
         // Not returned to the pool: its session may hold the lock.
         let _ = tokio::time::timeout(RECONNECT_WAIT, pool.close()).await;
@@ -101,57 +103,79 @@ pub(crate) async fn run(options: PgConnectOptions, commits: Commits, stop: Cance
     }
 }
 
-/// Watches on one connection, until it is lost.
-async fn watch(pool: &sqlx::PgPool, commits: &Commits) -> Result<(), sqlx::Error> {
+/// Watches on one connection, until it is lost or `stop` is cancelled.
+async fn watch(pool: &sqlx::PgPool, commits: &Commits, stop: &CancellationToken) -> Result<(), sqlx::Error> {
     let mut listener = PgListener::connect_with(pool).with_db_timeout().await?;
     listener.eager_reconnect(false);
     listener.listen(CHANNEL).with_db_timeout().await?;
-    let prepares: bool = sqlx::query_scalar("select current_setting('max_prepared_transactions')::int > 0")
-        .fetch_one(&mut listener)
-        .with_db_timeout()
-        .await?;
+    let (prepares, pid): (bool, i32) =
+        sqlx::query_as("select current_setting('max_prepared_transactions')::int > 0, pg_backend_pid()")
+            .fetch_one(&mut listener)
+            .with_db_timeout()
+            .await?;
     if prepares {
         drop(listener);
-        tokio::time::sleep(PREPARES_CHECK_EVERY).await;
+        tokio::select! {
+            () = tokio::time::sleep(PREPARES_CHECK_EVERY) => {}
+            () = stop.cancelled() => {}
+        }
         return Ok(());
     }
+    let now = Instant::now();
     let mut watcher = Watcher {
         listener,
         commits,
-        holder: false,
-        window: (Instant::now(), 0),
-        check_at: Instant::now(),
+        pid,
+        holder: None,
+        held_since: now,
+        retry: RETRY,
+        window: (now, 0),
+        check_at: now,
     };
-    while watcher.step().await?.is_continue() {}
+    while watcher.step(stop).await?.is_continue() {}
     Ok(())
 }
 
 struct Watcher<'c> {
     listener: PgListener,
     commits: &'c Commits,
-    /// Holds the wake lock.
-    holder: bool,
+    /// Our session.
+    pid: i32,
+    /// The session that holds the wake lock.
+    holder: Option<i32>,
+    held_since: Instant,
+    retry: Backoff,
     /// Notifications since this time.
     window: (Instant, usize),
     check_at: Instant,
 }
 
 impl Watcher<'_> {
-    /// Handles one notification or check. Breaks when the connection is lost.
-    async fn step(&mut self) -> Result<ControlFlow<()>, sqlx::Error> {
+    /// Handles one notification or check. Breaks when the connection is lost or the dispatcher stops.
+    async fn step(&mut self, stop: &CancellationToken) -> Result<ControlFlow<()>, sqlx::Error> {
         tokio::select! {
             received = self.listener.try_recv() => match received? {
                 None => return Ok(ControlFlow::Break(())),
                 Some(sent) if sent.payload() == RELEASED => {
-                    if !self.holder {
+                    if !self.holds() {
                         self.polls();
                     }
                 }
                 Some(_) => self.committed().await?,
             },
             () = tokio::time::sleep_until(self.check_at) => self.check().await?,
+            () = stop.cancelled() => {
+                if self.holds() {
+                    self.release().await?;
+                }
+                return Ok(ControlFlow::Break(()));
+            }
         }
         Ok(ControlFlow::Continue(()))
+    }
+
+    fn holds(&self) -> bool {
+        self.holder == Some(self.pid)
     }
 
     async fn committed(&mut self) -> Result<(), sqlx::Error> {
@@ -161,42 +185,61 @@ impl Watcher<'_> {
             self.window = (now, 0);
         }
         self.window.1 += 1;
-        if self.holder && self.window.1 > NOTIFICATIONS_MAX {
-            sqlx::query("select pg_notify($1, $2), pg_advisory_unlock(postrider.wake_lock())")
-                .bind(CHANNEL)
-                .bind(RELEASED)
-                .execute(&mut self.listener)
-                .with_db_timeout()
-                .await?;
-            self.holder = false;
-            self.polls();
+        let count = self.window.1;
+        if self.holds()
+            && (count > NOTIFICATIONS_MAX || count == CONTENDED_MIN && self.is_contended().await?)
+        {
+            self.release().await?;
         }
+        Ok(())
+    }
+
+    async fn is_contended(&mut self) -> Result<bool, sqlx::Error> {
+        sqlx::query_scalar("select postrider.notifications_are_contended()")
+            .fetch_one(&mut self.listener)
+            .with_db_timeout()
+            .await
+    }
+
+    async fn release(&mut self) -> Result<(), sqlx::Error> {
+        sqlx::query("select pg_notify($1, $2), pg_advisory_unlock(postrider.wake_lock())")
+            .bind(CHANNEL)
+            .bind(RELEASED)
+            .execute(&mut self.listener)
+            .with_db_timeout()
+            .await?;
+        self.polls();
         Ok(())
     }
 
     /// Takes the lock when it is quiet, unless another dispatcher holds it.
     async fn check(&mut self) -> Result<(), sqlx::Error> {
         let rows = self.commits.0.rows.swap(0, Ordering::Relaxed);
-        if !self.commits.are_notified() && rows > ROWS_MAX {
-            self.check_at = Instant::now() + RETRY_EVERY;
+        if self.holder.is_none() && rows > ROWS_MAX {
+            self.check_at = Instant::now() + self.retry.delay();
             return Ok(());
         }
-        let (held, holder): (bool, bool) =
-            sqlx::query_as("select held, ours from postrider.hold_wake_lock($1)")
-                .bind(self.holder)
-                .fetch_one(&mut self.listener)
-                .with_db_timeout()
-                .await?;
-        self.holder = holder;
-        self.check_at = Instant::now() + if held { CHECK_EVERY } else { RETRY_EVERY };
-        if held != self.commits.are_notified() {
-            self.commits.set(held);
+        let holder: Option<i32> = sqlx::query_scalar("select postrider.hold_wake_lock($1)")
+            .bind(self.holds())
+            .fetch_one(&mut self.listener)
+            .with_db_timeout()
+            .await?;
+        let now = Instant::now();
+        if holder != self.holder {
+            // Commits between two holders were not notified: one more read shows them.
+            self.holder = holder;
+            self.held_since = now;
+            self.commits.set(holder.is_some());
+        } else if holder.is_some() && now > self.held_since + QUIET {
+            self.retry.reset();
         }
+        self.check_at = now + holder.map_or_else(|| self.retry.delay(), |_| CHECK_EVERY);
         Ok(())
     }
 
     fn polls(&mut self) {
+        self.holder = None;
         self.commits.set(false);
-        self.check_at = Instant::now() + RETRY_EVERY;
+        self.check_at = Instant::now() + self.retry.delay();
     }
 }
