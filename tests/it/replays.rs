@@ -603,8 +603,9 @@ async fn stuck_replays(
     database.execute(&emitted).await;
     api.wait_for_state(tenant, "delivered", DELIVERED).await;
     let path = format!("/tenants/{tenant}/endpoints/{}", endpoint.id);
-    api.call(Method::PATCH, &path, Some(json!({ "enabled": false })))
-        .await;
+    let paused = json!({ "enabled": false });
+    let (status, answer) = api.call(Method::PATCH, &path, Some(paused)).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
     let path = format!("/tenants/{tenant}/replays");
     let mut running = 0;
     for _ in 0..replays {
