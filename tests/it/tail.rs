@@ -47,7 +47,7 @@ async fn produce(
                 emit(&lost)
             ),
             3 => format!("select produce('{kept}', '{lost}');"),
-            4 | 5 if !can_prepare => format!("{}", emit(&kept)),
+            4 | 5 if !can_prepare => emit(&kept),
             4 => format!(
                 "begin; savepoint a; {} release savepoint a; prepare transaction '{name}'; commit prepared '{name}';",
                 emit(&kept)
