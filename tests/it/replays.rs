@@ -587,13 +587,7 @@ async fn a_person_chooses_a_group_previews_it_replays_it_and_sees_how_far_it_is(
 }
 
 /// A tenant whose endpoint is paused with more deliveries than may be queued for it, and as many replays as it may have.
-async fn stuck_replays(
-    database: &Database,
-    api: &Api,
-    receiver: &Receiver,
-    tenant: &str,
-    replays: usize,
-) -> usize {
+async fn stuck_replays(database: &Database, api: &Api, receiver: &Receiver, tenant: &str, replays: usize) {
     const DELIVERED: usize = 600;
     api.tenant(tenant).await;
     let endpoint = api.endpoint(tenant, &receiver.url("/bad"), json!({})).await;
@@ -607,12 +601,11 @@ async fn stuck_replays(
     let (status, answer) = api.call(Method::PATCH, &path, Some(paused)).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
     let path = format!("/tenants/{tenant}/replays");
-    let mut running = 0;
     for _ in 0..replays {
         let body = json!({ "endpoint": endpoint.id, "state": "delivered" });
         let (status, answer) = api.call(Method::POST, &path, Some(body)).await;
         match status {
-            StatusCode::ACCEPTED => running += 1,
+            StatusCode::ACCEPTED => {}
             StatusCode::CONFLICT => {
                 let detail = answer["detail"].as_str().expect("words");
                 assert!(detail.contains("100 replays"), "{answer}");
@@ -620,7 +613,6 @@ async fn stuck_replays(
             other => panic!("{other}: {answer}"),
         }
     }
-    running
 }
 
 /// From the request to the delivery, of replays of one delivery that follow each other. The slowest.
@@ -660,18 +652,21 @@ async fn tenants_with_hundreds_of_replays_that_cannot_move_delay_no_other_tenant
     let alone = slowest_replay(&api, &receiver, SAMPLES).await;
     let idle = transactions_per_second(&database).await;
 
-    let mut running = 0;
     for tenant in ["bad-1", "bad-2", "bad-3"] {
-        running += stuck_replays(&database, &api, &bad, tenant, REPLAYS).await;
+        stuck_replays(&database, &api, &bad, tenant, REPLAYS).await;
     }
+    // Of those that were accepted a few may have ended: two steps at once can queue everything there is.
+    let running = "select count(*) from postrider.replays where state = 'running'";
+    let running = database.count(running).await;
     // Replays that can't move look less and less often.
     tokio::time::sleep(Duration::from_secs(20)).await;
     let stuck = transactions_per_second(&database).await;
     let beside = slowest_replay(&api, &receiver, SAMPLES).await;
     println!("alone {alone:?}, beside {running} {beside:?}; {idle} transactions a second, then {stuck}");
     assert!(running <= 300, "{running} replays of three tenants run");
+    // Due replays are looked for every half second, so that the slowest of a few varies by that much.
     assert!(
-        beside <= alone.mul_f64(1.5),
+        beside <= alone.mul_f64(1.5) + Duration::from_millis(500),
         "{beside:?} beside the bad tenant, {alone:?} alone"
     );
     assert!(
