@@ -6,9 +6,10 @@
 create type postrider.final_state as enum ('delivered', 'dead');
 create type postrider.dead_reason as enum ('exhausted', 'gone', 'endpoint_disabled', 'too_old', 'refused_address');
 -- Where a bulk replay finds the deliveries it queues.
-create type postrider.replay_source as enum ('dead', 'delivered', 'waiting', 'missing');
+create type postrider.replay_source as enum ('dead', 'delivered', 'retrying', 'missing');
 
 -- Partitioned by id. Ids start with the time, so that a partition is a range of both; `partitions.rs` creates them.
+-- One index serves the lookup of a body and a tenant's list, so that every statement that looks up an event needs its tenant.
 create table postrider.events (
     id           uuid not null,
     tenant_id    int not null,
@@ -19,14 +20,13 @@ create table postrider.events (
     sequence     bigint,
     body         bytea not null,          -- the bytes that every attempt sends
     full_data    bytea,                   -- the data of a thin event as it was emitted; null: it is in the body
-    primary key (id)
+    primary key (tenant_id, id)
 ) partition by range (id);
 alter table postrider.events alter column body set storage external;
 alter table postrider.events alter column full_data set storage external;
-create index events_tenant on postrider.events (tenant_id, id);
 
 -- Events that outlive their partition, because a delivery of them is pending or dead.
-create table postrider.events_held (
+create table postrider.archived_events (
     id           uuid primary key,
     tenant_id    int not null,
     type_id      int not null,
@@ -37,9 +37,9 @@ create table postrider.events_held (
     body         bytea not null,
     full_data    bytea
 );
-alter table postrider.events_held alter column body set storage external;
-alter table postrider.events_held alter column full_data set storage external;
-create index events_held_tenant on postrider.events_held (tenant_id, id);
+alter table postrider.archived_events alter column body set storage external;
+alter table postrider.archived_events alter column full_data set storage external;
+create index archived_events_tenant on postrider.archived_events (tenant_id, id);
 
 -- Ids chosen by producers. Not partitioned, so that an id is unique across partitions. Deleted with their events.
 create table postrider.event_ids (
@@ -136,6 +136,7 @@ create index retries_keys on postrider.retries (endpoint_id, key_id, sequence) w
 create index retries_replays on postrider.retries (endpoint_id, replay_id) where replay_id is not null;
 
 -- Append-only. The attempts of a delivery are in the partition of its event's time and expire with it.
+-- A tenant's ended deliveries are found by its events: an index of their own would be a third one for every attempt.
 create table postrider.attempts (
     event_id      uuid not null,
     endpoint_id   int not null,
@@ -154,7 +155,6 @@ create table postrider.attempts (
     final         postrider.final_state,
     primary key (event_id, endpoint_id, number)
 ) partition by range (event_id);
-create index attempts_final on postrider.attempts (tenant_id, event_id, endpoint_id) where final is not null;
 create index attempts_endpoint_final on postrider.attempts (endpoint_id, event_id) where final is not null;
 -- Receivers that reject our signatures: few rows.
 create index attempts_unauthorized on postrider.attempts (endpoint_id, started_at) where status in (401, 403);
@@ -164,7 +164,7 @@ create index attempts_refused on postrider.attempts (status, event_id, endpoint_
     where status < 200 or status > 299;
 
 -- Attempts made after the partition of their event was dropped.
-create table postrider.attempts_held (
+create table postrider.archived_attempts (
     like postrider.attempts including defaults,
     primary key (event_id, endpoint_id, number)
 );

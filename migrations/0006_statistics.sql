@@ -35,7 +35,7 @@ create table postrider.endpoint_activity (
     endpoint_id  int primary key,
     writer       uuid not null,
     in_flight    int not null,
-    places       int not null,              -- attempts it may have in flight now
+    concurrency  int not null,              -- attempts it may have in flight now
     waiting      int not null,              -- deliveries in memory that are due
     more_waiting boolean not null,          -- there are more on disk
     oldest_at    timestamptz,               -- when the oldest of them was emitted

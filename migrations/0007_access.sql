@@ -12,6 +12,9 @@ create table postrider.api_keys (
     name       text not null,
     created_at timestamptz not null default clock_timestamp(),
     revoked_at timestamptz,
+    prefix     text not null,             -- the start of the key, by which people recognise it
+    expires_at timestamptz,               -- null: never
+    last_used_at timestamptz,             -- written at most once a minute
     check ((role = 'tenant') = (tenant_id is not null))
 );
 
@@ -31,10 +34,21 @@ create table postrider.sessions (
     created_at timestamptz not null default clock_timestamp(),
     expires_at timestamptz not null,
     tenant_id  int references postrider.tenants,
+    link_hash  bytea,                     -- of the portal link that opened it
     constraint sessions_owner check (num_nonnulls(person_id, tenant_id) = 1)
 );
 create index sessions_person on postrider.sessions (person_id);
 create index sessions_tenant on postrider.sessions (tenant_id);
+
+-- What a form resulted in, until the page after the redirect shows it: a new key, the response to a test event. Encrypted,
+-- and deleted when it is shown or after ten minutes.
+create table postrider.form_results (
+    public_id  text primary key,
+    session    bytea not null references postrider.sessions on delete cascade,
+    sealed     bytea not null,
+    created_at timestamptz not null default clock_timestamp()
+);
+create index form_results_session on postrider.form_results (session, created_at);
 
 -- Opening a link deletes its row, so that each works once.
 create table postrider.portal_links (
@@ -52,10 +66,13 @@ create table postrider.audit (
     action    text not null,
     tenant_id int,
     subject   text not null,
-    detail    jsonb
+    detail    jsonb,
+    address   text,                       -- of the client; null: not a request
+    changes   jsonb                       -- {"setting": {"before": …, "after": …}}
 );
 create index audit_tenant on postrider.audit (tenant_id, id);
 create index audit_actor on postrider.audit (actor, id);
+create index audit_action on postrider.audit (action, id);
 
 -- Responses to requests with an Idempotency-Key. Written in the transaction of the request, so that the row exists if and
 -- only if its change does. An advisory lock on the scope is held while that transaction runs.
@@ -63,7 +80,7 @@ create table postrider.idempotency (
     scope         bytea primary key,      -- sha-256 of the API key's id, the path and the Idempotency-Key
     fingerprint   bytea not null,         -- sha-256 of the body
     status        smallint not null,
-    answer        bytea not null,         -- encrypted: some responses contain a secret
+    response      bytea not null,         -- encrypted: some responses contain a secret
     created_at    timestamptz not null default clock_timestamp(),
     tenant_id     int,                    -- deleted together with the tenant; null: belongs to no tenant
     -- The transaction and shard of a change that dispatchers must apply. The response is returned again only once the

@@ -53,11 +53,12 @@ pub(crate) async fn create_missing(pool: &Pool, settings: &Settings) -> anyhow::
     if settings.values.admin_api_key.is_none() {
         let key = new_api_key();
         let inserted = sqlx::query(
-            "insert into postrider.api_keys (public_id, hash, role, name)
-             values ($1, $2, 'admin', 'created at first start') on conflict (public_id) do nothing",
+            "insert into postrider.api_keys (public_id, hash, role, name, prefix)
+             values ($1, $2, 'admin', 'created at first start', left($3, 8)) on conflict (public_id) do nothing",
         )
         .bind(GENERATED_KEY_ID)
         .bind(Sha256::digest(&key).to_vec())
+        .bind(&key)
         .execute(&mut *tx)
         .await?;
         generated.api_key = (inserted.rows_affected() == 1).then_some(key);

@@ -225,7 +225,7 @@ async fn started(ground: &mut Ground) -> anyhow::Result<World> {
     Ok(world)
 }
 
-fn data_of_a_kilobyte() -> String {
+pub(super) fn data_of_a_kilobyte() -> String {
     let start = r#"{"object":"invoice","id":"in_1PgcyT2eZvKYlo2C9hGfXkTn","note":""#;
     format!("{start}{}\"}}", "x".repeat(1024 - start.len() - 2))
 }

@@ -12,6 +12,7 @@ mod data;
 mod emits;
 mod fleet;
 mod life;
+mod light;
 mod replays;
 mod report;
 mod scenarios;
@@ -48,7 +49,7 @@ pub struct CommandLine {
 
 #[derive(Args)]
 struct BenchFlags {
-    /// Only these scenarios, by letter: abcdefghiklnorst
+    /// Only these scenarios, by letter: abcdefghiklmnorst
     #[arg(long)]
     only: Option<String>,
     /// Fewer deliveries: a first impression, not a measurement

@@ -6,7 +6,7 @@ use anyhow::Context;
 use sqlx::{Connection, PgConnection};
 
 use crate::{
-    emits, fleet, life, replays,
+    emits, fleet, life, light, replays,
     report::{Report, Row},
     usage,
     world::{Ground, World, start_self},
@@ -121,6 +121,10 @@ pub(super) async fn run(ground: Ground, size: Size, only: Option<&str>) -> anyho
         bench.takeover().await?;
     }
     emits::run(&mut bench.ground, &mut bench.report, size.healthy_seconds, wanted).await?;
+    if wanted('m') {
+        let length = Duration::from_secs(2 * size.healthy_seconds);
+        light::run(&mut bench.ground, &mut bench.report, length).await?;
+    }
     if wanted('n') {
         let (deliveries, ceiling) = (size.deliveries, bench.ceiling_per_second);
         fleet::run(&mut bench.ground, &mut bench.report, deliveries, BATCH, ceiling).await?;

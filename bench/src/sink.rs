@@ -111,7 +111,10 @@ async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Re
     for line in head.lines() {
         if let Some(value) = line.strip_prefix("content-length: ") {
             length = value.parse().ok()?;
-        } else if let Some(value) = line.strip_prefix("webhook-id: evt_") {
+        } else if let Some(value) = line
+            .strip_prefix("webhook-id: evt_")
+            .or_else(|| line.strip_prefix("webhook-id: own_"))
+        {
             emitted_us = time_of(value);
         } else if line.starts_with("webhook-replay: ") {
             replayed = true;

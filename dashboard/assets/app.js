@@ -4,10 +4,12 @@
 //   <time datetime="…">             shown in the user's time zone, with the exact time on hover
 //   <time data-countdown datetime>  "in 4 min 12 s", counting down; data-over is the text afterwards
 //   <time data-ago datetime>        "12 s ago"
-//   <… data-live="/address">        content updated with server-sent events
-//   <… data-until-end>              removed after the last update
+//   <… data-live="/address">        while the page is visible, a stream at this address sends its live parts
+//   <… data-part="name">            a live part: changed into the part with this name in an update
+//   <… data-key="id">               within a live part, the same thing before and after an update
 //   <button data-copy="#id">        copies the text of that element
-//   <form data-confirm="…">         asks for confirmation before submitting
+//   <dialog popover>                opened as a modal dialog; at once if the server rendered it open
+//   <form data-confirm="…">         asks for confirmation before submitting, in the dialog #confirm
 //   <select data-submit>            submits its form on change
 //   <input data-all="name">         checks or unchecks all boxes with that name in its form
 "use strict";
@@ -49,26 +51,203 @@ function renderTimes(root) {
 renderTimes(document);
 setInterval(() => document.querySelectorAll("time[data-countdown], time[data-ago]").forEach(renderTime), 1000);
 
-// A part that has the focus or a text selection is not updated, so that the user is not interrupted.
-function isInUse(element) {
-  const selection = document.getSelection();
-  return element.contains(document.activeElement)
-    || (selection !== null && !selection.isCollapsed && element.contains(selection.anchorNode));
+// Live parts. While the page is visible, a stream sends the parts again whenever they have changed. A page in the background
+// holds no connection: a browser opens only six to a site, and every tab would keep one.
+// The server confirms what it has sent every few seconds. After this silence the connection is taken for dead.
+const SILENCE_MAX_MS = 15000;
+const SLOW_MS = 4000;
+const RETRY_MS = 500;
+const RETRY_MAX_MS = 10000;
+
+async function* eventsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) {
+      const event = { name: "message", data: [] };
+      for (const line of text.slice(0, end).split("\n")) {
+        const [, field, content] = /^(\w*): ?(.*)$/.exec(line) || [];
+        if (field === "event") event.name = content;
+        if (field === "data") event.data.push(content);
+      }
+      // Comments only keep the connection open.
+      if (event.data.length > 0) yield { name: event.name, data: event.data.join("\n") };
+    }
+  }
 }
 
-document.querySelectorAll("[data-live]").forEach((element) => {
-  const source = new EventSource(element.dataset.live);
-  source.onmessage = (message) => {
-    if (isInUse(element)) return;
-    element.innerHTML = message.data;
-    renderTimes(element);
-  };
-  // The server has no further updates.
-  source.addEventListener("end", () => {
-    source.close();
-    document.querySelectorAll("[data-until-end]").forEach((over) => over.remove());
-  });
-});
+const keyOf = (node) => node?.dataset?.key;
+
+function changeInto(node, wanted) {
+  if (node.nodeType !== Node.ELEMENT_NODE) {
+    if (node.nodeValue !== wanted.nodeValue) node.nodeValue = wanted.nodeValue;
+    return;
+  }
+  // Already rendered in the user's time zone.
+  if (node.nodeName === "TIME" && node.dateTime === wanted.dateTime) return;
+  // What the user has opened or closed stays so.
+  const isOwn = (name) => name === "open" && node.nodeName === "DETAILS";
+  for (const { name } of [...node.attributes]) {
+    if (!wanted.hasAttribute(name) && !isOwn(name)) node.removeAttribute(name);
+  }
+  for (const { name, value } of wanted.attributes) {
+    if (node.getAttribute(name) !== value && !isOwn(name)) node.setAttribute(name, value);
+  }
+  changeChildren(node, wanted);
+}
+
+// Nodes that stay are changed and not replaced: they keep the focus, their scroll position and open details.
+function changeChildren(parent, wanted) {
+  const wantedKeys = new Set([...wanted.children].map(keyOf));
+  const keyed = new Map();
+  for (const child of [...parent.children].filter(keyOf)) {
+    if (wantedKeys.has(keyOf(child))) keyed.set(keyOf(child), child);
+    else child.remove();
+  }
+  let next = parent.firstChild;
+  const step = () => { const node = next; next = node.nextSibling; return node; };
+  for (const node of [...wanted.childNodes]) {
+    const key = keyOf(node);
+    while (key && next && !keyOf(next)) step().remove();
+    const same = key ? keyed.get(key) : !keyOf(next) && next?.nodeName === node.nodeName ? next : null;
+    if (same && same === next) step();
+    else parent.insertBefore(same ?? node, next);
+    if (same) changeInto(same, node);
+  }
+  while (next) step().remove();
+}
+
+// An update has all live parts of the page, so that no button belongs to an older state than the text beside it.
+function update(html) {
+  const update = document.createElement("template");
+  update.innerHTML = html;
+  const focused = document.activeElement;
+  for (const part of update.content.children) {
+    const shown = document.querySelector(`[data-part="${part.dataset.part}"]`);
+    // An empty list has no rows to update.
+    if (!shown) continue;
+    changeChildren(shown, part);
+    renderTimes(shown);
+  }
+  if (document.activeElement !== focused) {
+    (focused.isConnected ? focused : document.querySelector("main")).focus({ preventScroll: true });
+  }
+}
+
+// Selected text must not change under the user's hand.
+function isSelected() {
+  const selection = document.getSelection();
+  return selection !== null && !selection.isCollapsed
+    && [...document.querySelectorAll("[data-part]")].some((part) => selection.containsNode(part, true));
+}
+
+function follow(element) {
+  const [status, age, signIn] = document.querySelector(".connection").children;
+  let connection = null;
+  let failures = 0;
+  let isOver = false;
+  // The latest update, if it is not applied yet, and when what is shown was last confirmed.
+  let held = null;
+  let confirmed = new Date();
+
+  // An empty text hides the message.
+  function say(text) {
+    if (status.textContent !== text) status.textContent = text;
+    status.parentElement.classList.toggle("notice", text !== "");
+    age.hidden = text === "";
+    age.lastElementChild.dateTime = confirmed.toISOString();
+    renderTimes(age);
+  }
+
+  function stop(text) {
+    isOver = true;
+    if (text) say(text);
+  }
+
+  function apply() {
+    if (held === null) return;
+    if (isSelected()) return say("Updates are paused while text is selected.");
+    update(held);
+    held = null;
+    confirmed = new Date();
+    say("");
+  }
+
+  function receive({ name, data }) {
+    failures = 0;
+    if (name === "message") {
+      held = data;
+      apply();
+    } else if (name === "unchanged" && held === null) {
+      confirmed = new Date();
+      say("");
+    } else if (name === "end") {
+      stop();
+    } else if (name === "signed-out") {
+      signIn.hidden = false;
+      stop("Your session has ended.");
+    }
+  }
+
+  // Ends when the stream does, or throws.
+  async function read(own, heard) {
+    const response = await fetch(element.dataset.live, { signal: own.signal, redirect: "manual" });
+    // To the sign-in page.
+    if (response.type === "opaqueredirect") return receive({ name: "signed-out" });
+    const isTransient = response.status >= 500 || response.status === 429;
+    if (!response.ok && !isTransient) return stop("This page is no longer updated. Reload it.");
+    if (!response.ok) throw new Error(response.statusText);
+    for await (const event of eventsOf(response)) {
+      heard();
+      receive(event);
+    }
+  }
+
+  async function connect() {
+    const own = connection = new AbortController();
+    const slow = setTimeout(() => say("Reconnecting…"), SLOW_MS);
+    let silence = setTimeout(() => own.abort(), SILENCE_MAX_MS);
+    const heard = () => {
+      clearTimeout(slow);
+      clearTimeout(silence);
+      silence = setTimeout(() => own.abort(), SILENCE_MAX_MS);
+    };
+    try {
+      await read(own, heard);
+    } catch {
+      if (connection === own) {
+        failures += 1;
+        say("Reconnecting…");
+      }
+    }
+    clearTimeout(slow);
+    clearTimeout(silence);
+    if (connection !== own) return;
+    connection = null;
+    if (!isOver) setTimeout(settle, Math.min(RETRY_MS * 2 ** failures, RETRY_MAX_MS) * (0.5 + Math.random() / 2));
+  }
+
+  // Connects a visible page and disconnects any other.
+  function settle() {
+    if (document.hidden || isOver) {
+      const own = connection;
+      connection = null;
+      own?.abort();
+    } else if (!connection) {
+      connect();
+    }
+  }
+
+  document.addEventListener("selectionchange", apply);
+  document.addEventListener("visibilitychange", settle);
+  settle();
+}
+
+const live = document.querySelector("[data-live]");
+if (live) follow(live);
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
@@ -87,9 +266,35 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { button.textContent = before; }, 1500);
 });
 
+// Without this script dialogs are popovers. Modal ones keep the focus inside, and a click beside them does not lose the form.
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[popovertarget]");
+  const dialog = button && document.getElementById(button.getAttribute("popovertarget"));
+  if (!(dialog instanceof HTMLDialogElement)) return;
+  event.preventDefault();
+  if (button.popoverTargetAction === "hide") dialog.close();
+  else dialog.showModal();
+});
+
+document.querySelectorAll("dialog[open]").forEach((dialog) => {
+  dialog.close();
+  dialog.showModal();
+});
+
 document.addEventListener("submit", (event) => {
-  const question = event.target.dataset.confirm;
-  if (question && !window.confirm(question)) event.preventDefault();
+  const form = event.target;
+  const dialog = document.querySelector("#confirm");
+  if (!form.dataset.confirm || !dialog || form.elements.confirmed?.value === "yes") return;
+  event.preventDefault();
+  const choice = form.querySelector("select");
+  dialog.querySelector("p").textContent = form.dataset.confirm.replace("{choice}", choice ? choice.value : "");
+  dialog.returnValue = "";
+  dialog.onclose = () => {
+    if (dialog.returnValue !== "yes") return;
+    if (form.elements.confirmed) form.elements.confirmed.value = "yes";
+    form.submit();
+  };
+  dialog.showModal();
 });
 
 document.addEventListener("change", (event) => {
@@ -97,6 +302,9 @@ document.addEventListener("change", (event) => {
   const all = event.target.dataset.all;
   if (all) event.target.form.querySelectorAll(`[name="${CSS.escape(all)}"]`).forEach((box) => { box.checked = event.target.checked; });
 });
+
+// On a phone the menu is a strip: show where the reader is.
+document.querySelector(".menu [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 // Remove ?done=… from the address, so that going back or reloading does not show the toast again.
 const toast = document.querySelector(".toast");

@@ -102,6 +102,7 @@ pub async fn serve(
     http::metrics::start();
     let app = Arc::new(app);
     tokio::spawn(actions::listening::sweep(app.clone(), stop.clone()));
+    tokio::spawn(actions::form_results::sweep(app.clone(), stop.clone()));
     let failures = auth::failures::keep(app.clone(), stop.clone());
     // With the peer's address: failed sign-ins are counted by it.
     let live = Live::until(stop.clone());

@@ -5,12 +5,17 @@ use axum::{
     Extension, Router,
     extract::Request,
     handler::Handler,
-    http::{HeaderName, HeaderValue, header},
+    http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Version, header},
     middleware::{from_fn_with_state, map_response},
     response::{IntoResponse, Response},
     routing::{MethodFilter, MethodRouter, on},
 };
-use tower_http::{catch_panic::CatchPanicLayer, trace::TraceLayer};
+use tower_http::{
+    CompressionLevel,
+    catch_panic::CatchPanicLayer,
+    compression::{CompressionLayer, Predicate, predicate::SizeAbove},
+    trace::TraceLayer,
+};
 
 use crate::{
     Shared, api,
@@ -22,6 +27,18 @@ use crate::{
     openapi::Operation,
     pages::{self, live::Live},
 };
+
+/// Media types that are compressed. Forms have a token that differs on each page, so that lengths reveal nothing of it.
+const COMPRESSED: [&str; 5] = [
+    "text/html",
+    "text/css",
+    "text/javascript",
+    "image/svg+xml",
+    "application/json",
+];
+const COMPRESSED_BYTES_MIN: u16 = 1_024;
+/// Fast, and within a few percent of the best.
+const COMPRESSION_LEVEL: i32 = 4;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
@@ -57,8 +74,10 @@ pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router
         })
         .fallback(async || Problem::not_found("path"))
         .layer(Extension(live))
-        .layer(map_response(secure))
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(app.clone(), pages::problem::render))
+        .layer(map_response(secure))
+        .layer(compression())
         .layer(TraceLayer::new_for_http().make_span_with(span))
         .with_state(reading.unwrap_or(app));
     (router, routes.list)
@@ -70,19 +89,21 @@ impl Routes {
         use Rule::{Account, Administer, Ask, Manage, Open, Operate, See, Session, SignedIn};
         self
             .get("/docs", Open, pages::docs::show)
-            .get("/assets/docs.css", Open, pages::docs::stylesheet)
+            .get("/assets/docs.css", Open, pages::assets::docs_style)
             .get("/", See, pages::overview::show)
             .get("/live/overview", See, pages::overview::follow)
-            .get("/assets/style.css", Open, pages::stylesheet)
-            .get("/assets/app.js", Open, pages::script)
-            .get("/assets/mark.svg", Open, pages::mark)
-            .get("/assets/inter.woff2", Open, pages::font)
+            .get("/assets/style.css", Open, pages::assets::style)
+            .get("/assets/app.js", Open, pages::assets::script)
+            .get("/assets/mark.svg", Open, pages::assets::mark)
+            .get("/favicon.ico", Open, pages::assets::mark)
+            .get("/assets/inter.woff2", Open, pages::assets::font)
             .get("/sign-in", Open, pages::sign_in::show)
             .post("/sign-in", Open, pages::sign_in::submit)
             .post("/sign-out", Session, pages::sign_in::leave)
             .post("/sign-out-everywhere", Session, pages::sign_in::leave_everywhere)
             .get("/portal", Open, pages::portal::enter)
             .read("/deliveries", See, pages::deliveries::show)
+            .get("/live/deliveries", See, pages::deliveries::follow)
             .read("/deliveries/{delivery}", See, pages::delivery::show)
             .post("/deliveries/{delivery}/replay", Operate, pages::delivery::replay)
             .get("/live/deliveries/{delivery}", See, pages::delivery::follow)
@@ -93,10 +114,10 @@ impl Routes {
             .read("/endpoints/rotations", See, pages::endpoints::rotations)
             .read("/endpoints/{endpoint}", See, pages::endpoint::show)
             .get("/live/endpoints/{endpoint}", See, pages::endpoint::follow)
-            .post("/endpoints/{endpoint}/pause", Operate, pages::endpoint::pause)
-            .post("/endpoints/{endpoint}/resume", Operate, pages::endpoint::resume)
-            .post("/endpoints/{endpoint}/test", Operate, pages::endpoint::test)
-            .post("/endpoints/{endpoint}/probe", Operate, pages::endpoint::probe)
+            .post("/endpoints/{endpoint}/pause", Operate, pages::endpoint_actions::pause)
+            .post("/endpoints/{endpoint}/resume", Operate, pages::endpoint_actions::resume)
+            .post("/endpoints/{endpoint}/test", Operate, pages::endpoint_actions::test)
+            .post("/endpoints/{endpoint}/probe", Operate, pages::endpoint_actions::probe)
             .get("/endpoints/{endpoint}/settings", See, pages::endpoint_settings::show)
             .post("/endpoints/{endpoint}/settings", Manage, pages::endpoint_settings::save)
             .post("/endpoints/{endpoint}/delete", Manage, pages::endpoint_settings::delete)
@@ -128,6 +149,7 @@ impl Routes {
             .post("/api-keys", Administer, pages::api_keys::create)
             .post("/api-keys/{key}/revoke", Administer, pages::api_keys::revoke)
             .read("/audit", SignedIn, pages::audit::show)
+            .read("/audit/export", SignedIn, pages::audit::export)
             .get("/system", SignedIn, pages::system::show)
             .get("/people", Administer, pages::people::show)
             .post("/people", Administer, pages::people::add)
@@ -212,6 +234,20 @@ fn counts(path: &str, rule: Rule) -> Counts {
     }
 }
 
+/// Text of a size that is worth it. Streams of server-sent events must not be buffered.
+fn compression() -> CompressionLayer<impl Predicate> {
+    let is_text = |_: StatusCode, _: Version, headers: &HeaderMap, _: &Extensions| {
+        let kind = headers
+            .get(header::CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok());
+        let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default();
+        COMPRESSED.contains(&kind)
+    };
+    CompressionLayer::new()
+        .quality(CompressionLevel::Precise(COMPRESSION_LEVEL))
+        .compress_when(SizeAbove::new(COMPRESSED_BYTES_MIN).and(is_text))
+}
+
 /// Added to every response, so that no page can omit them.
 async fn secure(mut response: Response) -> Response {
     const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; \
@@ -283,6 +319,7 @@ mod tests {
                 "/assets/style.css",
                 "/assets/app.js",
                 "/assets/mark.svg",
+                "/favicon.ico",
                 "/assets/inter.woff2",
                 "/sign-in",
                 "/sign-in",

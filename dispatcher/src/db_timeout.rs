@@ -52,6 +52,6 @@ async fn is_idle(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     row.try_get(0)
 }
 
-async fn is_alive(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+pub(crate) async fn is_alive(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     within(PING_MAX, connection.ping()).await.map(|()| true)
 }

@@ -1,14 +1,20 @@
 //! A connection reserved for one task that runs statements continuously. A pool checks a connection before and after
 //! each use, which on the hot path cost more round trips than the work itself.
 
+use std::time::{Duration, Instant};
+
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 
-use crate::db_timeout::WithDbTimeout;
+use crate::db_timeout::{WithDbTimeout, is_alive};
 
-/// Opened on first use, and again after an error.
+/// A connection may have been cut off silently while it was unused for this long.
+const UNUSED_MAX: Duration = Duration::from_secs(2);
+
+/// Opened on first use, and again after an error, or when it is found dead after it was unused for a while.
 pub(crate) struct DedicatedConnection {
     options: PgConnectOptions,
     connection: Option<PgConnection>,
+    used_at: Instant,
 }
 
 impl DedicatedConnection {
@@ -16,10 +22,18 @@ impl DedicatedConnection {
         Self {
             options,
             connection: None,
+            used_at: Instant::now(),
         }
     }
 
     pub(crate) async fn open(&mut self) -> Result<&mut PgConnection, sqlx::Error> {
+        if self.used_at.elapsed() > UNUSED_MAX
+            && let Some(mut unused) = self.connection.take()
+            && is_alive(&mut unused).await.is_ok()
+        {
+            self.connection = Some(unused);
+        }
+        self.used_at = Instant::now();
         match &mut self.connection {
             Some(connection) => Ok(connection),
             none => {

@@ -111,11 +111,11 @@ words!(
     ReplayState("replay_state") { Running = "running", Done = "done", Cancelled = "cancelled" }
 );
 words!(
-    /// Where a part of a bulk replay takes its deliveries from. `Waiting` ones have failed and wait for a retry.
+    /// Where a part of a bulk replay takes its deliveries from. `Retrying` ones have failed and wait for their next attempt.
     ReplaySource("replay_source") {
         Dead = "dead",
         Delivered = "delivered",
-        Waiting = "waiting",
+        Retrying = "retrying",
         Missing = "missing",
     }
 );

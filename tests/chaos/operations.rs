@@ -1,5 +1,5 @@
 //! What an operator does to a running system: restarts every process, migrates, takes a backup. Nothing is lost by it,
-//! and nothing is sent twice that a backup did not make unknown.
+//! and nothing is sent twice that a backup did not make unknown. And what a network does: it forgets connections.
 
 use std::{collections::HashMap, process::Stdio, sync::Arc, time::Duration};
 
@@ -277,4 +277,31 @@ async fn a_backup_taken_in_mid_traffic_restores_everything_that_was_open_then() 
         "backup: {count} events were committed before it, {} deliveries were open and were sent again",
         open.len()
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_came_while_every_connection_was_forgotten_are_found_soon() {
+    /// One statement of the reader times out; everything else notices sooner.
+    const FOUND_MAX: Duration = Duration::from_secs(25);
+    let _alone = runs::alone().await;
+    let it = Installation::start(None).await;
+    let producers = runs::producers(&it, Duration::ZERO);
+    for tenant in ["acme", "beta"] {
+        producers
+            .emit_once(tenant, "user.new", format!("{tenant}-before"))
+            .await;
+    }
+    it.drained(DRAIN_MAX).await.expect("every connection was used");
+    // Connections that were unused for a while are checked before their next use.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for number in 0..DISPATCHERS {
+        it.proxy(Target::Dispatcher(number)).silence();
+    }
+    for tenant in ["acme", "beta"] {
+        producers
+            .emit_once(tenant, "user.new", format!("{tenant}-after"))
+            .await;
+    }
+    let found = it.drained(FOUND_MAX).await;
+    found.expect("an endpoint without anything known to do has a row that nobody was told of");
 }

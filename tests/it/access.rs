@@ -225,7 +225,8 @@ impl Callers {
             ("op", "operator", Role::Operator),
             ("looker", "read-only", Role::ReadOnly),
         ] {
-            let (status, page) = admin.post("/people", &[("login", login), ("role", word)]).await;
+            let fields = [("login", login), ("role", word)];
+            let (status, page) = admin.post_and_follow("/people", &fields).await;
             assert_eq!(status, StatusCode::OK, "{page}");
             let password = text_of(&page, "new-password");
             let mut person = Person::new(program);
@@ -310,7 +311,7 @@ impl Callers {
 fn verdict(status: StatusCode, location: &str, body: &str) -> Verdict {
     match status {
         StatusCode::UNAUTHORIZED => Verdict::WhoAreYou,
-        _ if status.is_redirection() && location == "/sign-in" => Verdict::WhoAreYou,
+        _ if status.is_redirection() && location.starts_with("/sign-in") => Verdict::WhoAreYou,
         StatusCode::FORBIDDEN if body.contains("was not sent from a page of your session") => {
             Verdict::Admitted
         }

@@ -25,7 +25,7 @@ async fn a_person_finds_a_dead_letter_reads_why_and_watches_its_replay_arrive() 
     let browser = Browser::start().await;
     browser.open(&program.url("/dead-letters")).await;
     assert!(
-        browser.address().await.ends_with("/sign-in"),
+        browser.address().await.contains("/sign-in"),
         "nothing for a stranger"
     );
     browser.sign_in(&program).await;
@@ -115,12 +115,18 @@ async fn a_customer_who_comes_by_a_link_sees_only_their_own() {
     }
     for page in world.foreign_pages() {
         browser.open(&program.url(&page)).await;
-        browser.read("404").await;
+        // A form says so at its field.
+        if page.starts_with("/signatures") {
+            browser.see("[aria-invalid=true]").await;
+            assert!(!browser.words().await.contains("globex"), "{page}");
+        } else {
+            browser.read("404").await;
+        }
     }
     browser.press("Back to overview").await;
     browser.press("Sign out").await;
     browser.see("input[name=password]").await;
-    assert!(browser.address().await.ends_with("/sign-in"));
+    assert!(browser.address().await.contains("/sign-in"));
     browser.close().await;
 }
 
@@ -203,6 +209,31 @@ async fn a_secret_is_rotated_by_hand_and_both_are_in_force() {
     );
     let header = sent[0].header("webhook-signature");
     assert_eq!(header.matches("v1=").count(), 2, "{header}");
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_leaked_secret_is_revoked_and_the_page_says_that_only_the_new_one_signs() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    browser
+        .open(&program.url(&format!("/endpoints/{}/secrets", endpoint.id)))
+        .await;
+    browser.press("Rotate secret…").await;
+    browser.click("#overlap option[value='0']").await;
+    browser.press("Rotate secret").await;
+    browser.read("Requests are signed with the new secret only").await;
+    let words = browser.words().await;
+    assert!(!words.contains("signed with both secrets until"), "{words}");
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    let sent = receiver.wait_for(1).await;
+    assert!(sent[0].verify(&endpoint.secret).is_err(), "the old one is void");
     browser.close().await;
 }
 

@@ -51,11 +51,11 @@ async fn deliveries_are_found_by_each_filter_and_by_pages() {
     }
     assert_eq!(
         person.visit("/deliveries?status_code=x").await.0,
-        StatusCode::BAD_REQUEST
+        StatusCode::UNPROCESSABLE_ENTITY
     );
     assert_eq!(
         person.visit("/deliveries?since=tomorrow").await.0,
-        StatusCode::BAD_REQUEST
+        StatusCode::UNPROCESSABLE_ENTITY
     );
 
     let (_, first) = person.visit("/deliveries?type=invoice.paid").await;

@@ -106,11 +106,11 @@ async fn a_test_event_and_a_probe_are_told_on_the_page() {
     let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
     let mut person = Person::signed_in(&program).await;
     let (_, page) = person.visit(&format!("/endpoints/{}", endpoint.id)).await;
-    let (status, tested) = person.submit(&Form::find(&page, "/test")).await;
+    let (status, tested) = person.submit_and_follow(&Form::find(&page, "/test")).await;
     assert_eq!(status, StatusCode::OK);
     assert!(tested.contains(">failed<") && tested.contains("418"), "{tested}");
     assert_eq!(receiver.wait_for(1).await[0].header("webhook-test"), "true");
-    let (status, probed) = person.submit(&Form::find(&page, "/probe")).await;
+    let (status, probed) = person.submit_and_follow(&Form::find(&page, "/probe")).await;
     assert_eq!(status, StatusCode::OK, "{probed}");
     assert!(probed.contains("of 100") && probed.contains(">Fail<"), "{probed}");
 }
@@ -131,7 +131,7 @@ async fn a_secret_is_hidden_until_revealed_and_both_are_in_force_after_a_rotatio
         !page.contains(&endpoint.secret) && page.contains("Every 30 days"),
         "{page}"
     );
-    let (status, revealed) = person.submit(&Form::find(&page, "/reveal")).await;
+    let (status, revealed) = person.submit_and_follow(&Form::find(&page, "/reveal")).await;
     assert_eq!(status, StatusCode::OK);
     assert!(revealed.contains(&endpoint.secret));
     let form = Form::find(&page, "/rotate").with("overlap_seconds", "3600");

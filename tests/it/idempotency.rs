@@ -119,7 +119,7 @@ async fn a_secret_in_an_answer_is_given_again_and_lies_nowhere_in_clear() {
     assert_eq!(made, again);
     assert_eq!(count(&database, "endpoints").await, 1);
     let mut connection = database.connect().await;
-    let stored: Vec<Vec<u8>> = sqlx::query_scalar("select answer from postrider.idempotency")
+    let stored: Vec<Vec<u8>> = sqlx::query_scalar("select response from postrider.idempotency")
         .fetch_all(&mut connection)
         .await
         .expect("read");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use postrider_dispatcher::rollup;
-use reqwest::StatusCode;
+use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sqlx::PgPool;
 
@@ -101,6 +101,147 @@ async fn a_live_part_comes_as_an_event_and_ends_with_the_program() {
         "an open stream does not hold the stop up"
     );
     while let Ok(Some(_)) = stream.chunk().await {}
+}
+
+/// The number under a label, and the hint below it.
+fn figure<'p>(page: &'p str, label: &str) -> (&'p str, &'p str) {
+    let rest = page
+        .split(&format!("<span class=\"label\">{label}</span><strong>"))
+        .nth(1)
+        .unwrap_or_else(|| panic!("no {label} in {page}"));
+    let (number, rest) = rest.split_once("</strong>").expect("a number");
+    let hint = rest.split_once("<span class=\"hint\">").expect("a hint").1;
+    (number, hint.split("</span>").next().unwrap_or_default())
+}
+
+/// The badge beside the URL in the title of an endpoint's page.
+fn badge(page: &str) -> &str {
+    let title = page.split("<h1").nth(1).expect("a title");
+    let badge = title.split("<span class=\"state ").nth(1).expect("a badge");
+    badge.split('"').next().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn the_failure_rate_counts_every_attempt_of_the_period() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    program.api().acme(&receiver.url("/hook"), json!({})).await;
+    database
+        .execute(
+            "insert into postrider.minute_statistics
+                (endpoint_id, minute, writer, delivered, retried, dead, any_failed, classes, durations)
+             select e.id, date_trunc('minute', clock_timestamp(), 'UTC') - make_interval(mins => m.ago),
+                    gen_random_uuid(), m.delivered, m.retried, 0, m.retried > 0, '{}', '{}'
+             from postrider.endpoints e, (values (3, 0, 1), (4, 150, 0), (5, 49, 0)) m (ago, delivered, retried)",
+        )
+        .await;
+    let mut person = Person::signed_in(&program).await;
+    for path in ["/", "/?range=24h", "/?range=7d"] {
+        let (_, page) = person.visit(path).await;
+        let rate = page.split("data-label=\"Failure rate\">").nth(1);
+        let rate = rate.expect("a failing endpoint").split('<').next();
+        assert_eq!(rate, Some("0.5%"), "1 of 200: {path}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_pending_is_counted_and_what_is_on_hold_says_so() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
+    let (_, link) = api.call(Method::POST, "/tenants/acme/portal-links", None).await;
+    let link = link["url"].as_str().expect("a url");
+    let mut customer = Person::new(&program);
+    customer
+        .visit(link.strip_prefix(&program.url("")).expect("a path"))
+        .await;
+    let mut person = Person::signed_in(&program).await;
+    let path = format!("/endpoints/{}", endpoint.id);
+    let (_, page) = person.visit(&path).await;
+    assert_eq!(badge(&page), "active");
+    assert_eq!(figure(&page, "Pending"), ("0", "no backlog"));
+
+    person.post(&format!("{path}/pause"), &[]).await;
+    for _ in 0..5 {
+        api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+            .await;
+    }
+    let (_, page) = person.visit(&path).await;
+    assert_eq!(badge(&page), "paused");
+    assert_eq!(
+        figure(&page, "On hold"),
+        ("5", "sent when the endpoint is resumed")
+    );
+    assert!(!page.contains("Attempts are sent as usual"), "{page}");
+    for reader in [&mut person, &mut customer] {
+        assert_eq!(figure(&reader.visit("/").await.1, "Pending").0, "5");
+    }
+    let held = api.deliveries("acme", "").await;
+    let delivery = format!("/deliveries/{}", held[0]["id"].as_str().expect("an id"));
+    let (_, page) = person.visit(&delivery).await;
+    assert!(
+        page.contains("On hold: it will be sent when the endpoint is resumed"),
+        "{page}"
+    );
+
+    person.post(&format!("{path}/resume"), &[]).await;
+    api.wait_for_state("acme", "delivered", 5).await;
+    for reader in [&mut person, &mut customer] {
+        let (_, page) = reader.visit("/").await;
+        assert_eq!(figure(&page, "Pending"), ("0", "no backlog"));
+    }
+
+    // Neither estimated nor stuck: there are more than are counted.
+    person.post(&format!("{path}/pause"), &[]).await;
+    database
+        .execute("select postrider.emit('acme', 'invoice.paid', '{}') from generate_series(1, 5001)")
+        .await;
+    let (_, page) = person.visit(&path).await;
+    assert_eq!(figure(&page, "On hold").0, "5,000+");
+    let (_, page) = person.visit("/").await;
+    assert!(figure(&page, "Pending").0.starts_with("about "), "{page}");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_only_fails_is_not_shown_as_active() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::Status(401));
+    let api = program.api();
+    let once = json!({ "retry_schedule": ["0s"] });
+    let endpoint = api.acme(&receiver.url("/hook"), once).await;
+    let mut person = Person::signed_in(&program).await;
+    let path = format!("/endpoints/{}", endpoint.id);
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    api.wait_for_state("acme", "dead", 1).await;
+    let cookie = person.cookie();
+    let shown = async |badge_class: &str| {
+        until("the badge changes", || async {
+            let (_, page) = Person::with_cookie(&program, &cookie).visit(&path).await;
+            (badge(&page) == badge_class).then_some(())
+        })
+        .await;
+    };
+    shown("late").await;
+    for page in [
+        path.clone(),
+        format!("{path}/secrets"),
+        format!("{path}/settings"),
+    ] {
+        assert_eq!(badge(&person.visit(&page).await.1), "late", "{page}");
+    }
+    // Ten failures in a row.
+    for _ in 0..9 {
+        api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+            .await;
+    }
+    api.wait_for_state("acme", "dead", 10).await;
+    shown("open").await;
 }
 
 /// Endpoint, delivered, retried, classes, durations.

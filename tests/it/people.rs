@@ -8,7 +8,7 @@ use crate::support::{ADMIN_PASSWORD, Answer, Database, Form, Person, Postrider, 
 /// Adds a person as the admin would, and answers their password.
 async fn add(admin: &mut Person<'_>, login: &str, role: &str) -> String {
     let fields = [("login", login), ("role", role)];
-    let (status, page) = admin.post("/people", &fields).await;
+    let (status, page) = admin.post_and_follow("/people", &fields).await;
     assert_eq!(status, StatusCode::OK, "{page}");
     text_of(&page, "new-password")
 }
@@ -71,7 +71,9 @@ async fn an_operator_replays_and_read_only_changes_nothing() {
 
     // A role that is taken away is gone with the next click, and a person who is removed is out.
     let (_, page) = admin.visit("/people").await;
-    let form = Form::find(&page, "/people/op/role").with("role", "read-only");
+    let form = Form::find(&page, "/people/op/role")
+        .with("role", "read-only")
+        .fill("confirmed", "yes");
     assert!(admin.submit(&form).await.0.is_redirection());
     assert_eq!(
         person
@@ -101,7 +103,7 @@ async fn e6_whoever_only_looks_sees_no_secret() {
     let mut admin = Person::signed_in(&program).await;
     let page_of = format!("/endpoints/{}", endpoint.id);
     let reveal = format!("{page_of}/secrets/reveal");
-    let (status, page) = admin.post(&reveal, &[]).await;
+    let (status, page) = admin.post_and_follow(&reveal, &[]).await;
     assert_eq!(status, StatusCode::OK);
     assert!(page.contains(&endpoint.secret), "an admin may see it: {page}");
     for (login, role) in [("looker", "read-only"), ("op", "operator")] {

@@ -77,6 +77,20 @@ async fn a_portal_link_works_once_and_shows_only_the_own_tenant() {
 
     let mut second = Person::new(&program);
     assert_eq!(second.visit(&path).await.0, StatusCode::GONE, "it works once");
+    let again = customer.visit_whole(&path).await;
+    assert!(
+        again.status.is_redirection() && again.location == "/",
+        "the browser that it let in is inside: {}",
+        again.status
+    );
+    let mut other = Person::new(&program);
+    let another = path_of(&link(&program, "acme").await);
+    assert!(other.visit(&another).await.0.is_redirection());
+    assert_eq!(
+        other.visit(&path).await.0,
+        StatusCode::GONE,
+        "a session of another link is not enough"
+    );
     let token = path.split('=').nth(1).expect("a token");
     for line in program.log_lines() {
         assert!(!line.contains(token), "the token is in the log: {line}");
@@ -176,7 +190,7 @@ async fn a_live_part_ends_with_its_session() {
     program.api().tenant("globex").await;
     let mut admin = Person::signed_in(&program).await;
     let (_, page) = admin
-        .post("/people", &[("login", "ada"), ("role", "read-only")])
+        .post_and_follow("/people", &[("login", "ada"), ("role", "read-only")])
         .await;
     let mut ada = Person::new(&program);
     let password = text_of(&page, "new-password");

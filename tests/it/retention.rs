@@ -107,7 +107,9 @@ async fn a_day_is_dropped_and_what_is_pending_or_dead_keeps_its_event_and_can_be
     );
     assert_eq!(one.dead_letters_expired + two.dead_letters_expired, 1);
     assert_eq!(
-        database.count("select count(*) from postrider.events_held").await,
+        database
+            .count("select count(*) from postrider.archived_events")
+            .await,
         2
     );
     assert_eq!(
@@ -180,7 +182,7 @@ async fn a_day_is_dropped_and_what_is_pending_or_dead_keeps_its_event_and_can_be
     // The program's own duty may be at it: then ours does nothing, and is asked again.
     until("nothing is held", || async {
         retention::run(&pool, MONTH).await.expect("done");
-        let left = "select (select count(*) from postrider.events_held) + (select count(*) from postrider.attempts_held)
+        let left = "select (select count(*) from postrider.archived_events) + (select count(*) from postrider.archived_attempts)
                          + (select count(*) from postrider.dead_letters)";
         (database.count(left).await == 0).then_some(())
     })

@@ -15,7 +15,7 @@ const TABLES: [&str; 6] = [
     "queue",
     "retries",
     "attempts",
-    "attempts_held",
+    "archived_attempts",
     "dead_letters",
     "dead_letter_counts",
 ];

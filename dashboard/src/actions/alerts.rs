@@ -33,7 +33,7 @@ pub(crate) async fn put(
     let row = endpoints::lock(&mut *transaction, tenant.id, endpoint)
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
-    let alert = alerts::put(&mut *transaction, row.id, threshold.unwrap_or(1), &actor.0).await?;
+    let alert = alerts::put(&mut *transaction, row.id, threshold.unwrap_or(1), &actor.name).await?;
     let entry = Entry::new(actor, Action::AlertPut, Some(tenant.id), endpoint)
         .with(json!({ "dead_letters": alert.dead_letters }));
     audit::write(&mut transaction, entry).await?;

@@ -1,5 +1,6 @@
 //! API keys: create and revoke.
 
+use chrono::{DateTime, TimeDelta, Utc};
 use data_encoding::BASE64URL_NOPAD;
 use postrider_proto::{
     api::{ApiKey, NewApiKey},
@@ -17,11 +18,31 @@ use crate::{
         problem::{Problem, excerpt},
     },
     tables::{
-        self, api_keys,
+        self,
+        api_keys::{self, NewKey},
         audit::{self, Action, Entry},
         tenants,
     },
 };
+
+/// A key that is meant to last longer has no expiry.
+const EXPIRY_MAX: TimeDelta = TimeDelta::days(3_650);
+/// The start of a key that stays visible: `prk_` and four characters.
+const PREFIX_CHARS: usize = 8;
+
+fn check_expiry(expires_at: Option<DateTime<Utc>>, now: DateTime<Utc>) -> Result<(), Problem> {
+    match expires_at {
+        Some(time) if time <= now || time > now + EXPIRY_MAX => Err(Problem::invalid(
+            "/expires_at",
+            format!(
+                "must be in the future and at most {} days away, not {}",
+                EXPIRY_MAX.num_days(),
+                time.to_rfc3339()
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
 
 /// Runs in the caller's transaction. The key is returned here and not stored anywhere.
 pub(crate) async fn make(
@@ -58,6 +79,7 @@ pub(crate) async fn make(
         }
         (_, None) => None,
     };
+    check_expiry(form.expires_at, tables::now(&mut *connection).await?)?;
     let key = format!("prk_{}", BASE64URL_NOPAD.encode(&rand::random::<[u8; 32]>()));
     let public_id = tables::random_public_id("key");
     if let Some(tenant) = tenant
@@ -66,10 +88,19 @@ pub(crate) async fn make(
         return Err(Problem::invalid("/tenant", "tenant does not exist"));
     }
     let hash = fingerprint(&key);
-    let created_at =
-        api_keys::insert(&mut *connection, &public_id, &hash, form.role, tenant, &form.name).await?;
-    let entry = Entry::new(actor, Action::KeyCreated, tenant, &public_id)
-        .with(json!({"role": form.role, "name": form.name}));
+    let prefix = &key[..PREFIX_CHARS];
+    let new = NewKey {
+        public_id: &public_id,
+        hash: &hash,
+        prefix,
+        role: form.role,
+        tenant,
+        name: &form.name,
+        expires_at: form.expires_at,
+    };
+    let created_at = api_keys::insert(&mut *connection, new).await?;
+    let detail = json!({"role": form.role, "name": form.name, "expires_at": form.expires_at});
+    let entry = Entry::new(actor, Action::KeyCreated, tenant, &public_id).with(detail);
     audit::write(connection, entry).await?;
     Ok(ApiKey {
         id: public_id,
@@ -78,6 +109,9 @@ pub(crate) async fn make(
         name: form.name,
         created_at,
         revoked_at: None,
+        prefix: prefix.to_owned(),
+        expires_at: form.expires_at,
+        last_used_at: None,
         key: Some(key),
     })
 }

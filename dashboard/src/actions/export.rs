@@ -92,7 +92,7 @@ fn csv_cells(delivery: &api::Delivery) -> [String; 12] {
 
 /// RFC 4180. Cells that a spreadsheet would evaluate as a formula are prefixed with an apostrophe, because they may
 /// contain text from third parties.
-fn write_cell(cell: &str, out: &mut String) {
+pub(crate) fn write_cell(cell: &str, out: &mut String) {
     let formula = cell.starts_with(['=', '+', '-', '@', '\t', '\r']);
     let quoted = cell.contains(['"', ',', '\n', '\r']);
     if quoted {

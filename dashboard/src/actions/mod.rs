@@ -3,6 +3,7 @@
 pub(crate) mod alerts;
 pub(crate) mod api_keys;
 pub(crate) mod attempt_view;
+pub(crate) mod audit_log;
 pub(crate) mod compatibility;
 pub(crate) mod delivery_filter;
 mod delivery_view;
@@ -10,6 +11,7 @@ pub(crate) mod emits;
 pub(crate) mod endpoints;
 pub(crate) mod event_types;
 pub(crate) mod export;
+pub(crate) mod form_results;
 pub(crate) mod listeners;
 pub(crate) mod listening;
 pub(crate) mod people;

@@ -13,7 +13,7 @@ use crate::{
     http::problem::Problem,
     tables::{
         self,
-        audit::{self, Action, Entry},
+        audit::{self, Action, Entry, changes},
         people,
         sessions::{self, Holder},
     },
@@ -65,18 +65,17 @@ pub(crate) async fn set_role(
 ) -> Result<(), Problem> {
     check_other(actor, login)?;
     let mut transaction = tables::begin(&app.pool).await?;
+    let before = people::find(&mut *transaction, login)
+        .await?
+        .ok_or_else(|| Problem::not_found("person"))?;
     if !people::set_role(&mut *transaction, login, role).await? {
         return Err(Problem::not_found("person"));
     }
-    let detail = json!({"role": role});
-    note(
-        &mut transaction,
-        actor,
-        Action::PersonChanged,
-        login,
-        Some(detail),
-    )
-    .await?;
+    let changed = changes([("role", json!(before.role))], [("role", json!(role))]);
+    let entry = Entry::new(actor, Action::PersonChanged, None, login)
+        .with(json!({"role": role}))
+        .changed(&changed);
+    audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok(())
 }
@@ -92,6 +91,7 @@ pub(crate) async fn reset_password(app: &Shared, actor: &Actor, login: &str) -> 
 /// Changes one's own password. Ends every session, this one included: anyone who knew the old one is signed out.
 pub(crate) async fn change_password(
     app: &Shared,
+    actor: &Actor,
     session: &Session,
     current: &str,
     new: &str,
@@ -114,9 +114,9 @@ pub(crate) async fn change_password(
         .await
         .map_err(unhashed)?
     {
-        return Err(Problem::invalid("", "Current password is incorrect."));
+        return Err(Problem::invalid("/current", "Current password is incorrect."));
     }
-    store_password(app, &session.actor(), &session.login, new).await
+    store_password(app, actor, &session.login, new).await
 }
 
 pub(crate) async fn remove(app: &Shared, actor: &Actor, login: &str) -> Result<(), Problem> {
@@ -160,7 +160,7 @@ fn check_other(actor: &Actor, login: &str) -> Result<(), Problem> {
     if login == ADMIN_LOGIN {
         return Err(Problem::conflict(of_the_settings()));
     }
-    if actor.0 == format!("person:{login}") {
+    if actor.name == format!("person:{login}") {
         return Err(Problem::conflict(
             "You can't do this to your own account. Ask another admin.",
         ));
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn nobody_changes_themselves_or_the_settings_admin() {
-        let actor = Actor("person:ada".to_owned());
+        let actor = Actor::new("person:ada");
         assert!(check_other(&actor, "ada").is_err());
         assert!(check_other(&actor, "admin").is_err());
         assert!(check_other(&actor, "grace").is_ok());

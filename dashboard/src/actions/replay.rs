@@ -28,6 +28,18 @@ pub(crate) struct Asked {
     pub(crate) seen: Option<i16>,
 }
 
+/// What became of a request to replay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replayed {
+    Queued,
+    /// Queued, and its endpoint is paused.
+    OnHold,
+    /// Nothing changed: it was in `queue`.
+    AlreadyQueued,
+    /// Nothing changed: it was attempted after what the caller had seen.
+    Attempted,
+}
+
 /// Queues the delivery again, whatever its state, in the caller's transaction.
 pub(crate) async fn replay(
     connection: &mut PgConnection,
@@ -35,15 +47,16 @@ pub(crate) async fn replay(
     tenant: Option<TenantId>,
     id: DeliveryId,
     asked: Asked,
-) -> Result<(), Problem> {
+) -> Result<Replayed, Problem> {
     let delivery = deliveries::find(&mut *connection, tenant, id)
         .await?
         .ok_or_else(|| Problem::not_found("delivery"))?;
     let endpoint = endpoints::find_by_id(&mut *connection, id.endpoint)
         .await?
         .ok_or_else(|| Problem::not_found("delivery"))?;
-    match endpoint.settings.state {
-        EndpointState::Active | EndpointState::Paused => {}
+    let queued = match endpoint.settings.state {
+        EndpointState::Active => Replayed::Queued,
+        EndpointState::Paused => Replayed::OnHold,
         EndpointState::Disabled => {
             let reason = endpoint.settings.state_reason.unwrap_or_default();
             return Err(Problem::endpoint_disabled(format!(
@@ -51,7 +64,7 @@ pub(crate) async fn replay(
             )));
         }
         EndpointState::Deleted => return Err(Problem::conflict("The endpoint was deleted.")),
-    }
+    };
 
     if i32::from(delivery.attempt_count) >= i32::from(ATTEMPTS_PER_DELIVERY_MAX) {
         return Err(Problem::limit_reached(format!(
@@ -61,7 +74,8 @@ pub(crate) async fn replay(
     let seen = asked.seen.unwrap_or(delivery.attempt_count);
     match queue_again(connection, id, seen, asked.arrived.0).await? {
         Some(Moved::Now) => {}
-        Some(Moved::Before) => return Ok(()),
+        Some(Moved::IsQueued) => return Ok(Replayed::AlreadyQueued),
+        Some(Moved::WasAttempted) => return Ok(Replayed::Attempted),
         None => {
             return Err(Problem::conflict(
                 "The delivery could not be queued because its endpoint just changed. Reload and try again.",
@@ -71,13 +85,14 @@ pub(crate) async fn replay(
     let id = id.to_string();
     let entry = Entry::new(actor, Action::DeliveryReplayed, Some(delivery.tenant_id), &id);
     audit::write(connection, entry).await?;
-    Ok(())
+    Ok(queued)
 }
 
 enum Moved {
     Now,
-    /// It is already queued, or was attempted since the request.
-    Before,
+    IsQueued,
+    /// Since the request, or since what the caller had seen.
+    WasAttempted,
 }
 
 async fn queue_again(
@@ -87,10 +102,11 @@ async fn queue_again(
     arrived: Instant,
 ) -> sqlx::Result<Option<Moved>> {
     for _ in 0..LOOKS_MAX {
-        if has_moved_on(&mut *connection, id, seen, arrived).await?
-            || queue::holds(&mut *connection, id).await?
-        {
-            return Ok(Some(Moved::Before));
+        if has_moved_on(&mut *connection, id, seen, arrived).await? {
+            return Ok(Some(Moved::WasAttempted));
+        }
+        if queue::holds(&mut *connection, id).await? {
+            return Ok(Some(Moved::IsQueued));
         }
         if transitions::replay_one(&mut *connection, id, seen).await?
             || transitions::hasten_retry(&mut *connection, id, seen).await?

@@ -215,7 +215,7 @@ pub(crate) async fn begin(
     }
     check_running(connection, ask.tenant).await?;
     let public_id = random_public_id("rpl");
-    replays::begin(&mut *connection, &public_id, ask, &parts, *rate, &actor.0).await?;
+    replays::begin(&mut *connection, &public_id, ask, &parts, *rate, &actor.name).await?;
     let replay = replays::find(&mut *connection, Some(ask.tenant), &public_id)
         .await?
         .ok_or_else(|| Problem::not_found("replay"))?;

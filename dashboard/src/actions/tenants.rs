@@ -18,7 +18,7 @@ use crate::{
     },
     tables::{
         self, api_keys,
-        audit::{self, Action, Entry},
+        audit::{self, Action, Entry, changes},
         endpoints, random_public_id,
         tenants::TenantRow,
     },
@@ -69,22 +69,28 @@ pub(crate) async fn store(
         form.all_operational_events.unwrap_or(false),
     )
     .await?;
-    let entry = Entry::new(actor, Action::TenantPut, Some(row.id), slug).with(changes(before.as_ref(), &row));
+    let changed = before
+        .as_ref()
+        .map(|before| changes(settings(before), settings(&row)));
+    let entry = Entry::new(actor, Action::TenantPut, Some(row.id), slug)
+        .with(new_values(before.as_ref(), &row))
+        .changed(&changed.unwrap_or_default());
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok((row, is_new))
 }
 
+fn settings(row: &TenantRow) -> [(&'static str, Value); 4] {
+    [
+        ("name", json!(row.name)),
+        ("rotate_every_days", json!(row.rotate_every_days)),
+        ("retention_days", json!(row.retention_days)),
+        ("all_operational_events", json!(row.all_operational_events)),
+    ]
+}
+
 /// The changed settings with their new values. A new tenant had none.
-fn changes(before: Option<&TenantRow>, now: &TenantRow) -> Value {
-    let settings = |row: &TenantRow| {
-        [
-            ("name", json!(row.name)),
-            ("rotate_every_days", json!(row.rotate_every_days)),
-            ("retention_days", json!(row.retention_days)),
-            ("all_operational_events", json!(row.all_operational_events)),
-        ]
-    };
+fn new_values(before: Option<&TenantRow>, now: &TenantRow) -> Value {
     let before_settings = before.map(settings);
     let is_changed = |(place, (_, value)): &(usize, (&str, Value))| match &before_settings {
         Some(before) => before[*place].1 != *value,
@@ -115,7 +121,7 @@ pub(crate) async fn remove(app: &App, actor: &Actor, slug: &str) -> Result<Strin
     let mut shards = endpoints::delete_all(&mut *transaction, tenant.id).await?;
     api_keys::revoke_all(&mut *transaction, tenant.id).await?;
     let erasure_id = random_public_id("era");
-    erasure::begin(&mut transaction, tenant.id, &erasure_id, &actor.0).await?;
+    erasure::begin(&mut transaction, tenant.id, &erasure_id, &actor.name).await?;
     let entry = Entry::new(actor, Action::TenantDeleted, Some(tenant.id), slug);
     audit::write(&mut transaction, entry).await?;
     let xid = wait_until_applied::current(&mut transaction).await?;

@@ -64,6 +64,9 @@ async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> ApiR
         name: row.name,
         created_at: row.created_at,
         revoked_at: row.revoked_at,
+        prefix: row.prefix,
+        expires_at: row.expires_at,
+        last_used_at: row.last_used_at,
         key: None,
     })))
 }

@@ -43,6 +43,7 @@ use crate::{
     tables::{
         deliveries::{self, Filter},
         events::{self, EventRow},
+        tenants,
     },
 };
 
@@ -197,10 +198,14 @@ async fn respond(
     if !emitted.duplicate {
         return Ok((StatusCode::ACCEPTED, fresh(emitted, event)));
     }
-    let first = events::load(connection, &[emitted.event])
+    let missing = || Problem::not_found("event");
+    let tenant = tenants::find(&mut *connection, &event.tenant)
+        .await?
+        .ok_or_else(missing)?;
+    let first = events::load(connection, tenant.id, &[emitted.event])
         .await?
         .pop()
-        .ok_or_else(|| Problem::not_found("event"))?;
+        .ok_or_else(missing)?;
     Ok((StatusCode::OK, first.into()))
 }
 
@@ -213,7 +218,7 @@ async fn list(call: Call, Query(query): Query<PageQuery>) -> ApiResult<Page<Even
     let next_cursor = (shown.len() < found.len())
         .then(|| shown.last().map(|id| encode(&id.0)))
         .flatten();
-    let rows = events::load(&call.app.pool, &shown).await?;
+    let rows = events::load(&call.app.pool, call.tenant.id, &shown).await?;
     Ok(Json(Page {
         data: rows.into_iter().map(Event::from).collect(),
         next_cursor,
@@ -240,7 +245,7 @@ async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> ApiResult<Eve
     let id = find_number(&call.app, &call.tenant, &id)
         .await?
         .ok_or_else(missing)?;
-    let row = events::load(&call.app.pool, &[id])
+    let row = events::load(&call.app.pool, call.tenant.id, &[id])
         .await?
         .pop()
         .ok_or_else(missing)?;

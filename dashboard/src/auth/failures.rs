@@ -132,7 +132,7 @@ async fn write(app: &App, failed: &[Failed]) {
 
 async fn write_one(app: &App, failed: &Failed) -> sqlx::Result<()> {
     let mut connection = app.pool.acquire().await?;
-    let actor = Actor(ACTOR.to_owned());
+    let actor = Actor::new(ACTOR);
     let entry = Entry::new(&actor, Action::SignInFailed, None, &failed.subject).with(failed.detail.clone());
     audit::write(&mut connection, entry).await?;
     connection.done().await

@@ -4,16 +4,18 @@
 
 pub(crate) mod address;
 pub(crate) mod failures;
+mod key_use;
 mod password;
 pub(crate) mod portal;
 mod request_rate;
+pub(crate) mod return_to;
 mod rule;
 mod session;
 mod sign_in;
 mod throttle;
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -139,29 +141,47 @@ pub(crate) async fn check(State(gate): State<Gate>, mut request: Request, next: 
     request.extensions_mut().insert(client);
     let (mut request, body) = BodyWait::watch(request);
     let response = async {
-        match admit(&gate, &mut request).await {
+        let admitted = admit(&gate, &mut request).await;
+        let session = request.extensions().get::<Session>().cloned();
+        let mut response = match admitted {
             Ok(_) if gate.refuses_query && has_query(&request) => no_parameters(&request).into_response(),
             Ok(name) => run(&gate, &name, request, next).await,
             Err(refused) => refused,
+        };
+        // For the menu of an error page.
+        if let Some(session) = session {
+            response.extensions_mut().insert(session);
         }
+        response
     };
     match timeout(REQUEST_TIME_MAX, response).await {
         Ok(response) => response,
         // The client has not sent the announced body: the server is not busy.
-        Err(_) if body.is_waiting() => {
-            let problem = Problem::new(Kind::RequestTimeout, "The request body did not arrive in time.");
-            match gate.rule.is_for_sessions() {
-                true => PageProblem::from(problem).into_response(),
-                false => problem.into_response(),
-            }
+        Err(_) if body.is_waiting() => gate.refused(Problem::new(
+            Kind::RequestTimeout,
+            "The request body did not arrive in time.",
+        )),
+        Err(_) => gate.refused(Problem::busy()),
+    }
+}
+
+impl Gate {
+    /// A page for people, JSON for programs.
+    fn refused(&self, problem: Problem) -> Response {
+        match self.rule.is_for_sessions() {
+            true => PageProblem::from(problem).into_response(),
+            false => problem.into_response(),
         }
-        Err(_) => Problem::busy().into_response(),
     }
 }
 
 fn client_address(app: &Shared, request: &Request) -> ClientAddress {
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
     ClientAddress(peer.map(|ConnectInfo(peer)| app.trusted_proxies.client(peer.ip(), request.headers())))
+}
+
+fn address_of(request: &Request) -> Option<IpAddr> {
+    request.extensions().get::<ClientAddress>()?.0
 }
 
 fn has_query(request: &Request) -> bool {
@@ -191,8 +211,7 @@ async fn run(gate: &Gate, name: &str, request: Request, next: Next) -> Response 
     };
     let share = match share {
         Ok(share) => share,
-        Err(problem) if gate.rule.is_for_sessions() => return PageProblem::from(problem).into_response(),
-        Err(problem) => return problem.into_response(),
+        Err(problem) => return gate.refused(problem),
     };
     let handled = async move {
         let response = timeout(REQUEST_TIME_MAX, next.run(request)).await;
@@ -201,10 +220,10 @@ async fn run(gate: &Gate, name: &str, request: Request, next: Next) -> Response 
     };
     match tokio::spawn(handled.in_current_span()).await {
         Ok(Ok(response)) => response,
-        Ok(Err(_)) => Problem::busy().into_response(),
+        Ok(Err(_)) => gate.refused(Problem::busy()),
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Problem::busy().into_response(),
+            Err(_) => gate.refused(Problem::busy()),
         },
     }
 }
@@ -240,10 +259,11 @@ async fn admit_session(gate: &Gate, request: &mut Request) -> Result<String, Res
     let session = Session::of(&gate.app.lookups, request.headers())
         .await
         .map_err(page)?
-        .ok_or_else(|| Redirect::to("/sign-in").into_response())?;
+        .ok_or_else(|| Redirect::to(&return_to::sign_in_address(request)).into_response())?;
+    request.extensions_mut().insert(session.clone());
     gate.app
         .request_rates
-        .take_for_session(&session.actor().0)
+        .take_for_session(&session.actor().name)
         .map_err(page)?;
     if !gate
         .rule
@@ -255,13 +275,12 @@ async fn admit_session(gate: &Gate, request: &mut Request) -> Result<String, Res
             _ => Problem::new(Kind::Forbidden, "Your role does not allow this. Ask an admin."),
         }));
     }
-    let actor = session.actor();
+    let actor = session.actor().at(address_of(request));
     let name = match &session.tenant {
         Some(tenant) => counted_as(tenant),
-        None => actor.0.clone(),
+        None => actor.name.clone(),
     };
     request.extensions_mut().insert(actor);
-    request.extensions_mut().insert(session);
     Ok(name)
 }
 
@@ -277,12 +296,12 @@ async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> 
             "Send `Authorization: Bearer KEY` with an active key.",
         )
     })?;
-    gate.app.request_rates.take(&key.actor.0, key.role)?;
+    gate.app.request_rates.take(&key.actor.name, key.role)?;
     if !gate.rule.admits_key(key.role) {
         let detail = format!("A key with role `{}` can't perform this operation.", key.role);
         return Err(Problem::new(Kind::Forbidden, detail));
     }
-    let mut name = key.actor.0.clone();
+    let mut name = key.actor.name.clone();
     if let (Rule::Own, Some(slug)) = (gate.rule, slug) {
         let tenant = tenants::find(&gate.app.lookups, &slug)
             .await?
@@ -295,7 +314,8 @@ async fn admit_key(gate: &Gate, request: &mut Request, slug: Option<String>) -> 
         name = counted_as(&tenant);
         request.extensions_mut().insert(tenant);
     }
-    request.extensions_mut().insert(key.actor);
+    let address = address_of(request);
+    request.extensions_mut().insert(key.actor.at(address));
     Ok(name)
 }
 
@@ -307,7 +327,7 @@ pub(crate) async fn admit_producer(app: &Shared, headers: &HeaderMap) -> Result<
             "Send `authorization: Bearer KEY` with an active key.",
         )
     })?;
-    app.request_rates.take(&key.actor.0, key.role)?;
+    app.request_rates.take(&key.actor.name, key.role)?;
     if Rule::Emit.admits_key(key.role) {
         return Ok(key.actor);
     }
@@ -329,15 +349,18 @@ async fn find_key(app: &Shared, headers: &HeaderMap) -> Result<Option<Key>, Prob
         !app.admin_api_key.is_empty() && bool::from(fingerprint(&app.admin_api_key).ct_eq(&hash));
     if is_settings_key {
         return Ok(Some(Key {
-            actor: Actor("key:admin".to_owned()),
+            actor: Actor::new("key:admin"),
             role: KeyRole::Admin,
             tenant: None,
         }));
     }
     // The index compares hashes, so timing reveals nothing about the key.
     let found = api_keys::find_by_hash(&app.lookups, &hash).await?;
+    if let Some(key) = &found {
+        key_use::note(app, key);
+    }
     Ok(found.map(|key| Key {
-        actor: Actor(format!("key:{}", key.public_id)),
+        actor: Actor::new(format!("key:{}", key.public_id)),
         role: key.role,
         tenant: key.tenant_id,
     }))

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use axum::http::HeaderMap;
 use chrono::{DateTime, Utc};
 use data_encoding::BASE64URL_NOPAD;
 use serde_json::json;
@@ -56,17 +57,30 @@ pub(crate) async fn redeem(
     if token.len() != TOKEN_CHARS {
         return Ok(None);
     }
+    let link_hash = fingerprint(token);
     let mut transaction = tables::begin(&app.pool).await?;
-    let Some(tenant) = portal_links::take(&mut *transaction, &fingerprint(token)).await? else {
+    let Some(tenant) = portal_links::take(&mut *transaction, &link_hash).await? else {
         return Ok(None);
     };
-    let session = Session::begin_for_tenant(&mut transaction, tenant.id).await?;
-    let actor = Actor(format!("portal:{}", tenant.slug));
+    let session = Session::begin_for_tenant(&mut transaction, tenant.id, &link_hash).await?;
+    let actor = Actor::new(format!("portal:{}", tenant.slug)).at(address);
     let entry = Entry::new(&actor, Action::PortalOpened, Some(tenant.id), &tenant.slug)
         .with(json!({"address": address}));
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
     Ok(Some(session))
+}
+
+/// Whether the browser has the session that this link opened: a reload, or a second click on the link.
+pub(crate) async fn is_open(app: &App, token: &str, headers: &HeaderMap) -> Result<bool, Problem> {
+    if token.len() != TOKEN_CHARS {
+        return Ok(false);
+    }
+    let Some(session) = Session::of(&app.pool, headers).await? else {
+        return Ok(false);
+    };
+    let link_hash = fingerprint(token);
+    Ok(sessions::was_opened_by(&app.pool, &session.token_hash(), &link_hash).await?)
 }
 
 /// Ends all sessions opened by links of this tenant, and revokes unused links.

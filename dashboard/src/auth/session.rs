@@ -34,8 +34,9 @@ const FORM_BYTES_MAX: usize = 64 * 1024;
 pub(crate) struct Session {
     /// Shown at the top of the page: the person's login, or the tenant's id.
     pub(crate) login: String,
-    /// Included in every form as `csrf`.
+    /// Included in every form as `csrf`. It differs on each page: see `mask`.
     pub(crate) csrf: String,
+    csrf_bytes: Vec<u8>,
     pub(crate) role: Role,
     /// The customer's tenant. Pages show nothing of any other.
     pub(crate) tenant: Option<Tenant>,
@@ -54,7 +55,8 @@ impl Session {
     }
 
     fn read(row: SessionRow, token_hash: [u8; 32]) -> Option<Self> {
-        let csrf = BASE64URL_NOPAD.encode(&row.csrf);
+        let csrf_bytes = row.csrf.clone();
+        let csrf = mask(&csrf_bytes, rand::random());
         match row {
             SessionRow {
                 person_id: Some(id),
@@ -64,6 +66,7 @@ impl Session {
             } => Some(Self {
                 login,
                 csrf,
+                csrf_bytes,
                 role: role.into(),
                 tenant: None,
                 holder: Holder::Person(id),
@@ -76,6 +79,7 @@ impl Session {
             } => Some(Self {
                 login: slug.clone(),
                 csrf,
+                csrf_bytes,
                 role: Role::Customer,
                 tenant: Some(Tenant { id, slug }),
                 holder: Holder::Tenant(id),
@@ -91,7 +95,7 @@ impl Session {
     }
 
     pub(crate) fn actor(&self) -> Actor {
-        Actor(match &self.tenant {
+        Actor::new(match &self.tenant {
             None => format!("person:{}", self.login),
             Some(tenant) => format!("portal:{}", tenant.slug),
         })
@@ -99,21 +103,27 @@ impl Session {
 
     /// Creates a session and returns the token for the cookie.
     pub(crate) async fn begin_for_person(connection: &mut PgConnection, id: i32) -> Result<String, Problem> {
-        Self::begin(connection, Holder::Person(id)).await
+        Self::begin(connection, Holder::Person(id), None).await
     }
 
     pub(crate) async fn begin_for_tenant(
         connection: &mut PgConnection,
         id: TenantId,
+        link_hash: &[u8; 32],
     ) -> Result<String, Problem> {
-        Self::begin(connection, Holder::Tenant(id)).await
+        Self::begin(connection, Holder::Tenant(id), Some(link_hash)).await
     }
 
-    async fn begin(connection: &mut PgConnection, holder: Holder) -> Result<String, Problem> {
+    async fn begin(
+        connection: &mut PgConnection,
+        holder: Holder,
+        link_hash: Option<&[u8; 32]>,
+    ) -> Result<String, Problem> {
         let token = BASE64URL_NOPAD.encode(&rand::random::<[u8; 32]>());
         let csrf: [u8; 32] = rand::random();
         sessions::delete_expired(&mut *connection).await?;
-        sessions::insert(connection, &fingerprint(&token), holder, &csrf, SESSION_HOURS).await?;
+        let token_hash = fingerprint(&token);
+        sessions::insert(connection, &token_hash, holder, &csrf, SESSION_HOURS, link_hash).await?;
         Ok(token)
     }
 
@@ -125,6 +135,15 @@ impl Session {
     /// Whether the session is still valid and its person or tenant still exists.
     pub(crate) async fn is_open(&self, pool: &Pool) -> Result<bool, Problem> {
         Ok(sessions::find(pool, &self.token_hash).await?.is_some())
+    }
+
+    fn has_csrf(&self, given: &str) -> bool {
+        let given = unmask(given);
+        given.is_some_and(|given| !given.is_empty() && bool::from(given.ct_eq(&self.csrf_bytes)))
+    }
+
+    pub(crate) fn token_hash(&self) -> [u8; 32] {
+        self.token_hash
     }
 
     /// The keys that session limits are counted by: this session and its owner.
@@ -150,6 +169,7 @@ impl Session {
         Self {
             login: "acme".to_owned(),
             csrf: String::new(),
+            csrf_bytes: Vec::new(),
             role: Role::Customer,
             tenant: Some(Tenant {
                 id,
@@ -159,6 +179,11 @@ impl Session {
             token_hash: [token; 32],
         }
     }
+}
+
+/// Whether the request comes from a browser that had a session.
+pub(super) fn has_cookie(headers: &HeaderMap) -> bool {
+    cookie(headers, SESSION_COOKIE).is_some_and(|token| !token.is_empty())
 }
 
 /// `Set-Cookie` for a session. Lax, so that a link from an email opens the page; forms have a token of their own.
@@ -197,6 +222,20 @@ pub(crate) fn tokens_match(given: &str, expected: &str) -> bool {
     !expected.is_empty() && bool::from(given.as_bytes().ct_eq(expected.as_bytes()))
 }
 
+/// The token combined with random bytes, and those bytes. Pages are compressed and repeat what is in their address, so
+/// the length of a page would reveal a token that is always the same (BREACH).
+fn mask(csrf: &[u8], pad: [u8; 32]) -> String {
+    let hidden = csrf.iter().zip(pad).map(|(byte, pad)| byte ^ pad);
+    let bytes: Vec<u8> = pad.into_iter().chain(hidden).collect();
+    BASE64URL_NOPAD.encode(&bytes)
+}
+
+fn unmask(text: &str) -> Option<Vec<u8>> {
+    let bytes = BASE64URL_NOPAD.decode(text.as_bytes()).ok()?;
+    let (pad, hidden) = bytes.split_at_checked(32)?;
+    Some(hidden.iter().zip(pad).map(|(byte, pad)| byte ^ pad).collect())
+}
+
 /// A form submitted from one of this session's own pages.
 pub(crate) struct Submitted<T>(pub(crate) T);
 
@@ -213,14 +252,10 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Submitted<T> {
         let (parts, body) = request.into_parts();
         let body = read_body(body, FORM_BYTES_MAX).await?;
         let again = || Request::from_parts(parts.clone(), Body::from(body.clone()));
-        let expected = parts
-            .extensions
-            .get::<Session>()
-            .map(|session| session.csrf.as_str())
-            .unwrap_or_default();
+        let session = parts.extensions.get::<Session>();
         let given = Form::<Token>::from_request(again(), state).await;
         let given = given.map(|Form(token)| token).unwrap_or_default();
-        if !tokens_match(&given.csrf, expected) {
+        if !session.is_some_and(|session| session.has_csrf(&given.csrf)) {
             return Err(Problem::new(
                 Kind::Forbidden,
                 "This form was not sent from a page of your session. Go back, reload the page and try again.",
@@ -275,6 +310,20 @@ mod tests {
     fn cookies_are_for_https_only_when_the_address_is() {
         assert!(session_cookie("t", "https://hooks.example.com").ends_with("; Secure"));
         assert!(!session_cookie("t", "http://127.0.0.1:8080").contains("Secure"));
+    }
+
+    #[test]
+    fn a_masked_token_differs_each_time_and_is_read_again() {
+        let token = [7; 32];
+        let (one, other) = (mask(&token, [1; 32]), mask(&token, [2; 32]));
+        assert_ne!(one, other);
+        for masked in [one, other] {
+            assert_eq!(unmask(&masked).as_deref(), Some(token.as_slice()));
+        }
+        let session = Session::of_customer(1, 1);
+        for bad in ["", "AAAA", &mask(&[], [1; 32])] {
+            assert!(!session.has_csrf(bad), "{bad}");
+        }
     }
 
     #[test]

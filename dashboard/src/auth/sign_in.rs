@@ -61,7 +61,7 @@ pub(crate) async fn sign_in(
     guess.succeeded();
     let mut transaction = tables::begin(&app.pool).await?;
     let token = Session::begin_for_person(&mut transaction, person).await?;
-    let actor = Actor(format!("person:{login}"));
+    let actor = Actor::new(format!("person:{login}")).at(address);
     let entry = Entry::new(&actor, Action::SignedIn, None, login).with(json!({"address": address}));
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;

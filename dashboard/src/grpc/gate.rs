@@ -111,7 +111,7 @@ async fn admit(
     connection: Option<Arc<Connection>>,
 ) -> Result<Admitted, Problem> {
     let actor = auth::admit_producer(&gate.app, headers).await?;
-    let slot = gate.calls.take(Some(actor.0)).ok_or_else(|| {
+    let slot = gate.calls.take(Some(actor.name)).ok_or_else(|| {
         let detail = format!("A key can have at most {CALLS_PER_KEY_MAX} concurrent calls.");
         Problem::too_many(detail, Duration::from_secs(1))
     })?;

@@ -110,7 +110,7 @@ fn read_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
 
 async fn respond(app: &App, key: &str, request: Request, next: Next) -> Result<Response, Problem> {
     let (mut parts, body) = request.into_parts();
-    let actor = parts.extensions.get::<Actor>().map_or("", |actor| &actor.0);
+    let actor = parts.extensions.get::<Actor>().map_or("", |actor| &actor.name);
     let body = read_body(body, BATCH_BYTES_MAX).await?;
     let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
     let claimed = Claimed {

@@ -1,4 +1,4 @@
-//! A problem as an HTML page, for people instead of programs.
+//! A problem as an HTML page, for people instead of programs. `pages::problem` adds the menu for whoever is signed in.
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -17,6 +17,24 @@ struct ProblemPage {
 
 pub(crate) struct PageProblem(Problem);
 
+/// The API's titles refer to API keys.
+pub(crate) fn page_title(problem: &Problem) -> &'static str {
+    match problem.kind {
+        Kind::Forbidden => "You don't have permission",
+        Kind::MethodNotAllowed => "This address can't be opened",
+        _ => problem.title(),
+    }
+}
+
+pub(crate) fn page_detail(problem: &Problem) -> String {
+    match problem.kind {
+        Kind::MethodNotAllowed => {
+            "It belongs to a form. Open the page with the form and submit it there.".to_owned()
+        }
+        _ => problem.in_words(),
+    }
+}
+
 impl<E: Into<Problem>> From<E> for PageProblem {
     fn from(error: E) -> Self {
         Self(error.into())
@@ -25,18 +43,14 @@ impl<E: Into<Problem>> From<E> for PageProblem {
 
 impl IntoResponse for PageProblem {
     fn into_response(self) -> Response {
-        let status = self.0.status();
         let page = ProblemPage {
-            status: status.as_u16(),
-            // The API's title refers to API keys.
-            title: match self.0.kind {
-                Kind::Forbidden => "You don't have permission",
-                _ => self.0.title(),
-            },
-            detail: self.0.in_words(),
+            status: self.0.status().as_u16(),
+            title: page_title(&self.0),
+            detail: page_detail(&self.0),
         };
-        let mut response = (status, page).into_response();
+        let mut response = (self.0.status(), page).into_response();
         self.0.set_headers(&mut response);
+        response.extensions_mut().insert(self.0);
         response
     }
 }

@@ -359,6 +359,8 @@ impl IntoResponse for Problem {
             HeaderValue::from_static("application/problem+json"),
         );
         self.set_headers(&mut response);
+        // Browsers get it as a page: `pages::problem`.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -1,64 +1,169 @@
-//! The audit log, newest entries first.
+//! The audit log, newest entries first, with filters and an export.
 
 use askama::Template;
 use askama_web::WebTemplate;
+use axum::{
+    http::header,
+    response::{IntoResponse, Response},
+};
 use serde::Deserialize;
 use serde_json::Value;
+use url::form_urlencoded::Serializer;
 
-use super::{Frame, Moment, Paged};
+use super::{FormErrors, Frame, Moment, Paged, deliveries::time_from_form};
 use crate::{
+    Shared,
+    actions::{
+        audit_log::{self, AuditFilter, EXPORT_MAX},
+        export::Format,
+    },
     auth::Visit,
     http::{
-        input::{Query, is_plain_text},
+        input::Query,
         pagination,
-        problem::Problem,
+        problem::{Problem, excerpt},
     },
-    tables::{
-        audit::{self, AuditRow, Narrowed},
-        tenants,
-    },
+    pages::stats_format::grouped,
+    tables::audit::{self, AuditRow, Narrowed},
 };
 
 const LINES: i64 = 50;
-const ACTOR_BYTES_MAX: usize = 200;
+/// Characters of a value before or after a change.
+const VALUE_CHARS_MAX: usize = 300;
 
-#[derive(Default, Deserialize)]
+/// The filters as given in the address. Times without a zone are UTC.
+#[derive(Default, Clone, Deserialize)]
 #[serde(default)]
 pub(crate) struct AuditQuery {
     tenant: String,
     actor: String,
+    action: String,
+    since: String,
+    until: String,
     cursor: Option<String>,
+    format: String,
+}
+
+impl AuditQuery {
+    fn is_empty(&self) -> bool {
+        self.filters().is_empty()
+    }
+
+    /// The address of the same filters.
+    fn filters(&self) -> String {
+        let mut address = Serializer::new(String::new());
+        let fields = [
+            ("tenant", &self.tenant),
+            ("actor", &self.actor),
+            ("action", &self.action),
+            ("since", &self.since),
+            ("until", &self.until),
+        ];
+        address.extend_pairs(fields.into_iter().filter(|(_, value)| !value.is_empty()));
+        address.finish()
+    }
+
+    async fn narrow(&self, app: &Shared) -> Result<Option<Narrowed>, Problem> {
+        let (since, until) = (time_from_form(&self.since), time_from_form(&self.until));
+        let filter = AuditFilter {
+            tenant: &self.tenant,
+            actor: &self.actor,
+            action: &self.action,
+            since: &since,
+            until: &until,
+        };
+        filter.narrow(app).await
+    }
+}
+
+/// A setting before and after a change.
+struct Changed {
+    name: String,
+    before: String,
+    after: String,
 }
 
 struct Entry {
     at: Moment,
     actor: String,
+    address: Option<String>,
     action: String,
     tenant: Option<String>,
     subject: String,
+    /// The page of the subject.
+    link: Option<String>,
+    changes: Vec<Changed>,
     /// Name and value.
     details: Vec<(String, String)>,
 }
 
 impl From<AuditRow> for Entry {
     fn from(row: AuditRow) -> Self {
+        let changes = row.changes.map(changes).unwrap_or_default();
+        let mut details = row.detail.map(details).unwrap_or_default();
+        // What changed says more than the new value.
+        details.retain(|(name, _)| name != "address" && changes.iter().all(|changed| changed.name != *name));
         Self {
             at: Moment(Some(row.at)),
+            link: link(&row.action, &row.subject),
             actor: row.actor,
+            address: row.address,
             action: row.action,
             tenant: row.tenant,
             subject: row.subject,
-            details: row.detail.map(details).unwrap_or_default(),
+            changes,
+            details,
         }
+    }
+}
+
+fn link(action: &str, subject: &str) -> Option<String> {
+    match action.split('.').next()? {
+        _ if action.ends_with(".deleted") => None,
+        "endpoint" | "secret" | "alert" => Some(format!("/endpoints/{subject}")),
+        "tenant" | "portal_link" => Some(format!("/tenants/{subject}")),
+        "delivery" => Some(format!("/deliveries/{subject}")),
+        "replay" => Some(format!("/replays/{subject}")),
+        "event_type" => Some(format!("/event-types/{subject}")),
+        _ => None,
+    }
+}
+
+fn text(value: Value) -> String {
+    match value {
+        Value::String(text) => text,
+        value => value.to_string(),
+    }
+}
+
+/// `{"name": {"before": …, "after": …}}`.
+fn changes(value: Value) -> Vec<Changed> {
+    let Value::Object(fields) = value else {
+        return Vec::new();
+    };
+    let side = |change: &Value, name: &str| match change.get(name).cloned().unwrap_or_default() {
+        Value::Null => "default".to_owned(),
+        value => shortened(text(value)),
+    };
+    fields
+        .into_iter()
+        .map(|(name, change)| Changed {
+            before: side(&change, "before"),
+            after: side(&change, "after"),
+            name: name.replace('_', " "),
+        })
+        .collect()
+}
+
+fn shortened(text: String) -> String {
+    match text.char_indices().nth(VALUE_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
     }
 }
 
 /// The fields of an entry's details, without nulls.
 fn details(detail: Value) -> Vec<(String, String)> {
-    let text = |value: Value| match value {
-        Value::String(text) => text,
-        value => value.to_string(),
-    };
     match detail {
         Value::Object(fields) => fields
             .into_iter()
@@ -73,46 +178,67 @@ fn details(detail: Value) -> Vec<(String, String)> {
 #[template(path = "audit.html")]
 pub(crate) struct AuditPage {
     frame: Frame,
-    tenant: String,
-    actor: String,
+    query: AuditQuery,
+    errors: FormErrors,
+    actions: Vec<&'static str>,
     entries: Vec<Entry>,
     next: Option<String>,
 }
 
-pub(crate) async fn show(visit: Visit, Query(query): Query<AuditQuery>) -> Paged<AuditPage> {
-    if !is_plain_text(&query.actor, ACTOR_BYTES_MAX) {
-        return Err(Problem::bad_request(format!(
-            "Invalid actor: must be plain text of at most {ACTOR_BYTES_MAX} bytes."
-        ))
-        .into());
+impl AuditPage {
+    fn export_max(&self) -> String {
+        grouped(EXPORT_MAX)
     }
+}
+
+pub(crate) async fn show(visit: Visit, Query(query): Query<AuditQuery>) -> Paged<Response> {
     let before: Option<i64> = pagination::after(query.cursor.as_deref())?;
-    let tenant = match query.tenant.as_str() {
-        "" => None,
-        slug => Some(tenants::find(&visit.app.pool, slug).await?.map(|row| row.id)),
+    let mut actions: Vec<&'static str> = audit_log::action_names().collect();
+    actions.sort_unstable();
+    let mut page = AuditPage {
+        frame: Frame::new(visit.session, "audit"),
+        errors: FormErrors::default(),
+        actions,
+        entries: Vec::new(),
+        next: None,
+        query,
     };
-    let page = match tenant {
-        // An unknown tenant has no entries.
-        Some(None) => pagination::Page {
-            data: Vec::new(),
-            next_cursor: None,
-        },
-        known => {
-            let narrowed = Narrowed {
-                tenant: known.flatten(),
-                actor: Some(query.actor.trim().to_owned()).filter(|actor| !actor.is_empty()),
-            };
+    match page.query.narrow(&visit.app).await {
+        Ok(Some(narrowed)) => {
             let rows = audit::list(&visit.app.pool, &narrowed, before.unwrap_or(i64::MAX), LINES + 1).await?;
-            pagination::cut(rows, LINES, |row| row.id).map(Entry::from)
+            let found = pagination::cut(rows, LINES, |row| row.id).map(Entry::from);
+            (page.entries, page.next) = (found.data, found.next_cursor);
+        }
+        // An unknown tenant has no entries.
+        Ok(None) => {}
+        Err(problem) => page.errors = FormErrors::of(problem)?,
+    }
+    Ok((page.errors.status(), page).into_response())
+}
+
+/// The same entries as a file.
+pub(crate) async fn export(visit: Visit, Query(query): Query<AuditQuery>) -> Paged<Response> {
+    let (format, content_type, ending) = match query.format.as_str() {
+        "csv" => (Format::Csv, "text/csv; charset=utf-8", "csv"),
+        "ndjson" => (Format::Ndjson, "application/x-ndjson", "ndjson"),
+        other => {
+            let detail = format!("Invalid format {:?}: must be csv or ndjson.", excerpt(other));
+            return Err(Problem::bad_request(detail).into());
         }
     };
-    Ok(AuditPage {
-        frame: Frame::new(visit.session, "audit"),
-        tenant: query.tenant,
-        actor: query.actor,
-        entries: page.data,
-        next: page.next_cursor,
-    })
+    let _share = visit.app.limits.exports.take(&visit.actor.name).await?;
+    let text = match query.narrow(&visit.app).await? {
+        Some(narrowed) => audit_log::export(&visit.app.pool, &narrowed, format).await?,
+        None => String::new(),
+    };
+    let headers = [
+        (header::CONTENT_TYPE, content_type.to_owned()),
+        (
+            header::CONTENT_DISPOSITION,
+            format!("attachment; filename=\"audit.{ending}\""),
+        ),
+    ];
+    Ok((headers, text).into_response())
 }
 
 #[cfg(test)]
@@ -129,5 +255,15 @@ mod tests {
             pairs.map(|(name, value)| (name.to_owned(), value.to_owned()))
         );
         assert_eq!(details(json!(7)), [(String::new(), "7".to_owned())]);
+    }
+
+    #[test]
+    fn changes_have_both_values() {
+        let found = changes(json!({ "rate_per_second": { "before": null, "after": 5 } }));
+        assert_eq!(found[0].name, "rate per second");
+        assert_eq!(
+            (found[0].before.as_str(), found[0].after.as_str()),
+            ("default", "5")
+        );
     }
 }

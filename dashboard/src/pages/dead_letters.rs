@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{DeliverySummary, Frame, Moment, Paged};
 use crate::{
     auth::Visit,
-    http::{input::Query, pagination},
+    http::{input::Query, pagination, problem::Problem},
     tables::{
         dead_letters::{self, Group, GroupFilter},
         deliveries::{self, Filter},
@@ -44,11 +44,23 @@ pub(crate) struct DeadLettersPage {
     groups: Vec<Group>,
     lines: Vec<DeadLine>,
     next: Option<String>,
+    /// Groups that were selected for a preview that can't be shown, and why.
+    selected: Vec<String>,
+    error: Option<String>,
 }
 
 impl DeadLettersPage {
     fn reason(&self, group: &Group) -> &'static str {
         reason_label(group.reason)
+    }
+
+    /// The value of the group's checkbox.
+    fn key(&self, group: &Group) -> String {
+        format!("{}~{}~{}", group.endpoint, group.event_type, group.reason)
+    }
+
+    fn is_selected(&self, group: &Group) -> bool {
+        self.selected.contains(&self.key(group))
     }
 
     fn can_replay(&self, group: &Group) -> bool {
@@ -60,6 +72,24 @@ impl DeadLettersPage {
 }
 
 pub(crate) async fn show(visit: Visit, Query(query): Query<DeadLettersQuery>) -> Paged<DeadLettersPage> {
+    Ok(load(visit, query).await?)
+}
+
+/// The page with the selection that can't be previewed.
+pub(super) async fn rejected(
+    visit: Visit,
+    selected: Vec<String>,
+    error: String,
+) -> Result<DeadLettersPage, Problem> {
+    let page = load(visit, DeadLettersQuery::default()).await?;
+    Ok(DeadLettersPage {
+        selected,
+        error: Some(error),
+        ..page
+    })
+}
+
+async fn load(visit: Visit, query: DeadLettersQuery) -> Result<DeadLettersPage, Problem> {
     let after = pagination::after(query.cursor.as_deref())?;
     let (scope, is_known) = match (visit.session.scope(), query.tenant.as_str()) {
         (None, "") => (None, true),
@@ -107,6 +137,8 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<DeadLettersQuery>) ->
             })
             .collect(),
         next: next.map(|id| pagination::encode(&id)),
+        selected: Vec::new(),
+        error: None,
     })
 }
 

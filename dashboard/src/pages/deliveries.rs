@@ -1,24 +1,39 @@
 //! The list of deliveries, newest first. The filters are part of the address, so that a view can be shared.
 
+use std::{sync::Arc, time::Duration};
+
 use askama::Template;
 use askama_web::WebTemplate;
+use axum::{
+    Extension,
+    response::{IntoResponse, Response},
+};
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use postrider_proto::{EventId, TenantId, routing::is_type_name};
 use serde::{Deserialize, Serialize};
 
-use super::{DeliverySummary, Frame, Moment, Paged};
+use super::{
+    DeliverySummary, FormErrors, Frame, Markup, Moment, Paged,
+    delivery_list::{NewBar, SHOWN_MAX, ShownRows, ShownRowsQuery},
+    live::{Content, Live, Stream},
+};
 use crate::{
     Shared,
     actions::delivery_filter::{parse_state, parse_status, parse_time},
     auth::{Session, Visit},
-    http::{input::Query, pagination, problem::Problem},
+    http::{
+        input::Query,
+        pagination,
+        problem::{Faults, Problem, excerpt},
+    },
     tables::{
         deliveries::{self, Filter},
         endpoints, event_types, events, tenants,
     },
 };
 
-const LINES: i64 = 50;
+const LINES: i64 = SHOWN_MAX as i64;
+const REFRESH: Duration = Duration::from_secs(3);
 /// Event types suggested by the filter.
 const TYPES_OFFERED_MAX: i64 = 200;
 /// Time ranges offered by the filter: the value in the address, the label, and the minutes.
@@ -49,6 +64,21 @@ pub(crate) struct DeliveriesQuery {
 impl DeliveriesQuery {
     /// The address of another page with the same filters.
     fn address(&self, cursor: Option<&str>) -> String {
+        let cursor = cursor.map(|cursor| ("cursor", cursor.to_owned()));
+        format!("/deliveries?{}", self.encoded(cursor))
+    }
+
+    /// The address of the stream that updates a page.
+    fn live_address(&self, shown: &ShownRows) -> String {
+        let cursor = self.cursor.clone().map(|cursor| ("cursor", cursor));
+        format!(
+            "/live/deliveries?{}",
+            self.encoded(shown.pairs().into_iter().chain(cursor))
+        )
+    }
+
+    /// The filters that are set, and more.
+    fn encoded(&self, more: impl IntoIterator<Item = (&'static str, String)>) -> String {
         let mut address = url::form_urlencoded::Serializer::new(String::new());
         let fields = [
             ("tenant", &self.tenant),
@@ -66,10 +96,8 @@ impl DeliveriesQuery {
                 address.append_pair(name, value);
             }
         }
-        if let Some(cursor) = cursor {
-            address.append_pair("cursor", cursor);
-        }
-        format!("/deliveries?{}", address.finish())
+        address.extend_pairs(more);
+        address.finish()
     }
 
     fn is_empty(&self) -> bool {
@@ -89,6 +117,8 @@ enum Nothing {
     Tenant,
     Endpoint,
     Event,
+    /// The filters can't be applied.
+    Invalid,
 }
 
 impl Nothing {
@@ -99,6 +129,7 @@ impl Nothing {
                 "There is no endpoint with this ID. Endpoint IDs start with ep_ and are shown in the endpoint's settings."
             }
             Self::Event => "There is no event with this ID.",
+            Self::Invalid => "Correct the filters marked above.",
         }
     }
 }
@@ -113,9 +144,22 @@ pub(crate) struct DeliveriesPage {
     /// How many tenants have an event with the given ID; the newest is shown.
     tenants_with_event: usize,
     lines: Vec<DeliverySummary>,
+    new: Markup,
+    rows: Markup,
+    /// The address of the stream.
+    live: Option<String>,
     /// How far back the search went, if it stopped before the page was full.
     searched_to: Moment,
     next: Option<String>,
+    errors: FormErrors,
+}
+
+/// The table, a live part.
+#[derive(Template)]
+#[template(path = "deliveries_rows.html")]
+struct Rows<'a> {
+    is_team: bool,
+    lines: &'a [DeliverySummary],
 }
 
 impl DeliveriesPage {
@@ -124,7 +168,7 @@ impl DeliveriesPage {
     }
 }
 
-pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> Paged<DeliveriesPage> {
+pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> Paged<Response> {
     let after = pagination::after(query.cursor.as_deref())?;
     let mut page = DeliveriesPage {
         types: event_types::list(&visit.app.pool, "", TYPES_OFFERED_MAX)
@@ -135,23 +179,122 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> 
         nothing: None,
         tenants_with_event: 0,
         lines: Vec::new(),
+        new: NewBar::of(0, "")?,
+        rows: Markup::default(),
+        live: None,
         searched_to: Moment(None),
         next: None,
+        errors: FormErrors::default(),
         query: query.clone(),
         frame: Frame::new(visit.session.clone(), "deliveries"),
     };
-    match filter(&visit.app, &visit.session, &query, &mut page.tenants_with_event).await? {
-        Err(nothing) => page.nothing = Some(nothing),
-        Ok(filter) => {
+    match filter(&visit.app, &visit.session, &query, &mut page.tenants_with_event).await {
+        Err(problem) => {
+            page.errors = FormErrors::of(problem)?;
+            page.nothing = Some(Nothing::Invalid);
+        }
+        Ok(Err(nothing)) => page.nothing = Some(nothing),
+        Ok(Ok(filter)) => {
             let (found, next) = deliveries::list(&visit.app.pool, &filter, after, LINES).await?;
             page.lines = found.iter().map(DeliverySummary::from).collect();
+            page.rows = rows(&visit.session, &page.lines)?;
+            page.live = Some(query.live_address(&ShownRows::of(&found, next)));
             if let Some(last) = next.filter(|_| (found.len() as i64) < LINES) {
                 page.searched_to = Moment(DateTime::from_timestamp_millis(last.event.unix_ms()));
             }
             page.next = next.map(|id| query.address(Some(&pagination::encode(&id))));
         }
     }
-    Ok(page)
+    Ok((page.errors.status(), page).into_response())
+}
+
+/// A filter that was filled in.
+fn given(text: &str) -> Option<&str> {
+    Some(text.trim()).filter(|text| !text.is_empty())
+}
+
+/// The filters that need no lookup, or an error for each that can't be read.
+fn read_filter(session: &Session, query: &DeliveriesQuery) -> Result<Filter, Problem> {
+    const STATES: &str = "pending, delivered or dead";
+    const STATUS: &str = "a number from 100 to 999";
+    const TIME: &str = "a date and a time";
+    fn read<T>(
+        faults: &mut Faults,
+        (field, text): (&str, &str),
+        parse: impl Fn(&str) -> Result<T, Problem>,
+        rule: &str,
+    ) -> Option<T> {
+        let text = given(text)?;
+        let parsed = parse(text);
+        if parsed.is_err() {
+            faults.add(field, format!("must be {rule}, not {:?}", excerpt(text)));
+        }
+        parsed.ok()
+    }
+    let mut faults = Faults::default();
+    let time = |text: &str| read_time("time", text);
+    let status_code = ("status_code", query.status_code.as_str());
+    let filter = Filter {
+        tenant: session.scope(),
+        state: read(&mut faults, ("state", &query.state), parse_state, STATES),
+        status_code: read(&mut faults, status_code, parse_status, STATUS),
+        since: read(&mut faults, ("since", &query.since), time, TIME),
+        until: read(&mut faults, ("until", &query.until), time, TIME),
+        event_type: given(&query.r#type).map(str::to_owned),
+        ..Filter::default()
+    };
+    if let Some(name) = filter.event_type.as_deref().filter(|name| !is_type_name(name)) {
+        let rule = "lower-case letters, digits, underscores and dots";
+        faults.add(
+            "type",
+            format!("must contain only {rule}, not {:?}", excerpt(name)),
+        );
+    }
+    faults.done()?;
+    Ok(filter)
+}
+
+fn rows(session: &Session, lines: &[DeliverySummary]) -> Result<Markup, Problem> {
+    let is_team = session.tenant.is_none();
+    Markup::of(&Rows { is_team, lines })
+}
+
+/// The filters and what the page shows.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct FollowQuery {
+    #[serde(flatten)]
+    filters: DeliveriesQuery,
+    #[serde(flatten)]
+    shown: ShownRowsQuery,
+}
+
+/// Updates the rows of a page and counts new deliveries, which belong on the first page.
+pub(crate) async fn follow(
+    visit: Visit,
+    Extension(live): Extension<Live>,
+    Query(query): Query<FollowQuery>,
+) -> Result<Stream, Problem> {
+    let shown = Arc::new(ShownRows::read(&query.shown)?);
+    let filter = filter(&visit.app, &visit.session, &query.filters, &mut 0).await?;
+    let filter = filter.map_err(|nothing| Problem::bad_request(nothing.message()))?;
+    let is_first = query.filters.cursor.is_none();
+    let (filter, address) = (Arc::new(filter), Arc::new(query.filters.address(None)));
+    let pool = visit.app.pool.clone();
+    live.stream(&pool, visit.session.clone(), REFRESH, move || {
+        let (visit, shown) = (visit.clone(), shown.clone());
+        let (filter, address) = (filter.clone(), address.clone());
+        async move {
+            let pool = &visit.app.pool;
+            let lines = shown.load(pool, visit.session.scope()).await?;
+            let count = match is_first {
+                true => shown.count_new(pool, &filter).await?,
+                false => 0,
+            };
+            let new = NewBar::of(count, &address)?;
+            Ok(Content::Html(new.0 + &rows(&visit.session, &lines)?.0))
+        }
+    })
 }
 
 async fn filter(
@@ -160,18 +303,7 @@ async fn filter(
     query: &DeliveriesQuery,
     tenants_with_event: &mut usize,
 ) -> Result<Result<Filter, Nothing>, Problem> {
-    fn given(text: &str) -> Option<&str> {
-        Some(text.trim()).filter(|text| !text.is_empty())
-    }
-    let time = |name: &str, text: &str| given(text).map(|text| read_time(name, text)).transpose();
-    let mut filter = Filter {
-        tenant: session.scope(),
-        state: given(&query.state).map(parse_state).transpose()?,
-        status_code: given(&query.status_code).map(parse_status).transpose()?,
-        since: time("since", &query.since)?,
-        until: time("until", &query.until)?,
-        ..Filter::default()
-    };
+    let mut filter = read_filter(session, query)?;
     if let Some((_, _, minutes)) = WITHIN.iter().find(|(word, _, _)| *word == query.within) {
         let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
             .fetch_one(&app.pool)
@@ -184,14 +316,6 @@ async fn filter(
             Some(row) => filter.tenant = Some(row.id),
             None => return Ok(Err(Nothing::Tenant)),
         }
-    }
-    if let Some(name) = given(&query.r#type) {
-        if !is_type_name(name) {
-            return Err(Problem::bad_request(format!(
-                "Invalid type {name:?}: an event type may contain only lower-case letters, digits, underscores and dots."
-            )));
-        }
-        filter.event_type = Some(name.to_owned());
     }
     if let Some(endpoint) = given(&query.endpoint) {
         filter.endpoint = endpoints::find_number(&app.pool, filter.tenant, endpoint).await?;
@@ -220,17 +344,26 @@ async fn find_events(app: &Shared, tenant: Option<TenantId>, id: &str) -> Result
             .await?
             .into_iter()
             .collect(),
-        None => events::find_numbers(&app.pool, id).await?,
+        None => events::find_in_all_tenants(&app.pool, id)
+            .await?
+            .into_iter()
+            .map(|(event, _)| event)
+            .collect(),
     })
 }
 
 /// RFC 3339, or the format of `datetime-local` inputs, which is read as UTC.
 fn read_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
+    parse_time(name, &time_from_form(text))
+}
+
+/// The value of a `datetime-local` input as RFC 3339; any other text as it is.
+pub(super) fn time_from_form(text: &str) -> String {
     let plain = NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M")
         .or_else(|_| NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S"));
     match plain {
-        Ok(time) => parse_time(name, &time.and_utc().to_rfc3339()),
-        Err(_) => parse_time(name, text),
+        Ok(time) => time.and_utc().to_rfc3339(),
+        Err(_) => text.to_owned(),
     }
 }
 

@@ -9,14 +9,14 @@ use axum::{
     extract::{Path, State},
     response::Redirect,
 };
-use postrider_proto::{DeadReason, DeliveryId, DeliveryState, TenantId, api::Attempt};
+use postrider_proto::{DeadReason, DeliveryId, DeliveryState, EndpointState, TenantId, api::Attempt};
 
 use super::{DeliverySummary, Done, Frame, Markup, Moment, Paged, Pretty, dead_letters::reason_label};
 use crate::{
     Shared,
     actions::{
         attempt_view::{self, Shown, attempts_of},
-        replay::Asked,
+        replay::{Asked, Replayed},
     },
     auth::{Actor, Arrived, Confirmed, Session, Visit},
     http::{input::Query, problem::Problem},
@@ -32,10 +32,18 @@ use crate::{
 };
 
 const REFRESH: Duration = Duration::from_secs(1);
-const DONE: [(&str, &str); 1] = [(
-    "replayed",
-    "Queued: it will be sent as soon as the endpoint has capacity.",
-)];
+const DONE: [(&str, &str); 4] = [
+    (
+        "queued",
+        "Queued: it will be sent as soon as the endpoint has capacity.",
+    ),
+    ("on-hold", "Queued: it will be sent when the endpoint is resumed."),
+    ("already-queued", "Nothing changed: it was already queued."),
+    (
+        "attempted",
+        "Nothing was queued: it was attempted in the meantime. See the latest attempt.",
+    ),
+];
 
 #[derive(Template, WebTemplate)]
 #[template(path = "delivery.html")]
@@ -45,6 +53,7 @@ pub(crate) struct DeliveryPage {
     /// The event's generated ID, which its page is found by.
     event_number: String,
     version: String,
+    actions: Markup,
     now: Markup,
     is_pending: bool,
     pretty: Pretty,
@@ -54,7 +63,16 @@ pub(crate) struct DeliveryPage {
     curl_hides: bool,
 }
 
-/// The part that is updated live while the delivery is pending.
+/// The buttons: a live part like the attempts, because what they do depends on the latest attempt shown.
+#[derive(Template)]
+#[template(path = "delivery_actions.html")]
+struct Actions<'a> {
+    frame: &'a Frame,
+    line: &'a DeliverySummary,
+    is_pending: bool,
+}
+
+/// The attempts: a live part while the delivery is pending.
 #[derive(Template)]
 #[template(path = "delivery_now.html")]
 struct Now {
@@ -62,12 +80,21 @@ struct Now {
     reason: Option<String>,
     due: Moment,
     is_pending: bool,
+    endpoint_state: EndpointState,
     attempts: Vec<Attempt>,
 }
 
 impl Now {
     fn moment(&self, attempt: &Attempt) -> Moment {
         Moment(Some(attempt.started_at))
+    }
+
+    fn actions<'a>(&'a self, frame: &'a Frame) -> Actions<'a> {
+        Actions {
+            frame,
+            line: &self.line,
+            is_pending: self.is_pending,
+        }
     }
 }
 
@@ -99,6 +126,7 @@ async fn load(app: &Shared, scope: Option<TenantId>, id: DeliveryId) -> Result<(
         reason: delivery.reason.map(|reason| failure_reason(reason, &attempts)),
         due: Moment(delivery.due_at),
         is_pending: delivery.state() == DeliveryState::Pending,
+        endpoint_state: delivery.endpoint_state,
         attempts,
     };
     Ok((delivery, now))
@@ -111,15 +139,17 @@ pub(crate) async fn show(
 ) -> Paged<DeliveryPage> {
     let id = parse_id(&id)?;
     let (delivery, now) = load(&visit.app, visit.session.scope(), id).await?;
-    let (body, version) = events::load(&visit.app.pool, &[id.event])
+    let (body, version) = events::load(&visit.app.pool, delivery.tenant_id, &[id.event])
         .await?
         .pop()
         .map(|event| (event.body, event.version))
         .unwrap_or_default();
     let raw = String::from_utf8_lossy(&body).into_owned();
     let curl = curl::command(&delivery.url, now.attempts.first(), &raw);
+    let frame = Frame::new(visit.session, "deliveries").with_done(&query.done, &DONE);
     Ok(DeliveryPage {
-        frame: Frame::new(visit.session, "deliveries").with_done(&query.done, &DONE),
+        actions: Markup::of(&now.actions(&frame))?,
+        frame,
         line: now.line.clone(),
         event_number: id.event.generated(),
         version,
@@ -140,11 +170,12 @@ pub(crate) async fn follow(
 ) -> Result<Stream, Problem> {
     let (id, scope) = (parse_id(&id)?, visit.session.scope());
     load(&visit.app, scope, id).await?;
+    let frame = Frame::new(visit.session.clone(), "deliveries");
     live.stream(&visit.app.pool.clone(), visit.session, REFRESH, move || {
-        let app = visit.app.clone();
+        let (app, frame) = (visit.app.clone(), frame.clone());
         async move {
             let (_, now) = load(&app, scope, id).await?;
-            let html = Markup::of(&now)?.0;
+            let html = Markup::of(&now.actions(&frame))?.0 + &Markup::of(&now)?.0;
             Ok(match now.is_pending {
                 true => Content::Html(html),
                 false => Content::Last(html),
@@ -164,8 +195,15 @@ pub(crate) async fn replay(
     let id = parse_id(&id)?;
     let mut transaction = tables::begin(&app.pool).await?;
     let asked = Asked { arrived, seen };
-    crate::actions::replay::replay(&mut transaction, &actor, session.scope(), id, asked).await?;
+    let replayed =
+        crate::actions::replay::replay(&mut transaction, &actor, session.scope(), id, asked).await?;
     transaction.commit().await?;
     app.wake.now();
-    Ok(Redirect::to(&format!("/deliveries/{id}?done=replayed")))
+    let done = match replayed {
+        Replayed::Queued => "queued",
+        Replayed::OnHold => "on-hold",
+        Replayed::AlreadyQueued => "already-queued",
+        Replayed::Attempted => "attempted",
+    };
+    Ok(Redirect::to(&format!("/deliveries/{id}?done={done}")))
 }

@@ -10,7 +10,7 @@ use axum::{
 };
 use serde_json::Value;
 
-use super::asset;
+use super::Markup;
 use crate::{api::description, openapi};
 
 #[derive(Template)]
@@ -86,8 +86,22 @@ pub(crate) async fn show() -> Response {
     (headers, Html(PAGE.as_str())).into_response()
 }
 
-pub(crate) async fn stylesheet() -> Response {
-    asset("text/css; charset=utf-8", include_str!("../../assets/docs.css"))
+/// Text in which `backticks` mark code.
+#[derive(Template)]
+#[template(
+    ext = "html",
+    source = "{% for part in parts %}{% if loop.index0 % 2 == 1 %}<code>{{ part }}</code>{% else %}{{ part }}{% endif %}{% endfor %}"
+)]
+struct Prose<'a> {
+    parts: Vec<&'a str>,
+}
+
+/// For the template.
+fn prose(text: &str) -> Markup {
+    let parts: Vec<&str> = text.split('`').collect();
+    // An odd number of backticks marks nothing.
+    let parts = if parts.len() % 2 == 1 { parts } else { vec![text] };
+    Markup::of_part(&Prose { parts })
 }
 
 fn page(document: &Value) -> Docs {
@@ -265,6 +279,14 @@ fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn backticks_mark_code_and_text_stays_text() {
+        assert_eq!(prose("a `b` <c>").0, "a <code>b</code> &#60;c&#62;");
+        assert_eq!(prose("a `b").0, "a `b");
+        let html = page(description::value()).render().expect("a page");
+        assert!(!html.contains('`'), "every mark is a pair");
+    }
 
     #[test]
     fn the_page_lists_every_call_and_has_no_broken_links() {

@@ -1,34 +1,37 @@
-//! The overview of an endpoint: health, statistics and latest deliveries, with actions to pause, test and probe it.
+//! The overview of an endpoint: health, statistics and latest deliveries. `endpoint_actions.rs` has what can be done there.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{Extension, extract::Path, response::Redirect};
+use axum::{Extension, extract::Path};
 use chrono::{DateTime, TimeDelta, Utc};
-use postrider_proto::{EndpointState, api::EndpointSettings};
-use serde::Deserialize;
+use postrider_proto::EndpointState;
 
-use super::{DeliverySummary, Done, Frame, Markup, Paged, endpoint_trials::Tried};
+use super::{
+    DeliverySummary, Done, Frame, Markup, Paged,
+    delivery_list::{NewBar, ShownRows, ShownRowsQuery},
+    endpoint_trials::{TRIED, TrialForms, Tried},
+    shortened_url,
+};
 use crate::{
     Pool, Shared,
-    actions::{
-        self,
-        attempt_view::Shown,
-        trials::{self, Asked, Recorded},
-    },
-    auth::{Confirmed, Session, Submitted, Tenant, Visit},
+    actions::{attempt_view::Shown, form_results},
+    auth::{Session, Tenant, Visit},
     http::{input::Query, problem::Problem},
     pages::{
         chart::{self, Histogram, Svg},
         live::{Content, Live, Stream},
-        stats_format::{Series, Totals, class_label, format_duration, format_ms, format_percent, grouped},
+        stats_format::{
+            Series, Totals, backlog, class_label, format_duration, format_ms, format_pending, format_percent,
+            grouped,
+        },
     },
     tables::{
-        self,
-        activity::{self, ActivityRow},
+        activity::{self, ActivityRow, HealthRow},
         deliveries::{self, Filter},
         endpoints::{self, EndpointRow, OutdatedPin},
+        pending::{self, Pending},
         rotations::{self, Of},
         statistics, tenants,
     },
@@ -39,9 +42,21 @@ const LINES: i64 = 8;
 /// 15 minutes each.
 const STEPS: usize = 96;
 
-const DONE: [(&str, &str); 5] = [
+const DONE: [(&str, &str); 9] = [
     ("paused", "Endpoint paused. New events are queued."),
     ("resumed", "Endpoint resumed. Queued events are being sent."),
+    (
+        "already-paused",
+        "Nothing changed: the endpoint was already paused.",
+    ),
+    (
+        "already-disabled",
+        "Nothing changed: the endpoint is disabled. Nothing is sent to it.",
+    ),
+    (
+        "already-active",
+        "Nothing changed: the endpoint was already active.",
+    ),
     ("saved", "Saved."),
     (
         "created",
@@ -51,12 +66,18 @@ const DONE: [(&str, &str); 5] = [
         "rotated",
         "Secret rotated. Requests are signed with both secrets until the old one expires.",
     ),
+    (
+        "revoked",
+        "Secret rotated and old secrets revoked. Requests are signed with the new secret only.",
+    ),
 ];
 
 /// An endpoint and its tenant, as shown at the top of each of its pages.
 pub(super) struct Subject {
     pub(super) row: EndpointRow,
     pub(super) tenant: Tenant,
+    health: HealthRow,
+    pub(super) trial: TrialForms,
 }
 
 impl Subject {
@@ -72,7 +93,13 @@ impl Subject {
             id: row.tenant_id,
             slug,
         };
-        Ok(Self { row, tenant })
+        let health = activity::health(&visit.app.pool, row.id).await?;
+        Ok(Self {
+            row,
+            tenant,
+            health,
+            trial: TrialForms::default(),
+        })
     }
 
     pub(super) fn id(&self) -> &str {
@@ -83,8 +110,29 @@ impl Subject {
         &self.row.settings.url
     }
 
+    /// The URL for headings.
+    pub(super) fn heading(&self) -> String {
+        shortened_url(self.url())
+    }
+
     pub(super) fn state(&self) -> EndpointState {
         self.row.settings.state
+    }
+
+    pub(super) fn badge(&self) -> (&'static str, &'static str) {
+        badge(
+            self.state(),
+            self.health.circuit_open,
+            self.health.failing_since.is_some(),
+        )
+    }
+
+    fn deliveries(&self) -> Filter {
+        Filter {
+            tenant: Some(self.tenant.id),
+            endpoint: Some(self.row.id),
+            ..Filter::default()
+        }
     }
 
     /// Why the endpoint is paused or disabled, and what to do about it.
@@ -104,6 +152,19 @@ impl Subject {
     }
 }
 
+/// The CSS class and the word for an endpoint's state: an active endpoint whose requests fail is not shown as active.
+pub(super) fn badge(
+    state: EndpointState,
+    circuit_open: bool,
+    is_failing: bool,
+) -> (&'static str, &'static str) {
+    match state {
+        EndpointState::Active if circuit_open => ("open", "circuit open"),
+        EndpointState::Active if is_failing => ("late", "failing"),
+        state => (state.as_str(), state.as_str()),
+    }
+}
+
 pub(super) fn framed(session: &Session, done: &str) -> Frame {
     Frame::new(session.clone(), "endpoints").with_done(done, &DONE)
 }
@@ -118,10 +179,30 @@ pub(crate) struct EndpointPage {
     pins: Vec<OutdatedPin>,
     refusals: i64,
     tried: Tried,
+    new: Markup,
+    latest: Markup,
+    /// It has had no delivery.
+    is_unused: bool,
+    /// The address of the stream.
+    live: String,
+}
+
+/// The latest deliveries, a live part.
+#[derive(Template)]
+#[template(path = "endpoint_latest.html")]
+struct Latest {
     lines: Vec<DeliverySummary>,
 }
 
-/// The part that is updated live.
+/// The live parts of `endpoint_head.html`.
+#[derive(Template)]
+#[template(path = "endpoint_head_parts.html")]
+struct HeadParts<'a> {
+    frame: &'a Frame,
+    subject: &'a Subject,
+}
+
+/// The statistics, a live part.
 #[derive(Template)]
 #[template(path = "endpoint_now.html")]
 struct Now {
@@ -131,6 +212,8 @@ struct Now {
     activity: Option<ActivityRow>,
     concurrency: usize,
     in_flight_bar: Svg,
+    endpoint: String,
+    pending: Pending,
     oldest: Option<String>,
     state: EndpointState,
 }
@@ -158,27 +241,34 @@ impl Now {
             .collect()
     }
 
-    /// Queued deliveries as reported by dispatchers. Without a report, the number for a paused endpoint is unknown.
-    fn queued(&self) -> String {
-        let is_paused = self.state == EndpointState::Paused;
-        match &self.activity {
-            Some(activity) => {
-                let more = if activity.more_waiting { "+" } else { "" };
-                let count = format!("{}{more}", grouped(activity.waiting));
-                if is_paused {
-                    format!("on hold ({count})")
-                } else {
-                    count
-                }
+    fn pending_count(&self) -> String {
+        format_pending(self.pending)
+    }
+
+    /// The label of the number of pending deliveries, and the hint below it.
+    fn pending_words(&self) -> (&'static str, String) {
+        match self.state {
+            EndpointState::Active => ("Pending", backlog(self.oldest.as_deref(), self.pending)),
+            EndpointState::Paused => ("On hold", "sent when the endpoint is resumed".to_owned()),
+            EndpointState::Disabled | EndpointState::Deleted => {
+                ("On hold", "not sent while the endpoint is disabled".to_owned())
             }
-            None if is_paused => "on hold".to_owned(),
-            None => "0".to_owned(),
         }
     }
 
     /// The CSS class, the state and its explanation.
     fn circuit(&self) -> (&'static str, &'static str, &'static str) {
         match &self.activity {
+            _ if self.state == EndpointState::Paused => (
+                "paused",
+                "paused",
+                "Nothing is sent while the endpoint is paused.",
+            ),
+            _ if self.state != EndpointState::Active => (
+                "disabled",
+                "disabled",
+                "Nothing is sent while the endpoint is disabled.",
+            ),
             Some(activity) if activity.circuit_open => (
                 "open",
                 "open",
@@ -218,6 +308,8 @@ async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
             .as_ref()
             .and_then(|activity| activity.oldest_at)
             .map(|at| format_duration(now - at)),
+        endpoint: row.public_id.clone(),
+        pending: pending::of_endpoints(pool, &[row.id]).await?,
         state: row.settings.state,
         total,
         activity,
@@ -225,14 +317,19 @@ async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
     })
 }
 
-async fn page(visit: &Visit, subject: Subject, done: &str, tried: Tried) -> Result<EndpointPage, Problem> {
-    let filter = Filter {
-        tenant: Some(subject.tenant.id),
-        endpoint: Some(subject.row.id),
-        ..Filter::default()
-    };
+pub(super) async fn page(
+    visit: &Visit,
+    subject: Subject,
+    done: &str,
+    tried: Tried,
+) -> Result<EndpointPage, Problem> {
     let pool = &visit.app.pool;
-    let (found, _) = deliveries::list(pool, &filter, None, LINES).await?;
+    let (found, next) = deliveries::list(pool, &subject.deliveries(), None, LINES).await?;
+    let shown = ShownRows::of(&found, next).pairs();
+    let shown = url::form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(shown)
+        .finish();
+    let lines = found.iter().map(DeliverySummary::from).collect();
     let rotation = rotations::list(pool, Of::Endpoint(subject.row.id), 0, 1)
         .await?
         .pop();
@@ -242,7 +339,10 @@ async fn page(visit: &Visit, subject: Subject, done: &str, tried: Tried) -> Resu
         now: Markup::of(&load(&visit.app, &subject.row).await?)?,
         pins: endpoints::outdated_pins(pool, &[subject.row.id]).await?,
         refusals: rotation.map_or(0, |row| row.refusals_since),
-        lines: found.iter().map(DeliverySummary::from).collect(),
+        new: NewBar::of(0, "")?,
+        latest: Markup::of(&Latest { lines })?,
+        is_unused: found.is_empty(),
+        live: format!("/live/endpoints/{}?{shown}", subject.id()),
         tried,
         subject,
     })
@@ -254,107 +354,36 @@ pub(crate) async fn show(
     Query(query): Query<Done>,
 ) -> Paged<EndpointPage> {
     let subject = Subject::find(&visit, &id).await?;
-    Ok(page(&visit, subject, &query.done, Tried::default()).await?)
+    let tried: Option<Tried> = form_results::take(&visit.app, &visit.session, TRIED, &query.result).await?;
+    Ok(page(&visit, subject, &query.done, tried.unwrap_or_default()).await?)
 }
 
 pub(crate) async fn follow(
     visit: Visit,
     Extension(live): Extension<Live>,
     Path(id): Path<String>,
+    Query(query): Query<ShownRowsQuery>,
 ) -> Result<Stream, Problem> {
     Subject::find(&visit, &id).await?;
-    live.stream(
-        &visit.app.pool.clone(),
-        visit.session.clone(),
-        REFRESH,
-        move || {
-            let (visit, id) = (visit.clone(), id.clone());
-            async move {
-                let subject = Subject::find(&visit, &id).await?;
-                Ok(Content::Html(
-                    Markup::of(&load(&visit.app, &subject.row).await?)?.0,
-                ))
-            }
-        },
-    )
+    let shown = Arc::new(ShownRows::read(&query)?);
+    let pool = visit.app.pool.clone();
+    live.stream(&pool, visit.session.clone(), REFRESH, move || {
+        let (visit, id, shown) = (visit.clone(), id.clone(), shown.clone());
+        async move { Ok(Content::Html(parts(&visit, &id, &shown).await?)) }
+    })
 }
 
-pub(crate) async fn pause(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
-    enable(&visit, &id, false).await?;
-    Ok(Redirect::to(&format!("/endpoints/{id}?done=paused")))
-}
-
-pub(crate) async fn resume(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
-    enable(&visit, &id, true).await?;
-    Ok(Redirect::to(&format!("/endpoints/{id}?done=resumed")))
-}
-
-async fn enable(visit: &Visit, id: &str, enabled: bool) -> Result<(), Problem> {
-    let subject = Subject::find(visit, id).await?;
-    let change = EndpointSettings {
-        enabled: Some(Some(enabled)),
-        ..EndpointSettings::default()
-    };
-    actions::endpoints::change(&visit.app, &visit.actor, &subject.tenant, id, change).await?;
-    Ok(())
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct TrialFields {
-    r#type: String,
-}
-
-impl TrialFields {
-    fn event_type(&self) -> Option<&str> {
-        Some(self.r#type.trim()).filter(|name| !name.is_empty())
-    }
-}
-
-/// Sends a test event and renders the page with its result.
-pub(crate) async fn test(
-    visit: Visit,
-    Path(id): Path<String>,
-    Submitted(form): Submitted<TrialFields>,
-) -> Paged<EndpointPage> {
-    let subject = Subject::find(&visit, &id).await?;
-    let asked = asked(&visit, &subject);
-    let test = trials::test(&visit.app, &asked, form.event_type()).await?;
-    record(&visit.app, &asked, &test).await?;
-    let tried = Tried {
-        test: Some(test),
-        ..Tried::default()
-    };
-    Ok(page(&visit, subject, "", tried).await?)
-}
-
-/// Runs the probe and renders the page with its findings.
-pub(crate) async fn probe(
-    visit: Visit,
-    Path(id): Path<String>,
-    Submitted(form): Submitted<TrialFields>,
-) -> Paged<EndpointPage> {
-    let subject = Subject::find(&visit, &id).await?;
-    let asked = asked(&visit, &subject);
-    let report = trials::probe(&visit.app, &asked, form.event_type()).await?;
-    record(&visit.app, &asked, &report).await?;
-    let tried = Tried {
-        probe: Some(report),
-        ..Tried::default()
-    };
-    Ok(page(&visit, subject, "", tried).await?)
-}
-
-fn asked(visit: &Visit, subject: &Subject) -> Asked {
-    Asked {
-        actor: visit.actor.clone(),
-        tenant: subject.tenant.clone(),
-        endpoint: subject.id().to_owned(),
-    }
-}
-
-async fn record(app: &Shared, asked: &Asked, result: &impl Recorded) -> Result<(), Problem> {
-    let mut transaction = tables::begin(&app.pool).await?;
-    trials::record(&mut transaction, asked, result).await?;
-    Ok(transaction.commit().await?)
+async fn parts(visit: &Visit, id: &str, shown: &ShownRows) -> Result<String, Problem> {
+    let pool = &visit.app.pool;
+    let subject = &Subject::find(visit, id).await?;
+    let frame = &framed(&visit.session, "");
+    let count = shown.count_new(pool, &subject.deliveries()).await?;
+    let lines = shown.load(pool, Some(subject.tenant.id)).await?;
+    let parts = [
+        Markup::of(&HeadParts { frame, subject })?,
+        Markup::of(&load(&visit.app, &subject.row).await?)?,
+        NewBar::of(count, &format!("/endpoints/{id}"))?,
+        Markup::of(&Latest { lines })?,
+    ];
+    Ok(parts.map(|part| part.0).concat())
 }

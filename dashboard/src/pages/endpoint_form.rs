@@ -74,8 +74,8 @@ impl From<&EndpointSettings> for Fields {
 }
 
 impl Fields {
-    /// The settings, or the fields that can't be converted to them.
-    pub(super) fn to_form(&self) -> Result<api::EndpointSettings, Vec<Fault>> {
+    /// The settings without the fields that can't be converted to them, and what is wrong with those.
+    pub(super) fn to_form(&self) -> (api::EndpointSettings, Vec<Fault>) {
         let mut faults = Vec::new();
         let mut fault = |field: &str, detail: &str| {
             faults.push(Fault {
@@ -83,10 +83,11 @@ impl Fields {
                 detail: detail.to_owned(),
             });
         };
-        let versions = pairs(&self.versions, ['=', ':']);
-        if versions.is_none() {
-            fault("versions", "must have one “type = version” per line");
-        }
+        let versions = pairs(&self.versions, ['=', ':']).unwrap_or_else(|line| {
+            let detail = format!("must have one “type = version” per line, not {line:?}");
+            fault("versions", &detail);
+            BTreeMap::new()
+        });
         let filter = read_filter(&self.filter).unwrap_or_else(|detail| {
             fault("filter", &detail);
             None
@@ -103,22 +104,20 @@ impl Fields {
         let timeout_ms = number("timeout_ms", &self.timeout_ms);
         let rotate_every_days = number("rotate_every_days", &self.rotate_every_days);
         let headers = match pairs(&self.headers, [':', ':']) {
-            Some(headers) if !headers.is_empty() => Some(Some(headers)),
-            Some(_) if is_checked(&self.drop_headers) => Some(None),
-            Some(_) => None,
-            None => {
+            Ok(headers) if !headers.is_empty() => Some(Some(headers)),
+            Ok(_) if is_checked(&self.drop_headers) => Some(None),
+            Ok(_) => None,
+            // The line may hold a secret, so it is not repeated.
+            Err(_) => {
                 fault("headers", "must have one “Name: value” per line");
                 None
             }
         };
-        if !faults.is_empty() {
-            return Err(faults);
-        }
-        Ok(api::EndpointSettings {
+        let settings = api::EndpointSettings {
             url: Some(Some(self.url.trim().to_owned())),
             description: Some(text_or_none(&self.description)),
             types: Some(words_or_none(&self.types)),
-            versions: Some(versions),
+            versions: Some(Some(versions)),
             filter: Some(filter),
             concurrency: Some(concurrency),
             rate_per_second: Some(rate_per_second),
@@ -129,7 +128,8 @@ impl Fields {
             signature: Some(text_or_none(&self.signature)),
             headers,
             ..api::EndpointSettings::default()
-        })
+        };
+        (settings, faults)
     }
 }
 
@@ -184,23 +184,6 @@ fn read_filter(text: &str) -> Result<Option<Value>, String> {
     }
 }
 
-/// Field errors, shown beside their fields.
-#[derive(Debug, Clone, Default)]
-pub(super) struct FieldErrors(pub(super) Vec<Fault>);
-
-impl FieldErrors {
-    pub(super) fn of(&self, field: &str) -> Option<String> {
-        let below = format!("/{field}");
-        let details: Vec<&str> = self
-            .0
-            .iter()
-            .filter(|fault| fault.pointer == below || fault.pointer.starts_with(&format!("{below}/")))
-            .map(|fault| fault.detail.as_str())
-            .collect();
-        (!details.is_empty()).then(|| details.join("; "))
-    }
-}
-
 /// Browsers send `on` for a checkbox without a value of its own.
 fn is_checked(checkbox: &Option<String>) -> bool {
     checkbox.as_deref() == Some("on")
@@ -220,14 +203,14 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// Lines of a name and a value. `None` if a line has no separator.
-fn pairs(text: &str, separators: [char; 2]) -> Option<BTreeMap<String, String>> {
+/// Lines of a name and a value, or the first line without a separator.
+fn pairs(text: &str, separators: [char; 2]) -> Result<BTreeMap<String, String>, &str> {
     text.lines()
         .map(str::trim)
         .filter(|line| !line.is_empty())
         .map(|line| {
-            let (name, value) = line.split_once(separators)?;
-            Some((name.trim().to_owned(), value.trim().to_owned()))
+            let (name, value) = line.split_once(separators).ok_or(line)?;
+            Ok((name.trim().to_owned(), value.trim().to_owned()))
         })
         .collect()
 }
@@ -250,7 +233,8 @@ mod tests {
 
     #[test]
     fn fields_become_settings() {
-        let form = fields().to_form().expect("a form");
+        let (form, faults) = fields().to_form();
+        assert!(faults.is_empty(), "{faults:?}");
         let owned = |words: &[&str]| {
             Some(Some(
                 words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>(),
@@ -277,17 +261,14 @@ mod tests {
             headers: "x".to_owned(),
             ..fields()
         };
-        let errors = FieldErrors(bad.to_form().expect_err("faults"));
-        for field in ["versions", "filter", "concurrency", "headers"] {
-            assert!(errors.of(field).is_some(), "{field}");
-        }
-        assert_eq!(errors.of("url"), None);
+        let faults = bad.to_form().1;
+        let found: Vec<&str> = faults.iter().map(|fault| fault.pointer.as_str()).collect();
+        assert_eq!(found, ["/versions", "/filter", "/concurrency", "/headers"]);
         let twice = Fields {
             filter: r#"{"/a":{"eq":1},"/a":{"eq":2}}"#.to_owned(),
             ..fields()
         };
-        let errors = FieldErrors(twice.to_form().expect_err("faults"));
-        assert!(errors.of("filter").is_some());
+        assert_eq!(twice.to_form().1[0].pointer, "/filter");
     }
 
     #[test]
@@ -296,8 +277,8 @@ mod tests {
             headers: String::new(),
             ..fields()
         };
-        assert_eq!(form.to_form().expect("a form").headers, None);
+        assert_eq!(form.to_form().0.headers, None);
         form.drop_headers = Some("on".to_owned());
-        assert_eq!(form.to_form().expect("a form").headers, Some(None));
+        assert_eq!(form.to_form().0.headers, Some(None));
     }
 }

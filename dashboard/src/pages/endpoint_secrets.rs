@@ -7,16 +7,20 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use postrider_proto::api::SecretValue;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
-    Done, Frame, Moment, Paged, When,
+    Done, FormErrors, Frame, Moment, Paged, When,
     endpoint::{Subject, framed},
 };
 use crate::{
-    actions::{self, secrets::Rotation},
+    actions::{self, form_results, secrets::Rotation},
     auth::{Confirmed, Submitted, Visit},
-    http::{input::Query, problem::Problem, wait_until_applied},
+    http::{
+        input::Query,
+        problem::{Problem, excerpt},
+        wait_until_applied,
+    },
     tables::{
         self,
         rotations::{self, Of, RotationRow},
@@ -24,6 +28,9 @@ use crate::{
     },
 };
 
+/// The result of the form that reveals the secrets.
+const REVEALED: &str = "secrets";
+const OVERLAP_DEFAULT: &str = "86400";
 /// The overlaps offered: seconds and label.
 const OVERLAPS: [(&str, &str); 5] = [
     ("3600", "1 hour"),
@@ -50,6 +57,8 @@ struct SecretsPage {
     lines: Vec<SecretSummary>,
     rotation: Option<RotationRow>,
     revealed: bool,
+    overlap: String,
+    errors: FormErrors,
 }
 
 impl SecretsPage {
@@ -96,26 +105,46 @@ async fn page(
             .pop(),
         revealed: !shown.is_empty(),
         subject,
+        overlap: OVERLAP_DEFAULT.to_owned(),
+        errors: FormErrors::default(),
     })
+}
+
+/// The secrets of one endpoint, newest first.
+#[derive(Serialize, Deserialize)]
+struct Revealed {
+    endpoint: String,
+    secrets: Vec<Option<String>>,
 }
 
 pub(crate) async fn show(visit: Visit, Path(id): Path<String>, Query(query): Query<Done>) -> Paged<Response> {
     let subject = Subject::find(&visit, &id).await?;
-    Ok(page(&visit, subject, &query.done, &[]).await?.into_response())
+    let revealed: Option<Revealed> =
+        form_results::take(&visit.app, &visit.session, REVEALED, &query.result).await?;
+    let shown = revealed
+        .filter(|revealed| revealed.endpoint == id)
+        .map(|revealed| revealed.secrets)
+        .unwrap_or_default();
+    Ok(page(&visit, subject, &query.done, &shown).await?.into_response())
 }
 
-/// Renders the page with the secrets. A form and not a link, because it is recorded in the audit log.
-pub(crate) async fn reveal(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Response> {
+/// Shows the secrets on the page. A form and not a link, because it is recorded in the audit log.
+pub(crate) async fn reveal(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
     let subject = Subject::find(&visit, &id).await?;
     let opened = actions::secrets::reveal(&visit.app, &visit.actor, &subject.tenant, &id).await?;
-    let shown: Vec<Option<String>> = opened
+    let secrets = opened
         .iter()
         .map(|one| {
             let shown = SecretValue::from(&one.secret);
             shown.secret.or(shown.public_key)
         })
         .collect();
-    Ok(page(&visit, subject, "", &shown).await?.into_response())
+    let revealed = Revealed {
+        endpoint: id.clone(),
+        secrets,
+    };
+    let result = form_results::keep(&visit.app, &visit.app.pool, &visit.session, REVEALED, &revealed).await?;
+    Ok(Redirect::to(&format!("/endpoints/{id}/secrets?result={result}")))
 }
 
 #[derive(Default, Deserialize)]
@@ -128,23 +157,43 @@ pub(crate) async fn rotate(
     visit: Visit,
     Path(id): Path<String>,
     Submitted(fields): Submitted<RotateFields>,
-) -> Paged<Redirect> {
+) -> Paged<Response> {
     let subject = Subject::find(&visit, &id).await?;
-    let overlap: i64 = fields
-        .overlap_seconds
-        .parse()
-        .map_err(|_| Problem::bad_request("Invalid overlap: must be a whole number of seconds."))?;
+    match store(&visit, &subject, &fields).await {
+        Ok(overlap) => {
+            let done = if overlap == 0 { "revoked" } else { "rotated" };
+            Ok(Redirect::to(&format!("/endpoints/{id}/secrets?done={done}")).into_response())
+        }
+        Err(problem) => {
+            let errors = FormErrors::of(problem)?;
+            let page = SecretsPage {
+                overlap: fields.overlap_seconds,
+                errors,
+                ..page(&visit, subject, "", &[]).await?
+            };
+            Ok((page.errors.status(), page).into_response())
+        }
+    }
+}
+
+/// Returns the overlap in seconds.
+async fn store(visit: &Visit, subject: &Subject, fields: &RotateFields) -> Result<i64, Problem> {
+    let overlap: i64 = fields.overlap_seconds.parse().map_err(|_| {
+        let given = excerpt(&fields.overlap_seconds);
+        let detail = format!("must be a whole number of seconds, not {given:?}");
+        Problem::invalid("/overlap_seconds", detail)
+    })?;
     let rotation = Rotation::read(Some(overlap), None)?;
     let mut transaction = tables::begin(&visit.app.pool).await?;
     let rotated = actions::secrets::rotate(
         &visit.app,
         &visit.actor,
         &subject.tenant,
-        &id,
+        subject.id(),
         &mut transaction,
         rotation,
     )
     .await?;
     wait_until_applied::commit(&visit.app, transaction, rotated.shard).await?;
-    Ok(Redirect::to(&format!("/endpoints/{id}/secrets?done=rotated")))
+    Ok(overlap)
 }

@@ -4,15 +4,15 @@ use askama::Template;
 use askama_web::WebTemplate;
 use axum::{
     extract::Path,
-    http::StatusCode,
     response::{IntoResponse, Redirect, Response},
 };
+use postrider_proto::api;
 use serde::Deserialize;
 
 use super::{
-    Done, Frame, Paged, When,
+    Done, FormErrors, Frame, Paged, When,
     endpoint::{Subject, framed},
-    endpoint_form::{FieldErrors, Fields, Number},
+    endpoint_form::{Fields, Number},
 };
 use crate::{
     Shared,
@@ -23,7 +23,7 @@ use crate::{
     auth::{Confirmed, Session, Submitted, Tenant, Visit},
     http::{
         input::Query,
-        problem::{Kind, Problem},
+        problem::{Fault, Kind, Problem},
     },
     tables::{self, endpoints::EndpointRow, tenants},
 };
@@ -35,7 +35,7 @@ struct SettingsPage {
     tab: &'static str,
     subject: Subject,
     fields: Fields,
-    errors: FieldErrors,
+    errors: FormErrors,
     header_names: Vec<String>,
     numbers: [Number; 3],
 }
@@ -45,7 +45,7 @@ struct SettingsPage {
 struct NewPage {
     frame: Frame,
     fields: Fields,
-    errors: FieldErrors,
+    errors: FormErrors,
     header_names: Vec<String>,
     numbers: [Number; 3],
 }
@@ -54,7 +54,7 @@ fn settings_page(
     visit: &Visit,
     subject: Subject,
     fields: Fields,
-    errors: FieldErrors,
+    errors: FormErrors,
     done: &str,
 ) -> SettingsPage {
     SettingsPage {
@@ -71,7 +71,7 @@ fn settings_page(
 pub(crate) async fn show(visit: Visit, Path(id): Path<String>, Query(query): Query<Done>) -> Paged<Response> {
     let subject = Subject::find(&visit, &id).await?;
     let fields = Fields::from(&subject.row.settings);
-    Ok(settings_page(&visit, subject, fields, FieldErrors::default(), &query.done).into_response())
+    Ok(settings_page(&visit, subject, fields, FormErrors::default(), &query.done).into_response())
 }
 
 pub(crate) async fn save(
@@ -81,16 +81,18 @@ pub(crate) async fn save(
 ) -> Paged<Response> {
     let subject = Subject::find(&visit, &id).await?;
     let saved = match fields.to_form() {
-        Err(faults) => Err(Problem::faults(faults)),
-        Ok(form) => endpoints::change(&visit.app, &visit.actor, &subject.tenant, &id, form).await,
+        (form, faults) if faults.is_empty() => {
+            endpoints::change(&visit.app, &visit.actor, &subject.tenant, &id, form).await
+        }
+        (form, faults) => Err(all_faults(&visit.app, form, faults)),
     };
     match saved {
         Ok(_) => Ok(Redirect::to(&format!("/endpoints/{id}/settings?done=saved")).into_response()),
-        Err(problem) if problem.kind == Kind::Invalid => {
-            let page = settings_page(&visit, subject, fields, FieldErrors(problem.errors), "");
-            Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+        Err(problem) => {
+            let errors = FormErrors::of(problem)?;
+            let page = settings_page(&visit, subject, fields, errors, "");
+            Ok((page.errors.status(), page).into_response())
         }
-        Err(problem) => Err(problem.into()),
     }
 }
 
@@ -112,10 +114,10 @@ pub(crate) async fn blank(visit: Visit, Query(query): Query<NewQuery>) -> Respon
         types: "*".to_owned(),
         ..Fields::default()
     };
-    new_page(&visit, fields, FieldErrors::default()).into_response()
+    new_page(&visit, fields, FormErrors::default()).into_response()
 }
 
-fn new_page(visit: &Visit, fields: Fields, errors: FieldErrors) -> NewPage {
+fn new_page(visit: &Visit, fields: Fields, errors: FormErrors) -> NewPage {
     NewPage {
         frame: Frame::new(visit.session.clone(), "endpoints"),
         numbers: fields.numbers(&visit.app.defaults),
@@ -131,24 +133,40 @@ pub(crate) async fn create(visit: Visit, Submitted(fields): Submitted<Fields>) -
             let id = row.public_id;
             Ok(Redirect::to(&format!("/endpoints/{id}/secrets?done=created")).into_response())
         }
-        Err(problem) if problem.kind == Kind::Invalid => {
-            let page = new_page(&visit, fields, FieldErrors(problem.errors));
-            Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+        Err(problem) => {
+            let page = new_page(&visit, fields, FormErrors::of(problem)?);
+            Ok((page.errors.status(), page).into_response())
         }
-        Err(problem) => Err(problem.into()),
     }
 }
 
 async fn store(visit: &Visit, fields: &Fields) -> Result<EndpointRow, Problem> {
     let app = &visit.app;
-    let tenant = owner(app, &visit.session, &fields.tenant).await?;
-    let form = fields.to_form().map_err(Problem::faults)?;
+    let (form, mut faults) = fields.to_form();
+    let tenant = match owner(app, &visit.session, &fields.tenant).await {
+        Err(problem) if problem.kind == Kind::Invalid => {
+            faults.extend(problem.errors);
+            None
+        }
+        found => Some(found?),
+    };
+    let Some(tenant) = tenant.filter(|_| faults.is_empty()) else {
+        return Err(all_faults(app, form, faults));
+    };
     let new = NewEndpoint::read(form, &app.guard)?;
     let mut transaction = tables::begin(&app.pool).await?;
     let created = endpoints::create(app, &visit.actor, &tenant, &mut transaction, new).await?;
     transaction.commit().await?;
     app.wake.now();
     Ok(created.row)
+}
+
+/// Also validates the fields that could be read, so that all errors are shown at once.
+fn all_faults(app: &Shared, form: api::EndpointSettings, mut faults: Vec<Fault>) -> Problem {
+    if let Err(problem) = NewEndpoint::read(form, &app.guard) {
+        faults.extend(problem.errors);
+    }
+    Problem::faults(faults)
 }
 
 /// The tenant of a new endpoint. For customers it is always their own, whatever the form says.

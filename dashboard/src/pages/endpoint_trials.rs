@@ -1,9 +1,23 @@
-//! The result of a test event or a probe on the endpoint's page.
+//! Test events and probes on the endpoint's page: their forms and their results.
 
 use postrider_proto::api::{ProbeReport, TestAttempt, Verdict};
+use serde::{Deserialize, Serialize};
+
+use super::FormErrors;
+
+/// The result of the forms.
+pub(super) const TRIED: &str = "trial";
+
+/// The form of a test or a probe that was rejected; otherwise both are blank.
+#[derive(Default)]
+pub(super) struct TrialForms {
+    pub(super) r#type: String,
+    pub(super) test_errors: FormErrors,
+    pub(super) probe_errors: FormErrors,
+}
 
 /// At most one of them is set.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 pub(super) struct Tried {
     pub(super) test: Option<TestAttempt>,
     pub(super) probe: Option<ProbeReport>,

@@ -8,7 +8,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::{EndpointId, EndpointState, TenantId};
 use serde::Deserialize;
 
-use super::{Frame, Paged, When};
+use super::{Frame, Paged, When, endpoint::badge};
 use crate::{
     Shared,
     auth::{Session, Visit},
@@ -53,10 +53,13 @@ struct EndpointLine {
 }
 
 impl EndpointLine {
-    fn circuit_open(&self) -> bool {
-        self.activity
-            .as_ref()
-            .is_some_and(|activity| activity.circuit_open)
+    fn badge(&self) -> (&'static str, &'static str) {
+        let activity = self.activity.as_ref();
+        badge(
+            self.row.state,
+            activity.is_some_and(|activity| activity.circuit_open),
+            self.row.failing_since.is_some(),
+        )
     }
 }
 

@@ -40,13 +40,12 @@ pub(crate) struct EventPage {
 
 pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Paged<EventPage> {
     let missing = || Problem::not_found("event");
-    let number = find(&visit.app, visit.session.scope(), &id)
+    let (number, tenant) = find(&visit.app, visit.session.scope(), &id)
         .await?
         .ok_or_else(missing)?;
-    let event = events::load(&visit.app.pool, &[number])
+    let event = events::load(&visit.app.pool, tenant, &[number])
         .await?
         .pop()
-        .filter(|event| visit.session.scope().is_none_or(|own| own == event.tenant_id))
         .ok_or_else(missing)?;
     let filter = Filter {
         tenant: Some(event.tenant_id),
@@ -79,15 +78,19 @@ pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Paged<EventPag
 
 /// Finds an event by its generated ID, which our own links use, or by the producer's ID. If several tenants use the same
 /// ID, the newest event is returned.
-async fn find(app: &Shared, scope: Option<TenantId>, id: &str) -> sqlx::Result<Option<EventId>> {
-    if let Some(number) = EventId::from_generated(id) {
-        return Ok(Some(number));
-    }
+async fn find(app: &Shared, scope: Option<TenantId>, id: &str) -> sqlx::Result<Option<(EventId, TenantId)>> {
     if !events::is_public_id(id) {
         return Ok(None);
     }
-    match scope {
-        Some(tenant) => events::find_number(&app.pool, tenant, id).await,
-        None => Ok(events::find_numbers(&app.pool, id).await?.into_iter().max()),
-    }
+    let Some(tenant) = scope else {
+        return Ok(events::find_in_all_tenants(&app.pool, id)
+            .await?
+            .into_iter()
+            .max());
+    };
+    let number = match EventId::from_generated(id) {
+        Some(number) => Some(number),
+        None => events::find_number(&app.pool, tenant, id).await?,
+    };
+    Ok(number.map(|number| (number, tenant)))
 }

@@ -25,7 +25,7 @@ use crate::{
 const STREAMS_MAX: usize = 512;
 /// The remaining streams are reserved for the team.
 const CUSTOMERS_STREAMS_MAX: usize = 384;
-/// Each open tab uses one.
+/// Each visible tab uses one.
 const STREAMS_PER_SESSION_MAX: usize = 16;
 /// Per person, or for all customers of a tenant together.
 const STREAMS_PER_HOLDER_MAX: usize = 64;
@@ -36,6 +36,9 @@ const LIFE_MAX: Duration = Duration::from_secs(15 * 60);
 /// Concurrent renders. The limit keeps most database connections free for requests.
 const RENDERS_MAX: usize = 2;
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// How often a stream confirms parts that have not changed. A browser that hears nothing for a while (`app.js`) tells its
+/// user that the page may be out of date.
+const CONFIRM_EVERY: Duration = Duration::from_secs(4);
 
 /// State shared by all streams.
 #[derive(Clone)]
@@ -113,7 +116,8 @@ impl Live {
         })
     }
 
-    /// Renders the part at an interval and sends it when it has changed.
+    /// Renders the parts at once and then at an interval, and sends them when they have changed. At once, because a page
+    /// that comes back from the background shows what was true when it went there.
     pub(crate) fn stream<F>(
         &self,
         pool: &Pool,
@@ -130,14 +134,18 @@ impl Live {
         let renders = self.renders.clone();
         tokio::spawn(async move {
             let ends = Instant::now() + LIFE_MAX;
-            let mut before = String::new();
+            let (mut before, mut confirmed) = (String::new(), Instant::now());
+            let mut wait = Duration::ZERO;
             while Instant::now() < ends {
                 tokio::select! {
-                    () = sleep(every) => {}
+                    biased;
                     () = stop.cancelled() => return,
                     () = out.closed() => return,
+                    () = sleep(wait) => {}
                 }
+                wait = every;
                 if viewer.has_left().await {
+                    let _ = out.send(Ok(named("signed-out"))).await;
                     return;
                 }
                 // A transient error must not end the stream; the browser would reconnect anyway.
@@ -149,24 +157,31 @@ impl Live {
                     Ok(Content::Last(html)) => (html, true),
                     Err(_) => continue,
                 };
-                if html != before {
-                    if out
-                        .send(Ok(Event::default().data(plain_lines(&html))))
-                        .await
-                        .is_err()
-                    {
+                let event = match html == before {
+                    false => Some(Event::default().data(plain_lines(&html))),
+                    true if confirmed.elapsed() >= CONFIRM_EVERY => Some(named("unchanged")),
+                    true => None,
+                };
+                if let Some(event) = event {
+                    if out.send(Ok(event)).await.is_err() {
                         return;
                     }
-                    before = html;
+                    confirmed = Instant::now();
                 }
+                before = html;
                 if last {
-                    let _ = out.send(Ok(Event::default().event("end").data("end"))).await;
+                    let _ = out.send(Ok(named("end"))).await;
                     return;
                 }
             }
         });
         Ok(Sse::new(ReceiverStream::new(sent)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
     }
+}
+
+/// An event that is only a name.
+fn named(name: &'static str) -> Event {
+    Event::default().event(name).data(name)
 }
 
 /// A carriage return would end a line of the event stream, and customers' bodies may contain some.

@@ -6,10 +6,19 @@ use askama::{Template, filters::HtmlSafe};
 
 use crate::http::problem::{Kind, Problem};
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Markup(pub(super) String);
 
 impl Markup {
+    pub(super) const fn empty() -> Self {
+        Self(String::new())
+    }
+
+    /// A part that is always rendered: its template only writes text. Without it the page is still correct.
+    pub(super) fn of_part(template: &impl Template) -> Self {
+        Self::of(template).unwrap_or(Self::empty())
+    }
+
     /// Only templates can produce markup, and templates escape external input.
     pub(super) fn of(template: &impl Template) -> Result<Self, Problem> {
         template.render().map(Self).map_err(|error| {

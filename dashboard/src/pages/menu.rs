@@ -41,6 +41,7 @@ pub(crate) const MENU: &[Group] = &[
     Group { label: "Integrate", entries: &[
         entry("event-types", "/event-types", "Event types", "M4 3h8l4 4v10H4zM12 3v4h4M7 11h6m-6 3h6"),
         entry("verify", "/verify", "Verification code", "M10 2l6 2.500v5c0 4-2.500 6.500-6 8.500-3.500-2-6-4.500-6-8.500v-5zM7 10l2 2 4-4.500"),
+        entry("docs", "/docs", "API reference", "M7 6l-4 4 4 4m6-8 4 4-4 4M11.500 4l-3 12"),
         entry("signatures", "/signatures", "Signature debugger", "M3 16c2-6 4-11 6-11s-1 11 1 11 2-5 4-5 1 3 3 3"),
     ] },
 ];

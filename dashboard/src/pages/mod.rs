@@ -3,14 +3,17 @@
 
 pub(crate) mod account;
 pub(crate) mod api_keys;
+pub(crate) mod assets;
 pub(crate) mod audit;
 pub(crate) mod chart;
 pub(crate) mod curl;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod delivery;
+mod delivery_list;
 pub(crate) mod docs;
 pub(crate) mod endpoint;
+pub(crate) mod endpoint_actions;
 mod endpoint_form;
 pub(crate) mod endpoint_secrets;
 pub(crate) mod endpoint_settings;
@@ -18,12 +21,14 @@ mod endpoint_trials;
 pub(crate) mod endpoints;
 pub(crate) mod event;
 pub(crate) mod event_types;
+mod form_errors;
 pub(crate) mod live;
 mod markup;
 mod menu;
 pub(crate) mod overview;
 pub(crate) mod people;
 pub(crate) mod portal;
+pub(crate) mod problem;
 pub(crate) mod replays;
 pub(crate) mod schema_table;
 pub(crate) mod sign_in;
@@ -37,14 +42,11 @@ pub(crate) mod verify;
 use std::fmt;
 
 use askama::filters::HtmlSafe;
-use axum::{
-    http::header,
-    response::{IntoResponse, Response},
-};
 use chrono::{DateTime, SecondsFormat, Utc};
 use postrider_proto::json::{LaidOut, lay_out_within};
 use serde::Deserialize;
 
+use form_errors::FormErrors;
 pub(crate) use markup::Markup;
 
 use crate::{
@@ -55,37 +57,6 @@ use crate::{
 };
 
 type Paged<T> = Result<T, PageProblem>;
-
-pub(crate) async fn stylesheet() -> Response {
-    asset("text/css; charset=utf-8", include_str!("../../assets/style.css"))
-}
-
-pub(crate) async fn script() -> Response {
-    asset(
-        "text/javascript; charset=utf-8",
-        include_str!("../../assets/app.js"),
-    )
-}
-
-pub(crate) async fn mark() -> Response {
-    asset("image/svg+xml", include_str!("../../assets/mark.svg"))
-}
-
-pub(crate) async fn font() -> Response {
-    asset(
-        "font/woff2",
-        include_bytes!("../../assets/inter.woff2").as_slice(),
-    )
-}
-
-/// Assets are compiled into the program. They are cached briefly, so that browsers pick up a new version soon.
-fn asset(kind: &'static str, content: impl IntoResponse) -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, kind),
-        (header::CACHE_CONTROL, "public, max-age=300"),
-    ];
-    (headers, content).into_response()
-}
 
 /// The frame around every page of a signed-in user: menu, account and toast.
 #[derive(Debug, Clone)]
@@ -161,6 +132,8 @@ impl Frame {
 #[serde(default)]
 pub(crate) struct Done {
     done: String,
+    /// The result of the form, which is shown once.
+    result: String,
 }
 
 /// A delivery as a row of a list.
@@ -223,6 +196,21 @@ impl Pretty {
     }
 }
 
+/// Characters of a URL in a heading.
+const HEADING_URL_CHARS_MAX: usize = 80;
+
+/// The start and the end of a long URL, for headings. The page has all of it elsewhere.
+fn shortened_url(url: &str) -> String {
+    let count = url.chars().count();
+    if count <= HEADING_URL_CHARS_MAX {
+        return url.to_owned();
+    }
+    let end = HEADING_URL_CHARS_MAX / 4;
+    let start: String = url.chars().take(HEADING_URL_CHARS_MAX - end - 1).collect();
+    let rest: String = url.chars().skip(count - end).collect();
+    format!("{start}…{rest}")
+}
+
 /// The result of the latest attempt: status code, error or outcome.
 fn last_response(delivery: &Delivery) -> String {
     match (delivery.status, &delivery.error, delivery.outcome) {
@@ -283,5 +271,18 @@ impl Moment {
         self.0
             .map(|time| time.to_rfc3339_opts(SecondsFormat::Millis, true))
             .unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_urls_are_shortened_in_the_middle() {
+        assert_eq!(shortened_url("https://a.example/hook"), "https://a.example/hook");
+        let short = shortened_url(&format!("https://a.example/{}/end", "ü".repeat(2_000)));
+        assert_eq!(short.chars().count(), HEADING_URL_CHARS_MAX);
+        assert!(short.starts_with("https://a.example/") && short.ends_with("/end") && short.contains('…'));
     }
 }

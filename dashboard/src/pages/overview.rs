@@ -1,7 +1,7 @@
 //! The overview: current load and recent statistics. It reads the per-minute counters and the activity that dispatchers
 //! report, and never counts attempts. Customers see the same page for their own tenant.
 
-use std::time::Duration;
+use std::{cmp::Reverse, time::Duration};
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -19,11 +19,14 @@ use crate::{
     pages::{
         chart::{self, Chart},
         live::{Content, Live, Stream},
-        stats_format::{Series, Totals, format_duration, format_ms, format_percent, grouped},
+        stats_format::{
+            Series, Totals, backlog, format_duration, format_ms, format_pending, format_percent, grouped,
+        },
     },
     tables::{
         activity::{self, DispatcherRow, SystemRow},
         endpoints,
+        pending::{self, Pending},
         statistics::{self, WorstRow},
     },
 };
@@ -75,6 +78,11 @@ impl Range {
         }
     }
 
+    /// Whether it is read from minutes. Over many endpoints or days, hours are fewer.
+    const fn is_by_minutes(self, scope: Option<TenantId>) -> bool {
+        matches!((self, scope), (Self::Hour, _) | (Self::Day, None))
+    }
+
     fn series(self, now: DateTime<Utc>) -> Series {
         match self {
             Self::Hour => Series::until(now, TimeDelta::minutes(1), 60),
@@ -117,7 +125,8 @@ struct Now {
     oldest: Option<String>,
     outcomes: Chart,
     latency: Chart,
-    worst: Vec<WorstRow>,
+    pending: Pending,
+    worst: Vec<Failing>,
     dispatchers: Vec<DispatcherRow>,
 }
 
@@ -132,17 +141,12 @@ impl Now {
         self.total.percentile_ms(share).map_or("–".to_owned(), format_ms)
     }
 
-    /// Customers see only what dispatchers have in memory; the other counters cover all tenants.
     fn pending(&self) -> String {
-        let known = self.system.waiting_in_memory;
-        grouped(match self.is_team {
-            true => (self.system.in_queue + self.system.in_retries).max(known),
-            false => known,
-        })
+        format_pending(self.pending)
     }
 
-    fn failure_rate(worst: &WorstRow) -> String {
-        format_percent(100.0 * worst.failed as f64 / worst.attempts.max(1) as f64)
+    fn backlog(&self) -> String {
+        backlog(self.oldest.as_deref(), self.pending)
     }
 
     fn shards(&self) -> i64 {
@@ -172,6 +176,50 @@ pub(crate) async fn follow(
     })
 }
 
+/// A failing endpoint with all its attempts in the period, successful ones included.
+struct Failing {
+    row: WorstRow,
+    failed: i64,
+    attempts: i64,
+}
+
+impl Failing {
+    fn rate(&self) -> String {
+        format_percent(100.0 * self.failed as f64 / self.attempts.max(1) as f64)
+    }
+}
+
+/// From the counters that the page's totals are made of, so that both agree.
+async fn failing(
+    pool: &Pool,
+    scope: Option<TenantId>,
+    range: Range,
+    since: DateTime<Utc>,
+) -> Result<Vec<Failing>, Problem> {
+    let worst = statistics::worst(pool, scope, since, WORST_MAX).await?;
+    let ids: Vec<EndpointId> = worst.iter().map(|row| row.id).collect();
+    let counts = match range.is_by_minutes(scope) {
+        true => statistics::plain_minutes(pool, &ids, since).await?,
+        false => statistics::plain_hours(pool, &ids, since).await?,
+    };
+    let with_counts = |row: WorstRow| {
+        let (mut failed, mut delivered) = (0, 0);
+        for count in counts.iter().filter(|count| count.endpoint_id == row.id) {
+            failed += count.retried + count.dead;
+            delivered += count.delivered;
+        }
+        Failing {
+            row,
+            failed,
+            attempts: failed + delivered,
+        }
+    };
+    let mut failing: Vec<Failing> = worst.into_iter().map(with_counts).collect();
+    failing.retain(|one| one.failed > 0);
+    failing.sort_by_key(|one| Reverse(one.failed));
+    Ok(failing)
+}
+
 async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Now, Problem> {
     let system = activity::system(pool, scope).await?;
     let counted: Vec<EndpointId> = match scope {
@@ -179,9 +227,9 @@ async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Now,
         some => endpoints::live_numbers(pool, some, TENANT_ENDPOINTS_MAX).await?,
     };
     let mut series = range.series(system.now);
-    let rows = match (range, scope) {
-        (Range::Hour, _) | (Range::Day, None) => statistics::minutes(pool, &counted, series.begin).await?,
-        (Range::Day, Some(_)) | (Range::Week, _) => statistics::hours(pool, &counted, series.begin).await?,
+    let rows = match range.is_by_minutes(scope) {
+        true => statistics::minutes(pool, &counted, series.begin).await?,
+        false => statistics::hours(pool, &counted, series.begin).await?,
     };
     rows.iter().for_each(|row| series.add(row));
     let recent = match range {
@@ -206,7 +254,11 @@ async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Now,
         oldest: system.oldest_at.map(|at| format_duration(system.now - at)),
         outcomes: chart::outcomes(&series),
         latency: chart::latency(&series),
-        worst: statistics::worst(pool, scope, series.begin, WORST_MAX).await?,
+        pending: match scope {
+            None => pending::of_system(pool).await?,
+            Some(_) => pending::of_endpoints(pool, &counted).await?,
+        },
+        worst: failing(pool, scope, range, series.begin).await?,
         dispatchers,
         system,
     })

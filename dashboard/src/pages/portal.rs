@@ -44,6 +44,7 @@ pub(crate) async fn enter(
             let set = session_cookie(&token, &app.public_url);
             (set_cookie(&set), Redirect::to("/")).into_response()
         }
+        None if portal::is_open(&app, &query.token, &headers).await? => Redirect::to("/").into_response(),
         None => (StatusCode::GONE, OverPage).into_response(),
     })
 }

@@ -8,6 +8,7 @@ use askama_web::WebTemplate;
 use axum::{
     Extension,
     extract::{Path, RawQuery},
+    http::StatusCode,
     response::{IntoResponse, Redirect, Response},
 };
 use data_encoding::BASE64URL_NOPAD;
@@ -19,12 +20,19 @@ use postrider_proto::{
 };
 use serde::Deserialize;
 
-use super::{Done, Frame, Markup, Moment, Paged, dead_letters::reason_label};
+use super::{
+    Done, FormErrors, Frame, Markup, Moment, Paged,
+    dead_letters::{self, reason_label},
+};
 use crate::{
     App,
     actions::replays::{Wanted, begin, dry_run, find, read, stop},
     auth::{Confirmed, Submitted, Visit},
-    http::{input::Query, pagination, problem::Problem},
+    http::{
+        input::Query,
+        pagination,
+        problem::{Problem, excerpt},
+    },
     pages::live::{Content, Live, Stream},
     tables::{
         self,
@@ -36,6 +44,14 @@ const LINES: i64 = 25;
 /// Groups that can be replayed at once. Each becomes its own replay.
 const GROUPS_MAX: usize = 50;
 const REFRESH: Duration = Duration::from_secs(1);
+const DONE: [(&str, &str); 3] = [
+    ("started", "Replay started."),
+    ("cancelled", "Replay cancelled."),
+    (
+        "finished",
+        "Nothing was cancelled: the replay had already finished.",
+    ),
+];
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -67,6 +83,11 @@ impl From<Replay> for Shown {
 impl Shown {
     fn is_running(&self) -> bool {
         self.replay.state == ReplayState::Running
+    }
+
+    /// Whether its numbers are final. After a cancellation, attempts in flight still end.
+    fn is_settled(&self) -> bool {
+        !self.is_running() && self.replay.queued() == 0
     }
 
     /// What is replayed.
@@ -154,10 +175,19 @@ pub(crate) async fn list(visit: Visit, Query(query): Query<ReplaysQuery>) -> Pag
 pub(crate) struct ReplayPage {
     frame: Frame,
     shown: Shown,
+    actions: Markup,
     now: Markup,
 }
 
-/// The part that is updated live.
+/// The buttons, a live part.
+#[derive(Template)]
+#[template(path = "replay_actions.html")]
+struct Actions<'a> {
+    frame: &'a Frame,
+    shown: &'a Shown,
+}
+
+/// The progress, a live part.
 #[derive(Template)]
 #[template(path = "replay_now.html")]
 struct Now<'a> {
@@ -170,9 +200,13 @@ pub(crate) async fn show(
     Query(query): Query<Done>,
 ) -> Paged<ReplayPage> {
     let shown = Shown::from(find(&visit.app, visit.session.scope(), &id).await?);
-    let messages = [("started", "Replay started."), ("cancelled", "Replay cancelled.")];
+    let frame = Frame::new(visit.session, "replays").with_done(&query.done, &DONE);
     Ok(ReplayPage {
-        frame: Frame::new(visit.session, "replays").with_done(&query.done, &messages),
+        actions: Markup::of(&Actions {
+            frame: &frame,
+            shown: &shown,
+        })?,
+        frame,
         now: Markup::of(&Now { shown: &shown })?,
         shown,
     })
@@ -185,14 +219,16 @@ pub(crate) async fn follow(
 ) -> Result<Stream, Problem> {
     let scope = visit.session.scope();
     find(&visit.app, scope, &id).await?;
+    let frame = Frame::new(visit.session.clone(), "replays");
     live.stream(&visit.app.pool.clone(), visit.session, REFRESH, move || {
-        let (app, id) = (visit.app.clone(), id.clone());
+        let (app, id, frame) = (visit.app.clone(), id.clone(), frame.clone());
         async move {
-            let shown = Shown::from(find(&app, scope, &id).await?);
-            let html = Markup::of(&Now { shown: &shown })?.0;
-            Ok(match shown.is_running() {
-                true => Content::Html(html),
-                false => Content::Last(html),
+            let shown = &Shown::from(find(&app, scope, &id).await?);
+            let frame = &frame;
+            let html = Markup::of(&Actions { frame, shown })?.0 + &Markup::of(&Now { shown })?.0;
+            Ok(match shown.is_settled() {
+                true => Content::Last(html),
+                false => Content::Html(html),
             })
         }
     })
@@ -222,20 +258,31 @@ pub(crate) struct PreviewPage {
     total: i64,
     /// The requests, encoded for the form that starts them.
     asks: String,
-    rate: i32,
+    rate: String,
     rate_max: i32,
+    errors: FormErrors,
 }
 
 /// Previews the replay of several groups of dead letters (`group=endpoint~type~reason`), or of one request.
-pub(crate) async fn preview(visit: Visit, RawQuery(query): RawQuery) -> Paged<PreviewPage> {
-    let forms = read_query(query.as_deref().unwrap_or_default());
+pub(crate) async fn preview(visit: Visit, RawQuery(query): RawQuery) -> Paged<Response> {
+    let query = query.unwrap_or_default();
+    let forms = read_query(&query);
     if forms.is_empty() || forms.len() > GROUPS_MAX {
-        return Err(Problem::bad_request(format!(
-            "Select between 1 and {GROUPS_MAX} groups, not {}.",
-            forms.len()
-        ))
-        .into());
+        let error = match forms.len() {
+            0 => "Select at least one group to replay.".to_owned(),
+            count => format!("Select at most {GROUPS_MAX} groups at a time, not {count}."),
+        };
+        let selected = url::form_urlencoded::parse(query.as_bytes())
+            .filter(|(name, _)| name == "group")
+            .map(|(_, value)| value.into_owned())
+            .collect();
+        let page = dead_letters::rejected(visit, selected, error).await?;
+        return Ok((StatusCode::BAD_REQUEST, page).into_response());
     }
+    Ok(load_preview(&visit, forms).await?.into_response())
+}
+
+async fn load_preview(visit: &Visit, forms: Vec<NewReplay>) -> Result<PreviewPage, Problem> {
     let mut previews = Vec::new();
     for form in forms {
         let mut endpoint = form.endpoint.clone().unwrap_or_default();
@@ -263,12 +310,13 @@ pub(crate) async fn preview(visit: Visit, RawQuery(query): RawQuery) -> Paged<Pr
     let total = previews.iter().filter_map(|one| one.found.as_ref().ok());
     let total = total.map(|found| found.total).sum();
     Ok(PreviewPage {
-        frame: Frame::new(visit.session, "replays"),
+        frame: Frame::new(visit.session.clone(), "replays"),
         total,
         asks,
         previews,
-        rate: RATE_DEFAULT,
+        rate: RATE_DEFAULT.to_string(),
         rate_max: REPLAY_RATE_MAX,
+        errors: FormErrors::default(),
     })
 }
 
@@ -344,20 +392,43 @@ async fn endpoint_of(app: &App, scope: Option<TenantId>, form: &NewReplay) -> Re
 #[serde(default)]
 pub(crate) struct StartForm {
     asks: String,
-    rate_per_second: Option<i64>,
+    rate_per_second: String,
 }
 
-pub(crate) async fn start(visit: Visit, Submitted(form): Submitted<StartForm>) -> Paged<Redirect> {
+pub(crate) async fn start(visit: Visit, Submitted(form): Submitted<StartForm>) -> Paged<Response> {
     let asked = || serde_json::from_slice(&BASE64URL_NOPAD.decode(form.asks.as_bytes()).ok()?).ok();
     let asks: Vec<NewReplay> =
         asked().ok_or_else(|| Problem::bad_request("Malformed form. Go back and try again."))?;
     if asks.is_empty() || asks.len() > GROUPS_MAX {
         return Err(Problem::bad_request("Nothing to replay.").into());
     }
+    match begin_all(&visit, &asks, form.rate_per_second.trim()).await {
+        Ok(Some(id)) if asks.len() == 1 => {
+            Ok(Redirect::to(&format!("/replays/{id}?done=started")).into_response())
+        }
+        Ok(_) => Ok(Redirect::to("/replays").into_response()),
+        Err(problem) => {
+            let errors = FormErrors::of(problem)?;
+            let page = PreviewPage {
+                rate: form.rate_per_second,
+                errors,
+                ..load_preview(&visit, asks).await?
+            };
+            Ok((page.errors.status(), page).into_response())
+        }
+    }
+}
+
+/// Returns the id of the first replay.
+async fn begin_all(visit: &Visit, asks: &[NewReplay], rate: &str) -> Result<Option<String>, Problem> {
+    let rate: i64 = rate.parse().map_err(|_| {
+        let detail = format!("must be a whole number, not {:?}", excerpt(rate));
+        Problem::invalid("/rate_per_second", detail)
+    })?;
     // Before the transaction: a request that holds a connection must not wait for another one.
     let mut all = Vec::new();
     for mut ask in asks.iter().cloned() {
-        ask.rate_per_second = form.rate_per_second;
+        ask.rate_per_second = Some(rate);
         let endpoint = endpoint_of(&visit.app, visit.session.scope(), &ask).await?;
         all.push(read(&visit.app, endpoint.tenant_id, &ask).await?);
     }
@@ -373,16 +444,17 @@ pub(crate) async fn start(visit: Visit, Submitted(form): Submitted<StartForm>) -
     }
     transaction.commit().await?;
     visit.app.wake.now();
-    Ok(match first {
-        Some(id) if asks.len() == 1 => Redirect::to(&format!("/replays/{id}?done=started")),
-        _ => Redirect::to("/replays"),
-    })
+    Ok(first)
 }
 
 pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
     let replay = stop(&visit.app, &visit.actor, visit.session.scope(), &id).await?;
+    let done = match replay.state {
+        ReplayState::Done => "finished",
+        ReplayState::Cancelled | ReplayState::Running => "cancelled",
+    };
     Ok(Redirect::to(&format!(
-        "/replays/{}?done=cancelled",
+        "/replays/{}?done={done}",
         replay.public_id
     )))
 }

@@ -3,6 +3,7 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
+use axum::response::{IntoResponse, Response};
 use chrono::Utc;
 use postrider_proto::{
     DeliveryId, EndpointId, TenantId,
@@ -10,11 +11,14 @@ use postrider_proto::{
 };
 use serde::Deserialize;
 
-use super::{Frame, Moment, Paged};
+use super::{FormErrors, Frame, Moment, Paged};
 use crate::{
     Shared,
     auth::{Session, Submitted, Visit},
-    http::{input::Query, problem::Problem},
+    http::{
+        input::Query,
+        problem::{Kind, Problem, excerpt},
+    },
     pages::signature_debugger::{self, Command, Known, Mistake, Verdict},
     tables::{
         attempts,
@@ -91,18 +95,33 @@ pub(crate) struct SignaturesPage {
     shown: Option<Shown>,
     pasted: PasteForm,
     verdict: Option<Verdict>,
+    /// Of the form that inspects a delivery.
+    errors: FormErrors,
+    paste_errors: FormErrors,
 }
 
-pub(crate) async fn show(visit: Visit, Query(query): Query<SignaturesQuery>) -> Paged<SignaturesPage> {
+pub(crate) async fn show(visit: Visit, Query(query): Query<SignaturesQuery>) -> Paged<Response> {
     let wanted = query.delivery.trim();
-    let shown = match wanted {
-        "" => None,
-        text => Some(inspect(&visit.app, &visit.session, text, query.attempt).await?),
+    let (shown, errors) = match wanted {
+        "" => (None, None),
+        text => match inspect(&visit.app, &visit.session, text, query.attempt).await {
+            Ok(shown) => (Some(shown), None),
+            Err(problem) if problem.kind == Kind::NotFound => {
+                let detail = format!("there is no delivery {:?}", excerpt(text));
+                let problem = Problem::new(Kind::NotFound, detail);
+                (None, Some(FormErrors::at("delivery", &problem)))
+            }
+            Err(problem) if problem.kind == Kind::Conflict => {
+                (None, Some(FormErrors::at("delivery", &problem)))
+            }
+            Err(problem) => return Err(problem.into()),
+        },
     };
     let mut page = blank(&visit.app, visit.session).await?;
     page.wanted = wanted.to_owned();
     page.shown = shown;
-    Ok(page)
+    page.errors = errors.unwrap_or_default();
+    Ok((page.errors.status(), page).into_response())
 }
 
 async fn blank(app: &Shared, session: Session) -> Paged<SignaturesPage> {
@@ -126,6 +145,8 @@ async fn blank(app: &Shared, session: Session) -> Paged<SignaturesPage> {
         shown: None,
         pasted: PasteForm::default(),
         verdict: None,
+        errors: FormErrors::default(),
+        paste_errors: FormErrors::default(),
     })
 }
 
@@ -151,7 +172,7 @@ async fn inspect(app: &Shared, session: &Session, text: &str, number: Option<i16
     let endpoint = endpoints::find_by_id(&app.pool, id.endpoint)
         .await?
         .ok_or_else(missing)?;
-    let body = events::load(&app.pool, &[id.event])
+    let body = events::load(&app.pool, delivery.tenant_id, &[id.event])
         .await?
         .pop()
         .map(|event| event.body)
@@ -226,9 +247,18 @@ async fn inspect(app: &Shared, session: &Session, text: &str, number: Option<i16
     clippy::disallowed_methods,
     reason = "compared with a pasted signature, as a receiver would"
 )]
-pub(crate) async fn check(visit: Visit, Submitted(form): Submitted<PasteForm>) -> Paged<SignaturesPage> {
+pub(crate) async fn check(visit: Visit, Submitted(form): Submitted<PasteForm>) -> Paged<Response> {
     let number = endpoints::find_number(&visit.app.pool, visit.session.scope(), form.endpoint.trim()).await?;
-    let endpoint = load(&visit.app, visit.session.scope(), number).await?;
+    let endpoint = match load(&visit.app, visit.session.scope(), number).await {
+        Err(problem) if problem.kind == Kind::NotFound => {
+            let detail = format!("there is no endpoint {:?}", excerpt(form.endpoint.trim()));
+            let mut page = blank(&visit.app, visit.session).await?;
+            page.paste_errors = FormErrors::of(Problem::invalid("/endpoint", detail))?;
+            page.pasted = form;
+            return Ok((page.paste_errors.status(), page).into_response());
+        }
+        found => found?,
+    };
     let format = endpoint.settings.signature;
     let known = known(&visit.app, &endpoint, Some(format)).await?;
     // Browsers submit line breaks as \r\n; bodies are sent with \n.
@@ -243,7 +273,7 @@ pub(crate) async fn check(visit: Visit, Submitted(form): Submitted<PasteForm>) -
     let mut page = blank(&visit.app, visit.session).await?;
     page.verdict = Some(verdict);
     page.pasted = form;
-    Ok(page)
+    Ok(page.into_response())
 }
 
 async fn load(

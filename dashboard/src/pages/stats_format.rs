@@ -6,7 +6,7 @@ use std::fmt::Display;
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::statistics::{BOUNDS_MS, BUCKETS, CLASSES, Class};
 
-use crate::tables::statistics::CountRow;
+use crate::tables::{pending::Pending, statistics::CountRow};
 
 /// The counters of a period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -170,6 +170,28 @@ pub(crate) fn counted(number: impl Display, singular: &str, plural: &str) -> Str
     format!("{number} {noun}")
 }
 
+/// A count that may be known only roughly: `4,999`, `5,000+`, `about 12,000`.
+pub(crate) fn format_pending(pending: Pending) -> String {
+    match pending {
+        Pending::Exactly(count) => grouped(count),
+        Pending::AtLeast(count) => format!("{}+", grouped(count)),
+        Pending::About(count) => {
+            let unit = 10_i64.pow(count.max(1).ilog10().saturating_sub(1));
+            format!("about {}", grouped((count + unit / 2) / unit * unit))
+        }
+    }
+}
+
+/// What to say beside a number of pending deliveries. Dispatchers report the oldest once a second, so it may already be
+/// delivered: the number is newer.
+pub(crate) fn backlog(oldest: Option<&str>, pending: Pending) -> String {
+    match (pending, oldest) {
+        (Pending::Exactly(0), _) => "no backlog".to_owned(),
+        (_, Some(age)) => format!("oldest waiting {age}"),
+        (_, None) => "waiting for a retry".to_owned(),
+    }
+}
+
 /// A duration as `8.0 ms`, `120 ms`, `1.2 s` or `12 s`.
 pub(crate) fn format_ms(ms: f64) -> String {
     match ms {
@@ -252,6 +274,16 @@ mod tests {
         assert_eq!(counted(1, "delivery", "deliveries"), "1 delivery");
         assert_eq!(counted(0, "delivery", "deliveries"), "0 deliveries");
         assert_eq!(counted(1_200_i16, "delivery", "deliveries"), "1,200 deliveries");
+        assert_eq!(format_pending(Pending::Exactly(4_999)), "4,999");
+        assert_eq!(format_pending(Pending::AtLeast(5_000)), "5,000+");
+        assert_eq!(format_pending(Pending::About(123_456)), "about 120,000");
+        assert_eq!(format_pending(Pending::About(0)), "about 0");
+        assert_eq!(backlog(Some("2 s"), Pending::Exactly(0)), "no backlog");
+        assert_eq!(
+            backlog(Some("2 s"), Pending::AtLeast(5_000)),
+            "oldest waiting 2 s"
+        );
+        assert_eq!(backlog(None, Pending::Exactly(1)), "waiting for a retry");
         assert_eq!(format_percent(99.999), "99.99%");
         assert_eq!(format_percent(100.0), "100%");
         assert_eq!(format_ms(1_240.0), "1.2 s");

@@ -2,22 +2,25 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{extract::Path, response::Redirect};
-use postrider_proto::api::TenantSettings;
+use axum::{
+    extract::Path,
+    response::{IntoResponse, Redirect, Response},
+};
+use postrider_proto::api::{PortalLink, TenantSettings};
 use serde::Deserialize;
 
-use super::{Done, Frame, Moment, Paged};
+use super::{Done, FormErrors, Frame, Moment, Paged};
 use crate::{
     Shared,
-    actions::tenants::{remove, store},
-    auth::{
-        Confirmed, Session, Submitted, Tenant, Visit,
-        portal::{self, Link},
+    actions::{
+        form_results,
+        tenants::{remove, store},
     },
+    auth::{Confirmed, Session, Submitted, Tenant, Visit, portal},
     http::{
         input::{Query, is_plain_text},
         pagination,
-        problem::Problem,
+        problem::{Faults, Kind, Problem, excerpt},
     },
     tables::{
         self,
@@ -37,6 +40,8 @@ const DONE: [(&str, &str); 3] = [
     ("changed", "Tenant updated."),
     ("ended", "All customers of this tenant were signed out."),
 ];
+/// The result of the form that creates a portal link.
+const NEW_LINK: &str = "portal-link";
 const DONE_LIST: [(&str, &str); 1] = [("removed", "Tenant deleted.")];
 
 #[derive(Default, Deserialize)]
@@ -54,6 +59,8 @@ pub(crate) struct TenantsPage {
     search: String,
     lines: Vec<TenantSummary>,
     next: Option<String>,
+    form: MakeForm,
+    errors: FormErrors,
 }
 
 impl TenantsPage {
@@ -63,6 +70,10 @@ impl TenantsPage {
 }
 
 pub(crate) async fn list(visit: Visit, Query(query): Query<TenantsQuery>) -> Paged<TenantsPage> {
+    load_list(&visit, query).await
+}
+
+async fn load_list(visit: &Visit, query: TenantsQuery) -> Paged<TenantsPage> {
     if !is_plain_text(&query.q, SEARCH_BYTES_MAX) {
         return Err(Problem::bad_request(format!(
             "Invalid search text: must be plain text of at most {SEARCH_BYTES_MAX} bytes."
@@ -79,10 +90,12 @@ pub(crate) async fn list(visit: Visit, Query(query): Query<TenantsQuery>) -> Pag
     .await?;
     let page = pagination::cut(found, LINES, |tenant| tenant.row.slug.clone());
     Ok(TenantsPage {
-        frame: Frame::new(visit.session, "tenants").with_done(&query.done, &DONE_LIST),
+        frame: Frame::new(visit.session.clone(), "tenants").with_done(&query.done, &DONE_LIST),
         search: query.q,
         lines: page.data,
         next: page.next_cursor,
+        form: MakeForm::default(),
+        errors: FormErrors::default(),
     })
 }
 
@@ -97,7 +110,12 @@ pub(crate) struct TenantPage {
     customers: i64,
     entries: Vec<AuditRow>,
     /// The portal link that was just created; it is shown only once.
-    link: Option<Link>,
+    link: Option<PortalLink>,
+    form: ChangeForm,
+    errors: FormErrors,
+    /// What was entered to confirm the deletion.
+    confirm: String,
+    delete_errors: FormErrors,
 }
 
 impl TenantPage {
@@ -109,7 +127,7 @@ impl TenantPage {
         Moment(Some(entry.at))
     }
 
-    fn expires(&self, link: &Link) -> Moment {
+    fn expires(&self, link: &PortalLink) -> Moment {
         Moment(Some(link.expires_at))
     }
 }
@@ -119,7 +137,9 @@ pub(crate) async fn show(
     Path(slug): Path<String>,
     Query(query): Query<Done>,
 ) -> Paged<TenantPage> {
-    let mut page = load(&visit.app, visit.session, &slug, None).await?;
+    let link = form_results::take(&visit.app, &visit.session, NEW_LINK, &query.result).await?;
+    let mut page = load(&visit.app, visit.session, &slug).await?;
+    page.link = link;
     page.frame = page.frame.with_done(&query.done, &DONE);
     Ok(page)
 }
@@ -130,77 +150,125 @@ async fn find(app: &Shared, slug: &str) -> Result<TenantRow, Problem> {
         .ok_or_else(|| Problem::not_found("tenant"))
 }
 
-async fn load(app: &Shared, session: Session, slug: &str, link: Option<Link>) -> Paged<TenantPage> {
+async fn load(app: &Shared, session: Session, slug: &str) -> Paged<TenantPage> {
     let row = find(app, slug).await?;
     let of_tenant = Narrowed {
         tenant: Some(row.id),
-        actor: None,
+        ..Narrowed::default()
     };
     Ok(TenantPage {
+        form: ChangeForm::from(&row),
         created: Moment(Some(row.created_at)),
         keys: api_keys::list_of_tenant(&app.pool, row.id, KEYS_SHOWN_MAX).await?,
         customers: sessions::count(&app.pool, Holder::Tenant(row.id)).await?,
         entries: audit::list(&app.pool, &of_tenant, i64::MAX, ENTRIES_SHOWN).await?,
         tenant: tenants::summary(&app.pool, row.id).await?,
         frame: Frame::new(session, "tenants"),
-        link,
+        link: None,
+        errors: FormErrors::default(),
+        confirm: String::new(),
+        delete_errors: FormErrors::default(),
     })
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 pub(crate) struct MakeForm {
     id: String,
     name: String,
 }
 
 /// Creates a tenant. Unlike the API's PUT, it never changes an existing one.
-pub(crate) async fn make(visit: Visit, Submitted(form): Submitted<MakeForm>) -> Paged<Redirect> {
-    let slug = form.id.trim();
-    if tenants::find(&visit.app.pool, slug).await?.is_some() {
-        return Err(Problem::conflict(format!("A tenant with the ID {slug:?} already exists.")).into());
+pub(crate) async fn make(visit: Visit, Submitted(form): Submitted<MakeForm>) -> Paged<Response> {
+    match store_new(&visit, &form).await {
+        Ok(row) => Ok(Redirect::to(&format!("/tenants/{}?done=made", row.slug)).into_response()),
+        Err(problem) => {
+            // Both are about the ID: it is taken, or not valid.
+            let is_id = problem.kind == Kind::Conflict
+                || problem
+                    .errors
+                    .first()
+                    .is_some_and(|fault| fault.pointer.is_empty());
+            let errors = match is_id {
+                true => FormErrors::at("id", &problem),
+                false => FormErrors::of(problem)?,
+            };
+            let page = load_list(&visit, TenantsQuery::default()).await?;
+            Ok((errors.status(), TenantsPage { form, errors, ..page }).into_response())
+        }
     }
-    let wanted = TenantSettings {
-        name: text_or_none(form.name),
-        ..TenantSettings::default()
-    };
-    let (row, _) = store(&visit.app, &visit.actor, slug, wanted).await?;
-    Ok(Redirect::to(&format!("/tenants/{}?done=made", row.slug)))
 }
 
-#[derive(Deserialize)]
+async fn store_new(visit: &Visit, form: &MakeForm) -> Result<TenantRow, Problem> {
+    let slug = form.id.trim();
+    if tenants::find(&visit.app.pool, slug).await?.is_some() {
+        return Err(Problem::conflict(format!(
+            "A tenant with the ID {slug:?} already exists."
+        )));
+    }
+    let wanted = TenantSettings {
+        name: text_or_none(&form.name),
+        ..TenantSettings::default()
+    };
+    Ok(store(&visit.app, &visit.actor, slug, wanted).await?.0)
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
 pub(crate) struct ChangeForm {
     name: String,
     rotate_every_days: String,
     retention_days: String,
 }
 
+impl From<&TenantRow> for ChangeForm {
+    fn from(row: &TenantRow) -> Self {
+        let days = |days: Option<i32>| days.map(|days| days.to_string()).unwrap_or_default();
+        Self {
+            name: row.name.clone().unwrap_or_default(),
+            rotate_every_days: days(row.rotate_every_days.map(i32::from)),
+            retention_days: days(row.retention_days.map(i32::from)),
+        }
+    }
+}
+
 pub(crate) async fn change(
     visit: Visit,
     Path(slug): Path<String>,
     Submitted(form): Submitted<ChangeForm>,
-) -> Paged<Redirect> {
-    let row = find(&visit.app, &slug).await?;
-    let wanted = TenantSettings {
-        name: text_or_none(form.name),
-        rotate_every_days: days("rotate_every_days", &form.rotate_every_days)?,
-        retention_days: days("retention_days", &form.retention_days)?,
-        all_operational_events: Some(row.all_operational_events),
-    };
-    store(&visit.app, &visit.actor, &row.slug, wanted).await?;
-    Ok(Redirect::to(&format!("/tenants/{}?done=changed", row.slug)))
-}
-
-fn days(field: &str, text: &str) -> Result<Option<i64>, Problem> {
-    match text.trim() {
-        "" => Ok(None),
-        text => text.parse().map(Some).map_err(|_| {
-            let detail = format!("must be a whole number of days, not {text:?}");
-            Problem::invalid(format!("/{field}"), detail)
-        }),
+) -> Paged<Response> {
+    match store_changed(&visit, &slug, &form).await {
+        Ok(()) => Ok(Redirect::to(&format!("/tenants/{slug}?done=changed")).into_response()),
+        Err(problem) => {
+            let errors = FormErrors::of(problem)?;
+            let page = load(&visit.app, visit.session, &slug).await?;
+            Ok((errors.status(), TenantPage { form, errors, ..page }).into_response())
+        }
     }
 }
 
-fn text_or_none(text: String) -> Option<String> {
+async fn store_changed(visit: &Visit, slug: &str, form: &ChangeForm) -> Result<(), Problem> {
+    let row = find(&visit.app, slug).await?;
+    let mut faults = Faults::default();
+    let mut days = |field: &str, text: &str| match text.trim() {
+        "" => None,
+        text => text
+            .parse()
+            .map_err(|_| faults.add(field, format!("must be a whole number of days, not {text:?}")))
+            .ok(),
+    };
+    let wanted = TenantSettings {
+        name: text_or_none(&form.name),
+        rotate_every_days: days("rotate_every_days", &form.rotate_every_days),
+        retention_days: days("retention_days", &form.retention_days),
+        all_operational_events: Some(row.all_operational_events),
+    };
+    faults.done()?;
+    store(&visit.app, &visit.actor, &row.slug, wanted).await?;
+    Ok(())
+}
+
+fn text_or_none(text: &str) -> Option<String> {
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
@@ -214,15 +282,22 @@ pub(crate) async fn delete(
     visit: Visit,
     Path(slug): Path<String>,
     Submitted(form): Submitted<RemoveForm>,
-) -> Paged<Redirect> {
+) -> Paged<Response> {
     if form.confirm.trim() != slug {
-        return Err(Problem::invalid("/confirm", format!("must be the tenant ID {slug:?}")).into());
+        let detail = format!("must be {slug:?}, not {:?}", excerpt(form.confirm.trim()));
+        let delete_errors = FormErrors::of(Problem::invalid("/confirm", detail))?;
+        let page = TenantPage {
+            confirm: form.confirm,
+            delete_errors,
+            ..load(&visit.app, visit.session, &slug).await?
+        };
+        return Ok((page.delete_errors.status(), page).into_response());
     }
     remove(&visit.app, &visit.actor, &slug).await?;
-    Ok(Redirect::to("/tenants?done=removed"))
+    Ok(Redirect::to("/tenants?done=removed").into_response())
 }
 
-pub(crate) async fn make_link(visit: Visit, Path(slug): Path<String>, _: Confirmed) -> Paged<TenantPage> {
+pub(crate) async fn make_link(visit: Visit, Path(slug): Path<String>, _: Confirmed) -> Paged<Redirect> {
     let row = find(&visit.app, &slug).await?;
     let tenant = Tenant {
         id: row.id,
@@ -230,8 +305,13 @@ pub(crate) async fn make_link(visit: Visit, Path(slug): Path<String>, _: Confirm
     };
     let mut transaction = tables::begin(&visit.app.pool).await?;
     let link = portal::make(&visit.app, &mut transaction, &visit.actor, &tenant).await?;
+    let link = PortalLink {
+        url: link.url,
+        expires_at: link.expires_at,
+    };
+    let result = form_results::keep(&visit.app, &mut *transaction, &visit.session, NEW_LINK, &link).await?;
     transaction.commit().await?;
-    load(&visit.app, visit.session, &slug, Some(link)).await
+    Ok(Redirect::to(&format!("/tenants/{slug}?result={result}")))
 }
 
 pub(crate) async fn end_sessions(visit: Visit, Path(slug): Path<String>, _: Confirmed) -> Paged<Redirect> {

@@ -151,7 +151,7 @@ async fn sample(app: &Shared, tenant: TenantId, endpoint: EndpointId) -> Result<
         .await?
         .into_iter()
         .find(|attempt| attempt.signature.is_some());
-    let body = events::load(&app.pool, &[id.event])
+    let body = events::load(&app.pool, delivery.tenant_id, &[id.event])
         .await?
         .pop()
         .map(|event| event.body);

@@ -1,6 +1,5 @@
 //! Current activity of dispatchers: `endpoint_activity`, `dispatchers` and `shards`. Read here; dispatchers write
 //! them.
-//! Nothing is counted by scanning `queue` or `retries`.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EndpointId, TenantId};
@@ -10,13 +9,9 @@ use sqlx::{FromRow, PgExecutor};
 pub(crate) struct SystemRow {
     pub(crate) now: DateTime<Utc>,
     pub(crate) in_flight: i64,
-    pub(crate) waiting_in_memory: i64,
     /// When the oldest event with a due first attempt was emitted.
     pub(crate) oldest_at: Option<DateTime<Utc>>,
     pub(crate) circuits_open: i64,
-    /// Postgres' own estimates of the table sizes: approximate, and free.
-    pub(crate) in_queue: i64,
-    pub(crate) in_retries: i64,
     pub(crate) dead_letters: i64,
 }
 
@@ -31,9 +26,7 @@ pub(crate) async fn system(db: impl PgExecutor<'_>, tenant: Option<TenantId>) ->
 pub(crate) struct ActivityRow {
     pub(crate) endpoint_id: EndpointId,
     pub(crate) in_flight: i32,
-    pub(crate) places: i32,
-    pub(crate) waiting: i32,
-    pub(crate) more_waiting: bool,
+    pub(crate) concurrency: i32,
     pub(crate) oldest_at: Option<DateTime<Utc>>,
     pub(crate) circuit_open: bool,
 }
@@ -44,13 +37,33 @@ pub(crate) async fn of_endpoints(
     endpoints: &[EndpointId],
 ) -> sqlx::Result<Vec<ActivityRow>> {
     sqlx::query_as(
-        "select a.endpoint_id, a.in_flight, a.places, a.waiting, a.more_waiting, a.oldest_at, a.circuit_open
+        "select a.endpoint_id, a.in_flight, a.concurrency, a.oldest_at, a.circuit_open
          from postrider.endpoint_activity a
          join postrider.dispatchers d on d.id = a.writer and d.expires_at > clock_timestamp()
          where a.endpoint_id = any($1)",
     )
     .bind(endpoints)
     .fetch_all(db)
+    .await
+}
+
+/// Whether an endpoint works, beside what its owner has set.
+#[derive(Debug, Clone, Copy, Default, FromRow)]
+pub(crate) struct HealthRow {
+    pub(crate) circuit_open: bool,
+    /// Since its first failure after its last success.
+    pub(crate) failing_since: Option<DateTime<Utc>>,
+}
+
+pub(crate) async fn health(db: impl PgExecutor<'_>, endpoint: EndpointId) -> sqlx::Result<HealthRow> {
+    sqlx::query_as(
+        "select exists (select from postrider.endpoint_activity a
+                        join postrider.dispatchers d on d.id = a.writer and d.expires_at > clock_timestamp()
+                        where a.endpoint_id = $1 and a.circuit_open) as circuit_open,
+                (select h.failing_since from postrider.endpoint_health h where h.endpoint_id = $1) as failing_since",
+    )
+    .bind(endpoint)
+    .fetch_one(db)
     .await
 }
 

@@ -52,23 +52,19 @@ pub(crate) async fn list_ended_of_endpoint(
     .await
 }
 
+/// Includes an entry that can't match for each event without an ended delivery, so that a page examines a bounded number of
+/// events.
 pub(crate) async fn list_ended_of_tenant(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
     span: Span<'_>,
 ) -> sqlx::Result<Vec<DeliveryKey>> {
-    sqlx::query_as(
-        "select event_id, endpoint_id, ($6::int[] is null or type_id = any($6)) and ($7::smallint is null or status is not distinct from $7) as may_match
-         from postrider.attempts
-         where final is not null and tenant_id = $1
-           and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
-         order by event_id desc, endpoint_id desc limit $5",
-    )
-    .bind(tenant)
-    .bind_all(span.values())
-    .bind(span.status)
-    .fetch_all(db)
-    .await
+    sqlx::query_as(include_str!("sql/attempts_list_ended_of_tenant.sql"))
+        .bind(tenant)
+        .bind_all(span.values())
+        .bind(span.status)
+        .fetch_all(db)
+        .await
 }
 
 /// Across all tenants: scans the primary key, where nearly every row is a final one.

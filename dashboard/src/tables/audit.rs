@@ -1,15 +1,58 @@
 //! `audit`: one row per change, written in the transaction of the change and never changed.
 //! Invariant: a row never contains a secret or a key.
 
+use std::{collections::BTreeMap, net::IpAddr};
+
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::bind::BindAll;
 use postrider_proto::TenantId;
+use serde::Serialize;
 use serde_json::Value;
 use sqlx::{FromRow, PgConnection, PgExecutor};
 
 /// The acting person or key, as the audit log names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Actor(pub(crate) String);
+pub(crate) struct Actor {
+    /// `person:ada`, `key:key_…`, `portal:acme`.
+    pub(crate) name: String,
+    /// Where the request came from, if known.
+    pub(crate) address: Option<IpAddr>,
+}
+
+impl Actor {
+    pub(crate) fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            address: None,
+        }
+    }
+
+    pub(crate) fn at(self, address: Option<IpAddr>) -> Self {
+        Self { address, ..self }
+    }
+}
+
+/// A changed setting: its values before and after.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Change {
+    pub(crate) before: Value,
+    pub(crate) after: Value,
+}
+
+/// Changed settings by name. They never contain a secret.
+pub(crate) type Changes = BTreeMap<&'static str, Change>;
+
+/// The settings that differ. Both lists have the same names in the same order.
+pub(crate) fn changes<const N: usize>(
+    before: [(&'static str, Value); N],
+    after: [(&'static str, Value); N],
+) -> Changes {
+    let pairs = before.into_iter().zip(after);
+    pairs
+        .filter(|((_, before), (_, after))| before != after)
+        .map(|((name, before), (_, after))| (name, Change { before, after }))
+        .collect()
+}
 
 #[derive(Debug, FromRow)]
 pub(crate) struct AuditRow {
@@ -20,6 +63,9 @@ pub(crate) struct AuditRow {
     pub(crate) tenant: Option<String>,
     pub(crate) subject: String,
     pub(crate) detail: Option<Value>,
+    pub(crate) address: Option<String>,
+    /// `{"name": {"before": …, "after": …}}`.
+    pub(crate) changes: Option<Value>,
 }
 
 macro_rules! actions {
@@ -31,6 +77,8 @@ macro_rules! actions {
         }
 
         impl Action {
+            pub(crate) const ALL: [Self; [$($name),+].len()] = [$(Self::$action),+];
+
             pub(crate) const fn as_str(self) -> &'static str {
                 match self { $(Self::$action => $name),+ }
             }
@@ -76,6 +124,7 @@ pub(crate) struct Entry<'a> {
     /// The public id or name of the changed resource.
     subject: &'a str,
     detail: Option<Value>,
+    changes: Option<Value>,
 }
 
 impl<'a> Entry<'a> {
@@ -86,6 +135,7 @@ impl<'a> Entry<'a> {
             tenant,
             subject,
             detail: None,
+            changes: None,
         }
     }
 
@@ -93,14 +143,28 @@ impl<'a> Entry<'a> {
         let detail = detail.into();
         Self { detail, ..self }
     }
+
+    /// Without a change there is nothing to show.
+    pub(crate) fn changed(self, changes: &Changes) -> Self {
+        let changes = match changes.is_empty() {
+            true => None,
+            false => serde_json::to_value(changes).ok(),
+        };
+        Self { changes, ..self }
+    }
 }
 
 pub(crate) async fn write(connection: &mut PgConnection, entry: Entry<'_>) -> sqlx::Result<()> {
     sqlx::query(
-        "insert into postrider.audit (actor, action, tenant_id, subject, detail) values ($1, $2, $3, $4, $5)",
+        "insert into postrider.audit (actor, action, tenant_id, subject, detail, address, changes)
+         values ($1, $2, $3, $4, $5, $6, $7)",
     )
-    .bind_all((&entry.actor.0, entry.action.as_str()))
+    .bind_all((&entry.actor.name, entry.action.as_str()))
     .bind_all((entry.tenant, entry.subject, entry.detail))
+    .bind_all((
+        entry.actor.address.map(|address| address.to_string()),
+        entry.changes,
+    ))
     .execute(connection)
     .await?;
     Ok(())
@@ -111,6 +175,10 @@ pub(crate) async fn write(connection: &mut PgConnection, entry: Entry<'_>) -> sq
 pub(crate) struct Narrowed {
     pub(crate) tenant: Option<TenantId>,
     pub(crate) actor: Option<String>,
+    pub(crate) action: Option<String>,
+    pub(crate) since: Option<DateTime<Utc>>,
+    /// Exclusive.
+    pub(crate) until: Option<DateTime<Utc>>,
 }
 
 /// Newest first.
@@ -120,13 +188,9 @@ pub(crate) async fn list(
     before: i64,
     limit: i64,
 ) -> sqlx::Result<Vec<AuditRow>> {
-    sqlx::query_as(
-        "select a.id, a.at, a.actor, a.action, t.slug as tenant, a.subject, a.detail
-         from postrider.audit a left join postrider.tenants t on t.id = a.tenant_id
-         where a.id < $1 and ($3::int is null or a.tenant_id = $3) and ($4::text is null or a.actor = $4)
-         order by a.id desc limit $2",
-    )
-    .bind_all((before, limit, narrowed.tenant, &narrowed.actor))
-    .fetch_all(db)
-    .await
+    sqlx::query_as(include_str!("sql/audit_list.sql"))
+        .bind_all((before, limit, narrowed.tenant, &narrowed.actor))
+        .bind_all((&narrowed.action, narrowed.since, narrowed.until))
+        .fetch_all(db)
+        .await
 }

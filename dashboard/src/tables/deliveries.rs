@@ -8,7 +8,8 @@ use std::cmp::Reverse;
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::bind::BindAll;
 use postrider_proto::{
-    DeadReason, DeliveryId, DeliveryState, EndpointId, EventId, FinalState, TenantId, limits::LIST_PAGE_MAX,
+    DeadReason, DeliveryId, DeliveryState, EndpointId, EndpointState, EventId, FinalState, TenantId,
+    limits::LIST_PAGE_MAX,
 };
 use sqlx::{FromRow, PgExecutor};
 use uuid::Uuid;
@@ -80,6 +81,7 @@ pub(crate) struct Delivery {
     chosen_id: Option<String>,
     pub(crate) endpoint: String,
     pub(crate) url: String,
+    pub(crate) endpoint_state: EndpointState,
     pub(crate) attempt_count: i16,
     pub(crate) status: Option<i16>,
     pub(crate) outcome: Option<i16>,
@@ -111,7 +113,7 @@ impl Delivery {
     }
 
     pub(crate) fn created_at(&self) -> Option<DateTime<Utc>> {
-        DateTime::from_timestamp_millis(self.event_id.unix_ms())
+        time_of(self.event_id)
     }
 }
 
@@ -169,6 +171,11 @@ impl Filter {
             reason: self.reason,
         }
     }
+}
+
+/// When an event was created.
+pub(crate) fn time_of(event: EventId) -> Option<DateTime<Utc>> {
+    DateTime::from_timestamp_millis(event.unix_ms())
 }
 
 pub(crate) fn first_id_of(time: DateTime<Utc>) -> EventId {
@@ -236,13 +243,24 @@ pub(crate) async fn find(
     tenant: Option<TenantId>,
     id: DeliveryId,
 ) -> sqlx::Result<Option<Delivery>> {
-    let key = DeliveryKey {
+    Ok(find_all(db, tenant, &[id]).await?.pop())
+}
+
+/// Those that exist, of one tenant or of any, newest first.
+pub(crate) async fn find_all(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+    ids: &[DeliveryId],
+) -> sqlx::Result<Vec<Delivery>> {
+    let key = |id: &DeliveryId| DeliveryKey {
         event_id: id.event,
         endpoint_id: id.endpoint,
         may_match: true,
     };
-    let found = describe(db, &[key]).await?.into_iter().next();
-    Ok(found.filter(|delivery| tenant.is_none_or(|tenant| tenant == delivery.tenant_id)))
+    let keys: Vec<DeliveryKey> = ids.iter().map(key).collect();
+    let mut found = describe(db, &keys).await?;
+    found.retain(|delivery| tenant.is_none_or(|tenant| tenant == delivery.tenant_id));
+    Ok(found)
 }
 
 /// Which tables a list reads.

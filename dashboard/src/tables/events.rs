@@ -41,19 +41,15 @@ pub(crate) fn is_public_id(id: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b':' | b'-'))
 }
 
-/// The events of all tenants with this id. An id chosen by a producer is looked up tenant by tenant.
-pub(crate) async fn find_numbers(db: impl PgExecutor<'_>, id: &str) -> sqlx::Result<Vec<EventId>> {
-    sqlx::query_scalar(
-        "select e.event_id from (select id from postrider.tenants where deleted_at is null limit $3) t
-         join postrider.event_ids e on e.tenant_id = t.id and e.id = $1
-         union
-         select id from postrider.events where id = $2 and chosen_id is null
-         union
-         select id from postrider.events_held where id = $2 and chosen_id is null",
-    )
-    .bind_all((id, EventId::from_generated(id), TENANTS_PROBED_MAX))
-    .fetch_all(db)
-    .await
+/// The events of all tenants with this id, chosen by a producer or generated, looked up tenant by tenant.
+pub(crate) async fn find_in_all_tenants(
+    db: impl PgExecutor<'_>,
+    id: &str,
+) -> sqlx::Result<Vec<(EventId, TenantId)>> {
+    sqlx::query_as(include_str!("sql/events_find_in_all_tenants.sql"))
+        .bind_all((id, EventId::from_generated(id), TENANTS_PROBED_MAX))
+        .fetch_all(db)
+        .await
 }
 
 /// The event with this id, chosen by its producer or generated.
@@ -67,7 +63,7 @@ pub(crate) async fn find_number(
         "select coalesce(
             (select event_id from postrider.event_ids where tenant_id = $1 and id = $2),
             (select id from postrider.events where id = $3 and tenant_id = $1 and chosen_id is null),
-            (select id from postrider.events_held where id = $3 and tenant_id = $1 and chosen_id is null))",
+            (select id from postrider.archived_events where id = $3 and tenant_id = $1 and chosen_id is null))",
     )
     .bind_all((tenant, id, generated))
     .fetch_one(db)
@@ -75,10 +71,14 @@ pub(crate) async fn find_number(
 }
 
 /// Joined by `unnest`: `id = any($1)` under a generic plan would scan every partition.
-pub(crate) async fn load(db: impl PgExecutor<'_>, ids: &[EventId]) -> sqlx::Result<Vec<EventRow>> {
+pub(crate) async fn load(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    ids: &[EventId],
+) -> sqlx::Result<Vec<EventRow>> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     sqlx::query_as(include_str!("sql/events_load.sql"))
-        .bind(ids)
+        .bind_all((tenant, ids))
         .fetch_all(db)
         .await
 }

@@ -31,7 +31,7 @@ pub(crate) struct NewResponse<'a> {
 
 pub(crate) async fn find(db: impl PgExecutor<'_>, scope: &[u8]) -> sqlx::Result<Option<ResponseRow>> {
     sqlx::query_as(
-        "select fingerprint, status, answer as response, settles_shard, settles_xid::text as settles_xid from postrider.idempotency
+        "select fingerprint, status, response, settles_shard, settles_xid::text as settles_xid from postrider.idempotency
          where scope = $1 and created_at > clock_timestamp() - interval '72 hours'",
     )
     .bind(scope)

@@ -11,8 +11,10 @@ pub(crate) mod deliveries;
 pub(crate) mod endpoints;
 pub(crate) mod event_types;
 pub(crate) mod events;
+pub(crate) mod form_results;
 pub(crate) mod idempotency;
 pub(crate) mod listeners;
+pub(crate) mod pending;
 pub(crate) mod people;
 pub(crate) mod pool;
 pub(crate) mod portal_links;
@@ -27,14 +29,20 @@ pub(crate) mod system;
 pub(crate) mod tenants;
 pub(crate) mod trials;
 
+use chrono::{DateTime, Utc};
 use data_encoding::BASE32HEX_NOPAD;
-use sqlx::{Postgres, Transaction};
+use sqlx::{PgExecutor, Postgres, Transaction};
 
 use crate::Pool;
 
 /// A transaction for a request, with short lock and statement timeouts.
 pub(crate) async fn begin(pool: &Pool) -> sqlx::Result<Transaction<'static, Postgres>> {
     pool.begin_request().await
+}
+
+/// The database's clock.
+pub(crate) async fn now(db: impl PgExecutor<'_>) -> sqlx::Result<DateTime<Utc>> {
+    sqlx::query_scalar("select clock_timestamp()").fetch_one(db).await
 }
 
 /// A prefix and 24 random letters and digits: 120 bits, so that ids can't be guessed.

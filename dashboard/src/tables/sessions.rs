@@ -51,16 +51,32 @@ pub(crate) async fn insert(
     holder: Holder,
     csrf: &[u8; 32],
     hours: i32,
+    link_hash: Option<&[u8; 32]>,
 ) -> sqlx::Result<()> {
     let (person, tenant) = holder.columns();
     sqlx::query(
-        "insert into postrider.sessions (token_hash, person_id, tenant_id, csrf, expires_at)
-         values ($1, $2, $3, $4, clock_timestamp() + make_interval(hours => $5))",
+        "insert into postrider.sessions (token_hash, person_id, tenant_id, csrf, expires_at, link_hash)
+         values ($1, $2, $3, $4, clock_timestamp() + make_interval(hours => $5), $6)",
     )
     .bind_all((token_hash.as_slice(), person, tenant, csrf.as_slice(), hours))
+    .bind(link_hash.map(|hash| hash.as_slice()))
     .execute(db)
     .await?;
     Ok(())
+}
+
+/// Whether this portal link opened the session.
+pub(crate) async fn was_opened_by(
+    db: impl PgExecutor<'_>,
+    token_hash: &[u8; 32],
+    link_hash: &[u8; 32],
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar(
+        "select exists (select from postrider.sessions where token_hash = $1 and link_hash = $2)",
+    )
+    .bind_all((token_hash.as_slice(), link_hash.as_slice()))
+    .fetch_one(db)
+    .await
 }
 
 pub(crate) async fn delete(db: impl PgExecutor<'_>, token_hash: &[u8; 32]) -> sqlx::Result<()> {

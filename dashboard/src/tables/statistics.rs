@@ -52,7 +52,7 @@ pub(crate) async fn hours(
         .await
 }
 
-/// An endpoint's hour without its durations.
+/// An endpoint's minute or hour without its durations.
 #[derive(Debug, Clone, Copy, FromRow)]
 pub(crate) struct PlainRow {
     pub(crate) endpoint_id: EndpointId,
@@ -74,20 +74,36 @@ pub(crate) async fn plain_hours(
         .await
 }
 
+/// Like `minutes`, with the endpoint of each.
+pub(crate) async fn plain_minutes(
+    db: impl PgExecutor<'_>,
+    endpoints: &[EndpointId],
+    since: DateTime<Utc>,
+) -> sqlx::Result<Vec<PlainRow>> {
+    sqlx::query_as(
+        "select m.endpoint_id, m.minute as at, m.delivered::bigint, m.retried::bigint, m.dead::bigint
+         from unnest($1::int[]) as e (id)
+         cross join lateral (
+             select * from postrider.minute_statistics m where m.endpoint_id = e.id and m.minute >= $2 offset 0) m",
+    )
+    .bind_all((endpoints, since))
+    .fetch_all(db)
+    .await
+}
+
 /// A failing endpoint with its display name.
 #[derive(Debug, Clone, FromRow)]
 pub(crate) struct WorstRow {
+    pub(crate) id: EndpointId,
     pub(crate) endpoint: String,
     pub(crate) url: String,
     pub(crate) tenant: String,
     pub(crate) state: postrider_proto::EndpointState,
-    pub(crate) failed: i64,
-    pub(crate) attempts: i64,
     pub(crate) failing_since: Option<DateTime<Utc>>,
 }
 
 /// Endpoints with the most failed attempts since a point in time, of all tenants or one. Reads only minutes with
-/// failures, newest first.
+/// failures, newest first, so that it knows nothing of their successes.
 pub(crate) async fn worst(
     db: impl PgExecutor<'_>,
     tenant: Option<TenantId>,

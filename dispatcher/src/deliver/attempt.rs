@@ -7,7 +7,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use postrider_proto::{DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, signature};
+use postrider_proto::{DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, TenantId, signature};
 use postrider_sender::{read_data, read_data_of_body};
 use sqlx::postgres::PgConnectOptions;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -171,12 +171,15 @@ impl Attempts {
     }
 
     async fn start(self: &Arc<Self>, batch: Vec<Picked>, connection: &mut DedicatedConnection) {
-        let mut ids: Vec<EventId> = batch.iter().map(|picked| picked.delivery.event).collect();
-        ids.sort_unstable();
-        ids.dedup();
+        let mut events: Vec<(EventId, TenantId)> = batch
+            .iter()
+            .map(|picked| (picked.delivery.event, picked.delivery.tenant))
+            .collect();
+        events.sort_unstable();
+        events.dedup();
         let read = async {
             let connection = connection.open().await?;
-            bodies::read(connection, &ids, SMALL_BYTES_MAX, self.tracer.is_on()).await
+            bodies::read(connection, &events, SMALL_BYTES_MAX, self.tracer.is_on()).await
         };
         let stored = match read.await {
             Ok(stored) => stored,

@@ -15,7 +15,7 @@ use std::{
 
 use bytes::Bytes;
 use postrider_proto::{
-    EventId,
+    EventId, TenantId,
     trace::{TraceContext, TraceState},
 };
 use sqlx::{PgConnection, postgres::PgConnectOptions};
@@ -74,28 +74,29 @@ type StoredRow = (
 
 const STORED: &str = include_str!("sql/events.sql");
 const STORED_WITH_TRACE: &str = include_str!("sql/events_with_trace.sql");
-const ARCHIVED: &str = include_str!("sql/events_held.sql");
+const ARCHIVED: &str = include_str!("sql/archived_events.sql");
 
-/// Reads events by id; ids must be sorted and unique. Events larger than `most` are returned as their size only.
+/// Reads events, which must be sorted and unique. Those larger than `most` are returned as their size only.
 pub(crate) async fn read(
     connection: &mut PgConnection,
-    ids: &[EventId],
+    events: &[(EventId, TenantId)],
     most: usize,
     with_traces: bool,
 ) -> Result<HashMap<EventId, Stored>, sqlx::Error> {
+    let (ids, tenants): (Vec<EventId>, Vec<TenantId>) = events.iter().copied().unzip();
     let (Some(first), Some(last)) = (ids.first(), ids.last()) else {
         return Ok(HashMap::new());
     };
     let most = i32::try_from(most).unwrap_or(i32::MAX);
     let statement = if with_traces { STORED_WITH_TRACE } else { STORED };
     let rows: Vec<StoredRow> = sqlx::query_as(statement)
-        .bind_all((ids, first, last, most))
+        .bind_all((&ids, first, last, most, tenants))
         .fetch_all(&mut *connection)
         .with_db_timeout()
         .await?;
     // Events whose partition was dropped while deliveries were pending.
     let archived = if rows.len() < ids.len() {
-        archived(connection, ids, &rows, most, with_traces).await?
+        archived(connection, &ids, &rows, most, with_traces).await?
     } else {
         Vec::new()
     };
@@ -195,7 +196,8 @@ impl LargeBodies {
         let idle = lock(&self.idle).pop();
         let mut connection = idle.unwrap_or_else(|| DedicatedConnection::new(self.options.clone()));
         let opened = connection.open().await?;
-        let mut found = read(opened, &[event], usize::MAX, self.with_traces).await?;
+        let events = [(event, holder.tenant)];
+        let mut found = read(opened, &events, usize::MAX, self.with_traces).await?;
         // After an error, or when the attempt is abandoned in the middle, it is closed instead.
         lock(&self.idle).push(connection);
         Ok(found.remove(&event).and_then(|stored| match stored {
@@ -229,7 +231,7 @@ pub(crate) fn with_share(content: Arc<Content>, share: Option<FairShare>) -> Byt
 mod tests {
     use std::time::Duration;
 
-    use postrider_proto::{EndpointId, TenantId};
+    use postrider_proto::EndpointId;
     use tokio::{net::TcpListener, time::timeout};
 
     use super::*;

@@ -42,6 +42,8 @@ const NOTIFICATIONS_MAX: usize = 50;
 const WINDOW: Duration = Duration::from_millis(100);
 /// So many may be a load that is slow only because producers wait for each other.
 const CONTENDED_MIN: usize = 5;
+/// A look at the locks costs as much as reading an event.
+const CONTENDED_CHECK_EVERY: Duration = Duration::from_millis(500);
 /// More rows than this since the last check are such a load too.
 const ROWS_MAX: usize = 50;
 /// The server ends the session of a stopped process, and with it the lock.
@@ -130,6 +132,7 @@ async fn watch(pool: &sqlx::PgPool, commits: &Commits, stop: &CancellationToken)
         held_since: now,
         retry: RETRY,
         window: (now, 0),
+        contention_checked_at: now,
         check_at: now,
     };
     while watcher.step(stop).await?.is_continue() {}
@@ -147,6 +150,7 @@ struct Watcher<'c> {
     retry: Backoff,
     /// Notifications since this time.
     window: (Instant, usize),
+    contention_checked_at: Instant,
     check_at: Instant,
 }
 
@@ -187,14 +191,19 @@ impl Watcher<'_> {
         self.window.1 += 1;
         let count = self.window.1;
         if self.holds()
-            && (count > NOTIFICATIONS_MAX || count == CONTENDED_MIN && self.is_contended().await?)
+            && (count > NOTIFICATIONS_MAX || count >= CONTENDED_MIN && self.is_contended(now).await?)
         {
             self.release().await?;
         }
         Ok(())
     }
 
-    async fn is_contended(&mut self) -> Result<bool, sqlx::Error> {
+    /// False as well if it was checked a moment ago.
+    async fn is_contended(&mut self, now: Instant) -> Result<bool, sqlx::Error> {
+        if now < self.contention_checked_at + CONTENDED_CHECK_EVERY {
+            return Ok(false);
+        }
+        self.contention_checked_at = now;
         sqlx::query_scalar("select postrider.notifications_are_contended()")
             .fetch_one(&mut self.listener)
             .with_db_timeout()

@@ -8,12 +8,13 @@
 //! sends [`ReaderMessage::Lost`] and every shard is loaded as if it had just been taken over. All messages go to
 //! `engine.rs`.
 
+mod quick;
 mod tail;
 mod wanted;
 
 use std::{
     collections::HashSet,
-    ops::Range,
+    ops::{ControlFlow, Range},
     time::{Duration, Instant},
 };
 
@@ -97,7 +98,7 @@ pub(crate) enum ReaderMessage {
     /// The cycle is complete. `settings` is its snapshot when settings have changed.
     Done {
         number: ReadNumber,
-        /// The tail was read; false when nothing was requested and nothing changed.
+        /// The tail was read; false when the engine interrupted the cycle.
         tailed: bool,
         rows: usize,
         settings: Option<String>,
@@ -221,14 +222,22 @@ impl Session {
     async fn cycle(&mut self, cycle: &Cycle, reader: &Reader) -> Result<(), ReadError> {
         let Reader { clock, out, .. } = reader;
         self.known.forget(&cycle.forget);
-        if cycle.may_wait && self.previous.is_some() && !self.wait_for_change(reader).await? {
-            let nothing = ReaderMessage::Done {
-                number: cycle.number,
-                tailed: false,
-                rows: 0,
-                settings: None,
+        if cycle.may_wait && self.previous.is_some() {
+            let interrupted = wait_for_change(reader).await.is_break();
+            let rows = match interrupted {
+                true => Some(0),
+                false => self.read_quickly(&cycle.owned, reader).await?,
             };
-            return send(out, nothing).await;
+            if let Some(rows) = rows {
+                reader.commits.count(rows);
+                let done = ReaderMessage::Done {
+                    number: cycle.number,
+                    tailed: !interrupted,
+                    rows,
+                    settings: None,
+                };
+                return send(out, done).await;
+            }
         }
         let begin = "begin isolation level repeatable read, read only; \
                      select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()";
@@ -237,7 +246,7 @@ impl Session {
             .fetch_one(&mut self.connection)
             .with_db_timeout()
             .await?;
-        let (snapshot, now) = self.snapshot_of(&row)?;
+        let (snapshot, now) = parse_snapshot(row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)?;
         clock.set(asked_at, now);
         let mut rows = 0;
         let mut settings = false;
@@ -272,37 +281,6 @@ impl Session {
             },
         )
         .await
-    }
-
-    /// Waits until something was committed. Returns false when the engine wants another cycle, or when nothing was for
-    /// a while.
-    async fn wait_for_change(&mut self, reader: &Reader) -> Result<bool, ReadError> {
-        let Reader { commits, clock, .. } = reader;
-        let notified = commits.are_notified();
-        let check_after = if notified { CHECK_EVERY } else { POLL_EVERY };
-        tokio::select! {
-            () = commits.wait() => return Ok(true),
-            () = reader.wake.wait(), if !notified => return Ok(true),
-            () = reader.interrupt.wait() => return Ok(false),
-            () = tokio::time::sleep(check_after) => {}
-        }
-        let asked_at = Instant::now();
-        let row = sqlx::query("select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()")
-            .fetch_one(&mut self.connection)
-            .with_db_timeout()
-            .await?;
-        let (snapshot, now) = self.snapshot_of(&row)?;
-        clock.set(asked_at, now);
-        Ok(Some(&snapshot) != self.previous.as_ref())
-    }
-
-    fn snapshot_of(&self, row: &sqlx::postgres::PgRow) -> Result<(Snapshot, DateTime<Utc>), ReadError> {
-        if row.try_get::<bool, _>(1)? {
-            return Err(ReadError::InRecovery);
-        }
-        let text: String = row.try_get(0)?;
-        let snapshot = Snapshot::parse(&text).ok_or(ReadError::Snapshot(text))?;
-        Ok((snapshot, row.try_get(2)?))
     }
 
     /// Reads changed settings of known endpoints, found as queue rows are. Applied before the tail.
@@ -352,6 +330,31 @@ impl Session {
             .await?;
         send(out, ReaderMessage::Endpoints(rows)).await
     }
+}
+
+/// Waits until something may have been committed. Breaks when the engine wants another cycle.
+async fn wait_for_change(reader: &Reader) -> ControlFlow<()> {
+    let notified = reader.commits.are_notified();
+    let check_after = if notified { CHECK_EVERY } else { POLL_EVERY };
+    tokio::select! {
+        () = reader.commits.wait() => {}
+        () = reader.wake.wait(), if !notified => {}
+        () = reader.interrupt.wait() => return ControlFlow::Break(()),
+        () = tokio::time::sleep(check_after) => {}
+    }
+    ControlFlow::Continue(())
+}
+
+fn parse_snapshot(
+    text: &str,
+    in_recovery: bool,
+    now: DateTime<Utc>,
+) -> Result<(Snapshot, DateTime<Utc>), ReadError> {
+    if in_recovery {
+        return Err(ReadError::InRecovery);
+    }
+    let snapshot = Snapshot::parse(text).ok_or_else(|| ReadError::Snapshot(text.to_owned()))?;
+    Ok((snapshot, now))
 }
 
 /// sqlx has no type for xid8: the values are passed as text and cast.

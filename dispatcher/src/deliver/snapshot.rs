@@ -33,6 +33,12 @@ impl Snapshot {
         &self.text
     }
 
+    /// The transactions whose rows may be new in any later snapshot: each of those that run, and all that have not begun.
+    pub(crate) fn later(&self) -> Vec<Range<u64>> {
+        let running = self.running.iter().map(|xid| *xid..xid + 1);
+        running.chain(std::iter::once(self.xmax..u64::MAX)).collect()
+    }
+
     /// The transactions whose rows are new since an earlier snapshot, as ascending ranges: those that ran then and have
     /// ended, and those that began since and have ended. The rows of one that still runs are left out: they would be scanned
     /// for nothing now, and are new once it has ended.
@@ -76,6 +82,11 @@ mod tests {
             snapshot("20:23:20,22").since(&snapshot("18:20:18,19")),
             [18..20, 21..22]
         );
+    }
+
+    #[test]
+    fn what_ran_or_had_not_begun_may_be_new_later() {
+        assert_eq!(snapshot("10:20:10,12").later(), [10..11, 12..13, 20..u64::MAX]);
     }
 
     #[test]

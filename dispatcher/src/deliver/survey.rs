@@ -14,7 +14,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    backoff::Backoff, bind::BindAll, db_timeout::within, dedicated_connection::DedicatedConnection,
+    backoff::Backoff,
+    bind::BindAll,
+    db_timeout::{WithDbTimeout, within},
+    dedicated_connection::DedicatedConnection,
     deliver::engine::EngineMessage,
 };
 
@@ -22,7 +25,9 @@ use crate::{
 const PAGE_MAX: i64 = 1024;
 /// A page that took longer makes the next one smaller.
 const PAGE_TIME: Duration = Duration::from_millis(250);
-/// Time limit of one statement. Nothing else waits for it.
+/// Time limits of one statement: the first, which a connection that is cut off silently costs, and the longest. Each
+/// statement that exceeds its limit doubles that of the next, which also reads a smaller page.
+const STATEMENT_FIRST_MAX: Duration = Duration::from_secs(10);
 const STATEMENT_MAX: Duration = Duration::from_secs(600);
 const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 /// Recently deleted endpoints that are checked for rows of late producers.
@@ -81,9 +86,8 @@ impl Surveyor {
         requests: mpsc::UnboundedReceiver<Request>,
         out: mpsc::UnboundedSender<EngineMessage>,
     ) -> Self {
-        let limit = STATEMENT_MAX.as_millis().to_string();
         Self {
-            connection: DedicatedConnection::new(options.options([("statement_timeout", limit.as_str())])),
+            connection: DedicatedConnection::new(options),
             requests,
             out,
             sweep: None,
@@ -166,14 +170,20 @@ impl Surveyor {
     /// The endpoints after this one, or with `None` the deleted ones. Retries until the query succeeds. A slow page makes
     /// the next one smaller, so that results arrive sooner.
     async fn find(&mut self, shards: &[Shard], after: Option<EndpointId>) -> Vec<Found> {
-        let mut backoff = RETRY;
+        let (mut backoff, mut limit) = (RETRY, STATEMENT_FIRST_MAX);
         loop {
             let (began, page) = (Instant::now(), self.page);
             let found = async {
                 let connection = self.connection.open().await?;
+                // The server too ends a statement that is given up here.
+                sqlx::query("select set_config('statement_timeout', $1, false)")
+                    .bind(limit.as_millis().to_string())
+                    .execute(&mut *connection)
+                    .with_db_timeout()
+                    .await?;
                 match after {
-                    Some(after) => within(STATEMENT_MAX, live_page(connection, shards, after, page)).await,
-                    None => within(STATEMENT_MAX, deleted_lately(connection, shards)).await,
+                    Some(after) => within(limit, live_page(connection, shards, after, page)).await,
+                    None => within(limit, deleted_lately(connection, shards)).await,
                 }
             };
             let found = found.await;
@@ -187,6 +197,9 @@ impl Surveyor {
                 Err(error) => {
                     tracing::warn!(%error, "searching for pending deliveries failed; retrying");
                     self.connection.close();
+                    if began.elapsed() >= limit {
+                        limit = (limit * 2).min(STATEMENT_MAX);
+                    }
                     tokio::time::sleep(backoff.delay()).await;
                 }
             }

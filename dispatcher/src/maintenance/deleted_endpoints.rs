@@ -31,7 +31,7 @@ pub(crate) async fn run(
 
 /// One batch after the other, so that no statement takes long.
 async fn drop_rows(pool: &PgPool, endpoint: EndpointId, stop: &CancellationToken) -> Result<(), sqlx::Error> {
-    for table in transitions::Waiting::ALL {
+    for table in transitions::PendingRows::ALL {
         let mut after = EventId::LOWEST;
         while !stop.is_cancelled() {
             let batch = transitions::drop_endpoint(pool, table, endpoint, after);

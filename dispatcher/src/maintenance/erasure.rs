@@ -2,7 +2,7 @@
 //! longer work when this begins. The tenant's row, its endpoints' ids and the audit log remain.
 //! Invariant: it ends only after every transaction that could still emit for the tenant has ended.
 
-use std::time::Duration;
+use std::{io::ErrorKind, time::Duration};
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EventId, TenantId};
@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::{
     bind::BindAll,
+    db_timeout::WithDbTimeout,
     maintenance::{
         jobs::{self, RequestedJob},
         retention::delete_batch,
@@ -20,6 +21,8 @@ use crate::{
 };
 
 const WAIT: Duration = Duration::from_millis(500);
+/// A pass that takes longer is begun again and goes on where it was: its connection may have been cut off silently.
+const PASS_MAX: Duration = Duration::from_secs(3_600);
 const BATCH: i64 = 2_000;
 /// Events counted in the request that deletes the tenant, which has only seconds. The job counts the rest.
 const COUNTED_AT_ONCE_MAX: i64 = 10_000;
@@ -104,7 +107,9 @@ pub async fn list(db: impl PgExecutor<'_>, before: i64, limit: i64) -> Result<Ve
 
 pub(crate) async fn run(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<(), Interrupted> {
     loop {
-        match pass(pool, id, stop).await {
+        let passed = tokio::time::timeout(PASS_MAX, pass(pool, id, stop));
+        let lost = |_| Err(Interrupted::Database(sqlx::Error::Io(ErrorKind::TimedOut.into())));
+        match passed.await.unwrap_or_else(lost) {
             Ok(true) => return Ok(()),
             // Nothing more is removed before the last of those transactions has ended.
             Ok(false) => wait_for_the_last(pool, id, stop).await?,
@@ -133,7 +138,7 @@ fn go_on(stop: &CancellationToken) -> Result<(), Interrupted> {
 async fn wait_for_the_last(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<(), Interrupted> {
     loop {
         pause(stop).await?;
-        match under_way(pool, id).await {
+        match under_way(pool, id).with_db_timeout().await {
             Ok(Some(State { settled: false, .. })) => {}
             Ok(_) => return Ok(()),
             Err(error) => {
@@ -205,7 +210,7 @@ async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, 
     }
     // Before the archived events, which they are found by.
     erase(&mut db, TenantRows::ArchivedAttempts, tenant, stop).await?;
-    for table in ["event_ids", "ordering_keys", "events_held", "replays"] {
+    for table in ["event_ids", "ordering_keys", "archived_events", "replays"] {
         erase_table(&mut db, table, tenant, stop).await?;
     }
     forget_settings(&mut db, tenant).await?;

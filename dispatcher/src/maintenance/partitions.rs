@@ -202,7 +202,7 @@ pub(crate) async fn attached(
 }
 
 /// Detached but not dropped: the process was interrupted.
-pub(crate) async fn cut_off(
+pub(crate) async fn detached(
     connection: &mut PgConnection,
     table: &'static str,
 ) -> Result<Vec<Partition>, sqlx::Error> {

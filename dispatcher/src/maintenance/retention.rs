@@ -1,7 +1,7 @@
 //! Retention: drops expired data, whole partitions at a time. A duty of `jobs`.
 //!
 //! Invariant: an event is dropped only when no delivery of it is pending and no dead letter of it is kept. One that
-//! outlives its partition is archived in `events_held`, where an attempt's body read looks second.
+//! outlives its partition is moved to `archived_events`, where an attempt's body read looks second.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ const JOBS_KEPT_DAYS: i32 = 7;
 pub struct Done {
     pub partitions_dropped: u64,
     pub dead_letters_expired: u64,
-    pub events_held: u64,
+    pub events_archived: u64,
     pub events_released: u64,
     pub events_deleted: u64,
 }
@@ -96,40 +96,40 @@ async fn forget(db: &mut PgConnection, retention: Duration, done: &mut Done) -> 
     let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
         .fetch_one(&mut *db)
         .await?;
-    let floor = now - TimeDelta::from_std(retention).unwrap_or(TimeDelta::days(30));
+    let cutoff = now - TimeDelta::from_std(retention).unwrap_or(TimeDelta::days(30));
     finish_interrupted(db).await?;
-    drop_old(db, floor, done).await?;
-    forget_in_nets(db, floor, done).await?;
-    forget_short(db, now, floor, done).await?;
-    release(db, floor, done).await?;
-    forget_finished(db, floor).await
+    drop_old(db, cutoff, done).await?;
+    forget_in_nets(db, cutoff, done).await?;
+    forget_short(db, now, cutoff, done).await?;
+    release(db, cutoff, done).await?;
+    forget_finished(db, cutoff).await
 }
 
-async fn drop_old(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) -> Result<(), sqlx::Error> {
-    let is_old = |partition: &Partition| partition.slice.end() + MARGIN <= floor;
+async fn drop_old(db: &mut PgConnection, cutoff: DateTime<Utc>, done: &mut Done) -> Result<(), sqlx::Error> {
+    let is_old = |partition: &Partition| partition.slice.end() + MARGIN <= cutoff;
     let attempts = partitions::attached(db, "attempts").await?;
     for events in partitions::attached(db, "events").await? {
         if !is_old(&events) {
             continue;
         }
         let span = Span::of(&events);
-        done.dead_letters_expired += expire(db, span, floor).await?;
-        done.events_held += hold(db, span, "postrider.events").await?;
+        done.dead_letters_expired += expire(db, span, cutoff).await?;
+        done.events_archived += archive(db, span, "postrider.events").await?;
         forget_ids(db, span).await?;
         // Attempts first: from then on nothing of this time can be replayed but dead letters, whose events are
         // archived.
         for partition in attempts.iter().filter(|one| one.slice == events.slice) {
-            cut_off(db, partition).await?;
+            detach_and_drop(db, partition).await?;
             done.partitions_dropped += 1;
         }
-        done.events_held += hold(db, span, "postrider.events").await?;
-        cut_off(db, &events).await?;
+        done.events_archived += archive(db, span, "postrider.events").await?;
+        detach_and_drop(db, &events).await?;
         done.partitions_dropped += 1;
     }
     // Partitions whose width differs from that of the events.
     for partition in partitions::attached(db, "attempts").await? {
         if is_old(&partition) {
-            cut_off(db, &partition).await?;
+            detach_and_drop(db, &partition).await?;
             done.partitions_dropped += 1;
         }
     }
@@ -138,7 +138,7 @@ async fn drop_old(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) 
 
 /// Blocks nobody: emits and attempts continue, and it waits for open transactions for a second at most. Otherwise it
 /// is completed next time.
-async fn cut_off(db: &mut PgConnection, partition: &Partition) -> Result<(), sqlx::Error> {
+async fn detach_and_drop(db: &mut PgConnection, partition: &Partition) -> Result<(), sqlx::Error> {
     let (table, name) = (partition.table, partition.name());
     let word = if partition.pending {
         "finalize"
@@ -163,12 +163,12 @@ async fn finish_interrupted(db: &mut PgConnection) -> Result<(), sqlx::Error> {
             if partition.pending {
                 if table == "events" {
                     // Its table no longer shows it.
-                    hold(db, Span::of(&partition), &partition.name()).await?;
+                    archive(db, Span::of(&partition), &partition.name()).await?;
                 }
-                cut_off(db, &partition).await?;
+                detach_and_drop(db, &partition).await?;
             }
         }
-        for partition in partitions::cut_off(db, table).await? {
+        for partition in partitions::detached(db, table).await? {
             drop_table(db, &partition).await?;
         }
     }
@@ -176,28 +176,34 @@ async fn finish_interrupted(db: &mut PgConnection) -> Result<(), sqlx::Error> {
 }
 
 /// Archives events of a table that deliveries still need.
-async fn hold(db: &mut PgConnection, span: Span, table: &str) -> Result<u64, sqlx::Error> {
+async fn archive(db: &mut PgConnection, span: Span, table: &str) -> Result<u64, sqlx::Error> {
     const COLUMNS: &str =
         "id, tenant_id, type_id, schema_id, chosen_id, ordering_key, sequence, body, full_data";
     let copy = format!(
-        "insert into postrider.events_held ({COLUMNS})
-         select {COLUMNS} from unnest($1::uuid[]) u (id) join {table} e using (id) on conflict do nothing"
+        "insert into postrider.archived_events ({COLUMNS})
+         select {COLUMNS} from unnest($1::uuid[], $2::int[]) u (id, tenant_id) join {table} e using (tenant_id, id)
+         on conflict do nothing"
     );
-    let (mut after, mut held) = (span.from.pred(), 0);
+    let (mut after, mut archived) = (span.from.pred(), 0);
     loop {
-        let ids = needed(db, span, after).await?;
+        let (ids, tenants): (Vec<EventId>, Vec<TenantId>) =
+            needed(db, span, after).await?.into_iter().unzip();
         let Some(last) = ids.last().copied() else {
-            return Ok(held);
+            return Ok(archived);
         };
         after = last;
-        let copied = sqlx::query(AssertSqlSafe(copy.as_str())).bind(ids);
-        held += copied.execute(&mut *db).await?.rows_affected();
+        let copied = sqlx::query(AssertSqlSafe(copy.as_str())).bind_all((ids, tenants));
+        archived += copied.execute(&mut *db).await?.rows_affected();
     }
 }
 
 /// The lowest events after `after` that are pending or dead letters, each once. Deleted endpoints need none.
-async fn needed(db: &mut PgConnection, span: Span, after: EventId) -> Result<Vec<EventId>, sqlx::Error> {
-    sqlx::query_scalar(include_str!("sql/needed_events.sql"))
+async fn needed(
+    db: &mut PgConnection,
+    span: Span,
+    after: EventId,
+) -> Result<Vec<(EventId, TenantId)>, sqlx::Error> {
+    sqlx::query_as(include_str!("sql/needed_events.sql"))
         .bind_all((after, span.below, BATCH, span.tenant))
         .fetch_all(db)
         .await
@@ -212,19 +218,19 @@ async fn unneeded(
     let needed = needed(db, span, span.from.pred()).await?;
     // A query returns a bounded number of needed events: beyond the last one nothing is known.
     if needed.len() as i64 >= BATCH {
-        let known = needed.last().copied();
+        let known = needed.last().map(|(id, _)| *id);
         ids.retain(|id| Some(*id) <= known);
     }
-    ids.retain(|id| needed.binary_search(id).is_err());
+    ids.retain(|id| needed.binary_search_by_key(id, |(id, _)| *id).is_err());
     Ok(ids)
 }
 
-/// Dead letters that died before the floor, and those of deleted endpoints.
-async fn expire(db: &mut PgConnection, span: Span, floor: DateTime<Utc>) -> Result<u64, sqlx::Error> {
+/// Dead letters that died before the cutoff, and those of deleted endpoints.
+async fn expire(db: &mut PgConnection, span: Span, cutoff: DateTime<Utc>) -> Result<u64, sqlx::Error> {
     let mut expired = 0;
     for _ in 0..BATCHES_MAX {
         let batch =
-            transitions::expire_dead_letters(&mut *db, span.tenant, span.from, span.below, floor).await?;
+            transitions::expire_dead_letters(&mut *db, span.tenant, span.from, span.below, cutoff).await?;
         if batch == 0 {
             break;
         }
@@ -240,7 +246,7 @@ async fn forget_ids(db: &mut PgConnection, span: Span) -> Result<(), sqlx::Error
             "delete from postrider.event_ids where ctid = any (array(
                 select i.ctid from postrider.event_ids i
                 where i.event_id >= $1 and i.event_id < $2
-                  and not exists (select from postrider.events_held h where h.id = i.event_id)
+                  and not exists (select from postrider.archived_events h where h.id = i.event_id)
                 limit $3))",
         )
         .bind_all((span.from, span.below, BATCH))
@@ -256,11 +262,11 @@ async fn forget_ids(db: &mut PgConnection, span: Span) -> Result<(), sqlx::Error
 /// A net that is in use covers more time than is kept: old events are deleted row by row.
 async fn forget_in_nets(
     db: &mut PgConnection,
-    floor: DateTime<Utc>,
+    cutoff: DateTime<Utc>,
     done: &mut Done,
 ) -> Result<(), sqlx::Error> {
     let attached = partitions::attached(db, "events").await?;
-    let holds_old = |partition: &Partition| partition.slice.is_net() && partition.slice.begin() < floor;
+    let holds_old = |partition: &Partition| partition.slice.is_net() && partition.slice.begin() < cutoff;
     if !attached.iter().any(holds_old) {
         return Ok(());
     }
@@ -269,8 +275,8 @@ async fn forget_in_nets(
             .fetch_all(&mut *db)
             .await?;
     for tenant in tenants {
-        let span = Span::before(floor, tenant);
-        done.dead_letters_expired += expire(db, span, floor).await?;
+        let span = Span::before(cutoff, tenant);
+        done.dead_letters_expired += expire(db, span, cutoff).await?;
         done.events_deleted += delete_events(db, span, tenant).await?;
     }
     Ok(())
@@ -280,7 +286,7 @@ async fn forget_in_nets(
 async fn forget_short(
     db: &mut PgConnection,
     now: DateTime<Utc>,
-    floor: DateTime<Utc>,
+    cutoff: DateTime<Utc>,
     done: &mut Done,
 ) -> Result<(), sqlx::Error> {
     let tenants: Vec<(TenantId, i16)> = sqlx::query_as(
@@ -291,7 +297,7 @@ async fn forget_short(
     .await?;
     for (tenant, days) in tenants {
         let own = now - TimeDelta::days(i64::from(days));
-        if own <= floor {
+        if own <= cutoff {
             continue;
         }
         let span = Span::before(own, tenant);
@@ -346,12 +352,16 @@ pub(crate) async fn delete_batch(
         .execute(&mut *tx)
         .await?;
     transitions::delete_attempts(&mut *tx, &ids).await?;
-    for statement in [
-        "delete from postrider.traces t using unnest($1::uuid[]) u (id) where t.event_id = u.id",
-        "delete from postrider.events e using unnest($1::uuid[]) u (id) where e.id = u.id",
-    ] {
-        sqlx::query(statement).bind(&ids).execute(&mut *tx).await?;
-    }
+    sqlx::query("delete from postrider.traces t using unnest($1::uuid[]) u (id) where t.event_id = u.id")
+        .bind(&ids)
+        .execute(&mut *tx)
+        .await?;
+    sqlx::query(
+        "delete from postrider.events e using unnest($2::uuid[]) u (id) where e.tenant_id = $1 and e.id = u.id",
+    )
+    .bind_all((tenant, &ids))
+    .execute(&mut *tx)
+    .await?;
     tx.commit().await?;
     Ok(Some(Batch {
         last,
@@ -360,30 +370,30 @@ pub(crate) async fn delete_batch(
 }
 
 /// Archived events that are no longer needed.
-async fn release(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) -> Result<(), sqlx::Error> {
+async fn release(db: &mut PgConnection, cutoff: DateTime<Utc>, done: &mut Done) -> Result<(), sqlx::Error> {
     let mut after = EventId::LOWEST;
     for _ in 0..BATCHES_MAX {
         let ids: Vec<EventId> =
-            sqlx::query_scalar("select id from postrider.events_held where id > $1 order by id limit $2")
+            sqlx::query_scalar("select id from postrider.archived_events where id > $1 order by id limit $2")
                 .bind_all((after, BATCH))
                 .fetch_all(&mut *db)
                 .await?;
         let (Some(span), Some(last)) = (Span::around(&ids, None), ids.last().copied()) else {
             break;
         };
-        done.dead_letters_expired += expire(db, span, floor).await?;
+        done.dead_letters_expired += expire(db, span, cutoff).await?;
         let gone = unneeded(db, span, ids).await?;
         after = last;
         done.events_released += gone.len() as u64;
         sqlx::query(
-            "delete from postrider.event_ids i using postrider.events_held h
+            "delete from postrider.event_ids i using postrider.archived_events h
              where h.id = any($1) and i.tenant_id = h.tenant_id and i.id = h.chosen_id and i.event_id = h.id",
         )
         .bind(&gone)
         .execute(&mut *db)
         .await?;
         transitions::delete_archived_attempts(&mut *db, &gone).await?;
-        sqlx::query("delete from postrider.events_held where id = any($1)")
+        sqlx::query("delete from postrider.archived_events where id = any($1)")
             .bind(&gone)
             .execute(&mut *db)
             .await?;
@@ -392,9 +402,9 @@ async fn release(db: &mut PgConnection, floor: DateTime<Utc>, done: &mut Done) -
 }
 
 /// Replays and jobs that ended long ago, in whatever state.
-async fn forget_finished(db: &mut PgConnection, floor: DateTime<Utc>) -> Result<(), sqlx::Error> {
+async fn forget_finished(db: &mut PgConnection, cutoff: DateTime<Utc>) -> Result<(), sqlx::Error> {
     sqlx::query("delete from postrider.replays where ended_at < $1")
-        .bind(floor)
+        .bind(cutoff)
         .execute(&mut *db)
         .await?;
     sqlx::query(

@@ -1,6 +1,7 @@
 //! Where sealed values are stored: checked before a role starts, and re-encrypted when the master key changes.
 //! Invariant: every column with sealed values of endpoints is listed in `COLUMNS`, or a change of the master key
-//! would lose it. Stored responses, which are bound to their request, have separate statements.
+//! would lose it. Stored responses, which are bound to their request, have separate statements. Results of forms,
+//! which are kept for ten minutes at most, are not re-encrypted.
 
 use postrider_proto::{EndpointId, TenantId};
 use sqlx::{FromRow, PgConnection, PgPool};
@@ -192,8 +193,8 @@ async fn reencrypt_responses(
     let mut after = Vec::new();
     loop {
         let rows: Vec<(Vec<u8>, Vec<u8>)> = sqlx::query_as(
-            "select scope, answer from postrider.idempotency
-             where scope > $1 and substr(answer, 1, 4) <> $2 order by scope limit $3",
+            "select scope, response from postrider.idempotency
+             where scope > $1 and substr(response, 1, 4) <> $2 order by scope limit $3",
         )
         .bind_all((&after, vault.first_key().as_slice(), BATCH))
         .fetch_all(pool)
@@ -212,7 +213,7 @@ async fn reencrypt_responses(
             .unzip();
         // A stored response never changes, so there is nothing to compare.
         let replaced = sqlx::query(
-            "update postrider.idempotency i set answer = n.sealed
+            "update postrider.idempotency i set response = n.sealed
              from unnest($1::bytea[], $2::bytea[]) as n(scope, sealed) where i.scope = n.scope",
         )
         .bind_all((&scopes, &sealed))

@@ -16,7 +16,7 @@ use std::{
 use fantoccini::{
     Client, ClientBuilder, Locator,
     elements::Element,
-    wd::{Capabilities, WebDriverCompatibleCommand},
+    wd::{Capabilities, WebDriverCompatibleCommand, WindowHandle},
 };
 use hyper_util::client::legacy::connect::HttpConnector;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -118,6 +118,29 @@ impl Browser {
         };
         browser.resize(WINDOW.0, WINDOW.1).await;
         browser
+    }
+
+    /// Opens another tab and speaks with it from here on.
+    pub(crate) async fn new_tab(&self) {
+        let tab = self.client.new_window(true).await.expect("a tab").handle;
+        self.to_tab(&tab).await;
+    }
+
+    pub(crate) async fn current_tab(&self) -> WindowHandle {
+        self.client.window().await.expect("a tab")
+    }
+
+    pub(crate) async fn to_tab(&self, tab: &WindowHandle) {
+        self.client.switch_to_window(tab.clone()).await.expect("the tab");
+    }
+
+    /// Tells the page that it is in the background, or in front again. Without a screen every tab is in front.
+    pub(crate) async fn hide(&self, is_hidden: bool) {
+        let source = format!(
+            "Object.defineProperty(document, 'hidden', {{ value: {is_hidden}, configurable: true }});
+             document.dispatchEvent(new Event('visibilitychange'))"
+        );
+        self.script(&source).await;
     }
 
     /// Ends the browser the polite way; a drop ends it the other way.
@@ -306,7 +329,14 @@ impl Crawl {
 }
 
 /// What is not for people, or is a document of its own.
-const NO_PAGES: [&str; 5] = ["/v1/", "/docs", "/openapi.json", "/assets/", "/live/"];
+const NO_PAGES: [&str; 6] = [
+    "/v1/",
+    "/docs",
+    "/openapi.json",
+    "/assets/",
+    "/live/",
+    "/audit/export",
+];
 
 /// A longer part of a path is an id.
 const IDLESS_CHARS_MAX: usize = 16;

@@ -117,24 +117,58 @@ impl<'p> Person<'p> {
     }
 
     pub(crate) async fn submit(&mut self, form: &Form) -> (StatusCode, String) {
-        let request = self
-            .client
+        let request = self.request_of(form);
+        self.send(request).await
+    }
+
+    /// The same, with what stands in the answer's head.
+    pub(crate) async fn submit_whole(&mut self, form: &Form) -> Visited {
+        let request = self.request_of(form);
+        Visited::of(&self.answer(request).await)
+    }
+
+    fn request_of(&self, form: &Form) -> reqwest::RequestBuilder {
+        self.client
             .post(self.program.url(&form.action))
             .header("content-type", "application/x-www-form-urlencoded")
             .header("origin", self.program.url(""))
-            .body(form.encoded());
-        self.send(request).await
+            .body(form.encoded())
+    }
+
+    /// A form whose result is on the page that it leads to.
+    pub(crate) async fn submit_and_follow(&mut self, form: &Form) -> (StatusCode, String) {
+        let answer = self.answer(self.request_of(form)).await;
+        let location = answer.headers().get("location").cloned();
+        let status = answer.status();
+        match location {
+            Some(location) => self.visit(location.to_str().expect("plain")).await,
+            None => (status, answer.text().await.expect("a page")),
+        }
     }
 
     /// A form that is on no page, with the token of this session.
     pub(crate) async fn post(&mut self, path: &str, fields: &[(&str, &str)]) -> (StatusCode, String) {
+        let form = self.own_form(path, fields).await;
+        self.submit(&form).await
+    }
+
+    pub(crate) async fn post_and_follow(
+        &mut self,
+        path: &str,
+        fields: &[(&str, &str)],
+    ) -> (StatusCode, String) {
+        let form = self.own_form(path, fields).await;
+        self.submit_and_follow(&form).await
+    }
+
+    async fn own_form(&mut self, path: &str, fields: &[(&str, &str)]) -> Form {
         let (_, page) = self.visit("/deliveries").await;
         let mut form = Form::find(&page, "/sign-out");
         form.action = path.to_owned();
         for (name, value) in fields {
             form = form.with(name, value);
         }
-        self.submit(&form).await
+        form
     }
 
     /// What a mail program does with a link before anybody clicks it.
@@ -145,16 +179,8 @@ impl<'p> Person<'p> {
 
     /// The same as `visit`, with what stands in the answer's head.
     pub(crate) async fn visit_whole(&mut self, path: &str) -> Visited {
-        let answer = self.answer(self.client.get(self.program.url(path))).await;
-        let header = |name: &str| {
-            let value = answer.headers().get(name).and_then(|value| value.to_str().ok());
-            value.unwrap_or_default().to_owned()
-        };
-        Visited {
-            status: answer.status(),
-            location: header("location"),
-            referrer_policy: header("referrer-policy"),
-        }
+        let request = self.client.get(self.program.url(path));
+        Visited::of(&self.answer(request).await)
     }
 
     /// An answer whose body comes bit by bit.
@@ -215,6 +241,20 @@ pub(crate) struct Visited {
     pub(crate) status: StatusCode,
     pub(crate) location: String,
     pub(crate) referrer_policy: String,
+}
+
+impl Visited {
+    fn of(answer: &reqwest::Response) -> Self {
+        let header = |name: &str| {
+            let value = answer.headers().get(name).and_then(|value| value.to_str().ok());
+            value.unwrap_or_default().to_owned()
+        };
+        Self {
+            status: answer.status(),
+            location: header("location"),
+            referrer_policy: header("referrer-policy"),
+        }
+    }
 }
 
 /// The text of the element with this id, as a reader would copy it.

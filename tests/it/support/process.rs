@@ -270,6 +270,12 @@ impl Postrider {
         *self = self.launch.clone().start().await;
         self._data = data;
     }
+
+    /// The same at the address that it had, for clients that wait for it there.
+    pub(crate) async fn restart_in_place(&mut self) {
+        self.launch = self.launch.clone().set("POSTRIDER_LISTEN", self.address);
+        self.restart().await;
+    }
 }
 
 impl Drop for Postrider {

@@ -14,14 +14,20 @@ use postrider_proto::{
     signature::Secret,
 };
 use rand::RngExt;
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::PgConnection;
 use url::Url;
 
-use self::{certificates::keep_tls, rules::check_secret};
+use self::{
+    certificates::keep_tls,
+    rules::{check_secret, write_wait},
+};
 use crate::{
     App,
-    actions::secrets::{keep, open_in_force},
+    actions::{
+        attempt_view::custom_header_names,
+        secrets::{keep, open_in_force},
+    },
     auth::{Actor, Tenant},
     http::{
         problem::{Faults, Problem},
@@ -29,7 +35,7 @@ use crate::{
     },
     tables::{
         self,
-        audit::{self, Action, Entry},
+        audit::{self, Action, Entry, changes},
         endpoints::{self as table, EndpointRow, EndpointSettings},
         schemas,
     },
@@ -122,6 +128,8 @@ pub(crate) async fn change(
             })?;
         }
     }
+    let had_tls = before.tls.is_some();
+    let old_headers = custom_header_names(&app.vault, &before);
     let sealed = match form.headers {
         Some(headers) => CustomHeaders::from(headers.unwrap_or_default()).seal(&app.vault, before.owner()),
         // A caller who can change the URL must not receive the old host's credentials.
@@ -134,11 +142,47 @@ pub(crate) async fn change(
     if !was_active && settings.state == EndpointState::Active {
         table::forget_failures(&mut *transaction, row.id).await?;
     }
+    let secret_parts = [("headers", json!(old_headers)), ("tls", json!(had_tls))];
+    let secret_parts_now = [
+        ("headers", json!(custom_header_names(&app.vault, &row))),
+        ("tls", json!(row.tls.is_some())),
+    ];
+    let mut changed = changes(audited(&before.settings), audited(&settings));
+    changed.extend(changes(secret_parts, secret_parts_now));
     let entry = Entry::new(actor, Action::EndpointChanged, Some(tenant.id), id)
-        .with(json!({"url": settings.url, "state": settings.state}));
+        .with(json!({"url": settings.url, "state": settings.state}))
+        .changed(&changed);
     audit::write(&mut transaction, entry).await?;
     wait_until_applied::commit(app, transaction, row.shard).await?;
     Ok(row)
+}
+
+/// The settings as the audit log compares them. Of headers and certificates, which are secret, it only compares names and
+/// whether there are any.
+fn audited(settings: &EndpointSettings) -> [(&'static str, Value); 13] {
+    [
+        ("url", json!(settings.url)),
+        ("description", json!(settings.description)),
+        ("types", json!(settings.types)),
+        ("versions", json!(settings.versions.as_ref().map(|json| &json.0))),
+        ("filter", json!(settings.filter.as_ref().map(|json| &json.0))),
+        ("concurrency", json!(settings.concurrency)),
+        ("rate_per_second", json!(settings.rate_per_second)),
+        ("ordered", json!(settings.ordered)),
+        (
+            "retry_schedule",
+            json!(
+                settings
+                    .retry_schedule
+                    .as_ref()
+                    .map(|waits| { waits.iter().map(|ms| write_wait(*ms)).collect::<Vec<_>>() })
+            ),
+        ),
+        ("timeout_ms", json!(settings.timeout_ms)),
+        ("signature", json!(settings.signature)),
+        ("rotate_every_days", json!(settings.rotate_every_days)),
+        ("state", json!(settings.state)),
+    ]
 }
 
 /// Returns once no more requests to it are started.

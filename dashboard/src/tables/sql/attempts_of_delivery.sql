@@ -4,5 +4,5 @@ from postrider.attempts where event_id = $1 and endpoint_id = $2
 union all
 select number, started_at, duration_ms, outcome, status, error, signature, response_head,
    response_body, replay_id
-from postrider.attempts_held where event_id = $1 and endpoint_id = $2
+from postrider.archived_attempts where event_id = $1 and endpoint_id = $2
 order by number desc limit $3

@@ -1,13 +1,13 @@
 select e.id, e.tenant_id, y.name as type_name, s.version, e.chosen_id, e.ordering_key, e.sequence, e.body, e.full_data
-from unnest($1::uuid[]) as u (id)
+from unnest($2::uuid[]) as u (id)
 cross join lateral (
    select v.id, v.tenant_id, v.type_id, v.schema_id, v.chosen_id, v.ordering_key, v.sequence, v.body,
        v.full_data
-   from postrider.events v where v.id = u.id
+   from postrider.events v where v.tenant_id = $1 and v.id = u.id
    union all
    select v.id, v.tenant_id, v.type_id, v.schema_id, v.chosen_id, v.ordering_key, v.sequence, v.body,
        v.full_data
-   from postrider.events_held v where v.id = u.id
+   from postrider.archived_events v where v.tenant_id = $1 and v.id = u.id
    limit 1
 ) e
 join postrider.event_types y on y.id = e.type_id

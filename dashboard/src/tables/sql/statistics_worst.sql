@@ -1,8 +1,8 @@
-select p.public_id as endpoint, p.url, t.slug as tenant, p.state, w.failed, w.attempts, h.failing_since
+select p.id, p.public_id as endpoint, p.url, t.slug as tenant, p.state, h.failing_since
 from (
-    select endpoint_id, sum(retried + dead)::bigint as failed, sum(delivered + retried + dead)::bigint as attempts
+    select endpoint_id, sum(retried + dead) as failed
     from (
-        select endpoint_id, delivered, retried, dead from postrider.minute_statistics
+        select endpoint_id, retried, dead from postrider.minute_statistics
         where any_failed and endpoint_id <> 0 and minute >= $1
           and ($2::int is null or endpoint_id in (select id from postrider.endpoints where tenant_id = $2))
         order by minute desc limit $3

@@ -1,6 +1,13 @@
 //! The tail itself: pages of queue rows whose transactions became visible.
 
+use sqlx::{
+    Postgres,
+    postgres::{PgArguments, PgRow},
+    query::QueryAs,
+};
+
 use super::{wanted::WaitingRow, *};
+use crate::bind::BindAll;
 
 impl Session {
     /// Reads the rows of transactions that became visible, page by page.
@@ -35,67 +42,55 @@ impl Session {
             }
             self.introduce(page.iter().map(|row| row.key.endpoint), out)
                 .await?;
-            let rows = page
-                .into_iter()
-                .map(|row| QueueRow {
-                    endpoint: row.key.endpoint,
-                    shard: row.shard,
-                    delivery: row.delivery,
-                })
-                .collect();
-            send(
-                out,
-                ReaderMessage::Page {
-                    rows,
-                    cut: cut.then_some((last.endpoint, last.event)),
-                },
-            )
-            .await?;
+            let rows = page.into_iter().map(QueueRow::from).collect();
+            let cut = cut.then_some((last.endpoint, last.event));
+            send(out, ReaderMessage::Page { rows, cut }).await?;
             if !full {
                 return Ok(total);
             }
         }
     }
 
-    /// One index scan per range of transactions, in their order. The bounds are plain parameters: with a function of
-    /// the snapshot in the query the planner scans the table, and with `= any` it sorts everything. Each range has a
-    /// single lower bound, computed here: given two, the index would use the wrong one and scan rows that were read
-    /// before.
     async fn page(
         &mut self,
         new: &[Range<u64>],
         owned: &[Shard],
         after: &TailKey,
     ) -> Result<Vec<TailRow>, sqlx::Error> {
-        let starts: Vec<TailKey> = new
-            .iter()
-            .map(|range| TailKey::before(range.start).max(*after))
-            .collect();
-        sqlx::query_as(
-            "select q.* from unnest($1::xid8[], $2::int[], $3::uuid[], $4::xid8[]) as r(xid, endpoint_id, event_id, high)
-             cross join lateral (
-                 select q.xid::text as xid, endpoint_id, event_id, shard, tenant_id, type_id, key_id, attempt, replay_id
-                 from postrider.queue q
-                 where (q.xid, endpoint_id, event_id) > (r.xid, r.endpoint_id, r.event_id) and q.xid < r.high
-                   and shard = any($5) and shard >= 0
-                 order by q.xid, endpoint_id, event_id limit $6
-             ) q
-             limit $6",
-        )
-        .bind(xids(starts.iter().map(|start| start.xid)))
-        .bind(starts.iter().map(|start| start.endpoint).collect::<Vec<_>>())
-        .bind(starts.iter().map(|start| start.event).collect::<Vec<_>>())
-        .bind(xids(new.iter().map(|range| range.end)))
-        .bind(owned)
-        .bind(PAGE_ROWS)
-        .fetch_all(&mut self.connection)
-        .with_db_timeout()
-        .await
+        ranges(include_str!("../sql/tail_page.sql"), new, after)
+            .bind_all((owned, PAGE_ROWS))
+            .fetch_all(&mut self.connection)
+            .with_db_timeout()
+            .await
     }
 }
 
+/// A statement whose first parameters are ranges of transactions, without what was read before.
+pub(super) fn ranges<'q, R>(
+    statement: &'static str,
+    new: &[Range<u64>],
+    after: &TailKey,
+) -> QueryAs<'q, Postgres, R, PgArguments>
+where
+    R: for<'r> FromRow<'r, PgRow>,
+{
+    let starts = new.iter().map(|range| TailKey::before(range.start).max(*after));
+    let (mut transactions, mut endpoints, mut events) = (Vec::new(), Vec::new(), Vec::new());
+    for start in starts {
+        transactions.push(start.xid);
+        endpoints.push(start.endpoint);
+        events.push(start.event);
+    }
+    sqlx::query_as(statement).bind_all((
+        xids(transactions.into_iter()),
+        endpoints,
+        events,
+        xids(new.iter().map(|range| range.end)),
+    ))
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct TailKey {
+pub(super) struct TailKey {
     xid: u64,
     endpoint: EndpointId,
     event: EventId,
@@ -103,7 +98,7 @@ struct TailKey {
 
 impl TailKey {
     /// Below every row of the transaction.
-    const fn before(xid: u64) -> Self {
+    pub(super) const fn before(xid: u64) -> Self {
         Self {
             xid,
             endpoint: EndpointId(0),
@@ -112,14 +107,24 @@ impl TailKey {
     }
 }
 
-struct TailRow {
+pub(super) struct TailRow {
     key: TailKey,
     shard: Shard,
     delivery: QueuedDelivery,
 }
 
-impl FromRow<'_, sqlx::postgres::PgRow> for TailRow {
-    fn from_row(row: &sqlx::postgres::PgRow) -> Result<Self, sqlx::Error> {
+impl From<TailRow> for QueueRow {
+    fn from(row: TailRow) -> Self {
+        Self {
+            endpoint: row.key.endpoint,
+            shard: row.shard,
+            delivery: row.delivery,
+        }
+    }
+}
+
+impl FromRow<'_, PgRow> for TailRow {
+    fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
         let xid: &str = row.try_get("xid")?;
         let waiting = WaitingRow {
             endpoint_id: row.try_get("endpoint_id")?,

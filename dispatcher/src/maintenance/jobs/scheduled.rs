@@ -24,6 +24,8 @@ pub(super) enum Duty {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Retention(pub(super) Duration);
 
+/// A duty that takes longer is abandoned, and continued by the next run: its connection may have been cut off silently.
+const DUTY_MAX: Duration = Duration::from_secs(50 * 60);
 /// Rows removed by one statement.
 const DELETED_MAX: i64 = 5_000;
 /// Trace contexts of producers are useful for a week. A replay after that starts its own trace.
@@ -55,10 +57,16 @@ pub(super) async fn perform(
     kept: Data<Retention>,
 ) -> Result<(), BoxDynError> {
     let Data(Retention(kept)) = kept;
+    tokio::time::timeout(DUTY_MAX, carry_out(duty, &pool, &vault, kept)).await??;
+    tracing::debug!(?duty, "duty finished");
+    Ok(())
+}
+
+async fn carry_out(duty: Duty, pool: &PgPool, vault: &Vault, kept: Duration) -> Result<(), sqlx::Error> {
     match duty {
-        Duty::MakePartitions => partitions::make_ahead(&pool, kept).await?,
+        Duty::MakePartitions => partitions::make_ahead(pool, kept).await?,
         Duty::RotateSecrets => {
-            let done = planned_rotation::run(&pool, &vault).await?;
+            let done = planned_rotation::run(pool, vault).await?;
             if done != planned_rotation::Done::default() {
                 tracing::info!(
                     announced = done.announced,
@@ -68,17 +76,16 @@ pub(super) async fn perform(
             }
         }
         Duty::DeleteExpiredResponses => {
-            delete(&pool, EXPIRED_RESPONSES).await?;
-            delete(&pool, EXPIRED_TRACES).await?;
+            delete(pool, EXPIRED_RESPONSES).await?;
+            delete(pool, EXPIRED_TRACES).await?;
         }
-        Duty::RollUpStatistics => rollup::run(&pool).await?,
-        Duty::DropOld => match retention::run(&pool, kept).await {
+        Duty::RollUpStatistics => rollup::run(pool).await?,
+        Duty::DropOld => match retention::run(pool, kept).await {
             Ok(done) => tracing::debug!(?done, "retention finished"),
             // Usually blocked by an open transaction. The next run continues from here.
             Err(error) => tracing::warn!(%error, "dropping expired data failed; retrying with the next run"),
         },
     }
-    tracing::debug!(?duty, "duty finished");
     Ok(())
 }
 

@@ -43,7 +43,7 @@ fn chosen(source: ReplaySource) -> String {
             "from postrider.attempts d where {SPAN}
                and d.final is not null and d.final = 'delivered' and d.started_at <= $5 and $7::text is null"
         ),
-        ReplaySource::Waiting => format!(
+        ReplaySource::Retrying => format!(
             "from postrider.retries d where {SPAN} and $5::timestamptz is not null and $7::text is null"
         ),
         // Events of the tenant that the endpoint subscribes to and has never been sent.

@@ -51,11 +51,11 @@ impl Ask {
         match (self.kind, self.state) {
             (ReplayKind::Missing, _) => &[ReplaySource::Missing],
             (ReplayKind::Deliveries, None) if self.reason.is_none() => {
-                &[ReplaySource::Dead, ReplaySource::Waiting]
+                &[ReplaySource::Dead, ReplaySource::Retrying]
             }
             (ReplayKind::Deliveries, None | Some(DeliveryState::Dead)) => &[ReplaySource::Dead],
             (ReplayKind::Deliveries, Some(DeliveryState::Delivered)) => &[ReplaySource::Delivered],
-            (ReplayKind::Deliveries, Some(DeliveryState::Pending)) => &[ReplaySource::Waiting],
+            (ReplayKind::Deliveries, Some(DeliveryState::Pending)) => &[ReplaySource::Retrying],
         }
     }
 }

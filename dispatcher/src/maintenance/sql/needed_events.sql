@@ -1,4 +1,4 @@
-select distinct n.event_id from postrider.endpoints e
+select distinct n.event_id, e.tenant_id from postrider.endpoints e
 cross join lateral (
    (select q.event_id from postrider.queue q
     where q.endpoint_id = e.id and q.event_id > $1 and q.event_id < $2 order by q.event_id limit $3)

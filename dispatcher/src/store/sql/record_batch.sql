@@ -63,7 +63,7 @@ attempt as (
             replay_id = excluded.replay_id, final = excluded.final
 ),
 archived_attempt as (
-    insert into postrider.attempts_held (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
+    insert into postrider.archived_attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
                                          outcome, status, error, signature, response_head, response_body,
                                          replay_id, final)
     select event_id, endpoint_id, kept_number, tenant_id, type_id, started_at, duration_ms, outcome, status, error,

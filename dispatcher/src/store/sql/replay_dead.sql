@@ -29,7 +29,7 @@ cleared as (
     where a.event_id = r.event_id and a.endpoint_id = e.id and a.number = r.attempt
 ),
 cleared_archived as (
-    update postrider.attempts_held a set final = null from revived r, e
+    update postrider.archived_attempts a set final = null from revived r, e
     where a.event_id = r.event_id and a.endpoint_id = e.id and a.number = r.attempt
 ),
 queued as (

@@ -9,7 +9,7 @@ with cleared as (
     returning a.event_id, a.endpoint_id, a.tenant_id, a.type_id, a.number, e.shard
 ),
 cleared_archived as (
-    update postrider.attempts_held a set final = null
+    update postrider.archived_attempts a set final = null
     from postrider.endpoints e
     where a.event_id = $1 and a.endpoint_id = $2 and a.final is not null and a.number = $4
       and e.id = a.endpoint_id and e.state in ('active', 'paused')

@@ -33,15 +33,15 @@ ended as (
       and t.was_source in ('dead', 'delivered')
 ),
 ended_archived as (
-    update postrider.attempts_held a set final = t.was_source::text::postrider.final_state from taken t
+    update postrider.archived_attempts a set final = t.was_source::text::postrider.final_state from taken t
     where a.event_id = t.event_id and a.endpoint_id = t.endpoint_id and a.number = t.attempt
       and t.was_source in ('dead', 'delivered')
 ),
-waiting as (
+retrying as (
     insert into postrider.retries (endpoint_id, event_id, tenant_id, type_id, key_id, sequence, replay_id, attempt,
                                    step, due_at)
     select endpoint_id, event_id, tenant_id, type_id, key_id, sequence, was_replay, attempt, was_step, was_at
-    from taken where was_source = 'waiting'
+    from taken where was_source = 'retrying'
 )
 update postrider.replay_parts p set moved = p.moved - t.count
 from (select replay_id, was_source, count(*) from taken group by replay_id, was_source) t

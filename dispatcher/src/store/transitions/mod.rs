@@ -1,4 +1,4 @@
-//! Every statement that moves a delivery between `queue`, `retries`, `attempts`, `attempts_held` and `dead_letters`: one
+//! Every statement that moves a delivery between `queue`, `retries`, `attempts`, `archived_attempts` and `dead_letters`: one
 //! function for each transition. `docs/state_machine.md` has the diagram; emitting is in `migrations/`.
 //!
 //! Invariant: a transition is one statement, and the row that it takes away is its guard. Of two that race, one finds
@@ -11,7 +11,7 @@ mod replay;
 pub(crate) use record::{AttemptRecord, RecordedRow, record_batch, record_delivered};
 pub use remove::remove_forwarded;
 pub(crate) use remove::{
-    TenantRows, Waiting, delete_archived_attempts, delete_attempts, drop_endpoint, erase_tenant,
+    PendingRows, TenantRows, delete_archived_attempts, delete_attempts, drop_endpoint, erase_tenant,
     expire_dead_letters,
 };
 pub(crate) use replay::{Fence, Moved, ReplayBounds, replay_batch, withdraw};

@@ -12,12 +12,12 @@ const BATCH: i64 = 2_000;
 
 /// Where a delivery waits for its next attempt.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Waiting {
+pub(crate) enum PendingRows {
     Queue,
     Retries,
 }
 
-impl Waiting {
+impl PendingRows {
     pub(crate) const ALL: [Self; 2] = [Self::Queue, Self::Retries];
 }
 
@@ -45,13 +45,13 @@ impl TenantRows {
 /// last one read; none when there are no more.
 pub(crate) async fn drop_endpoint(
     db: impl PgExecutor<'_>,
-    table: Waiting,
+    table: PendingRows,
     endpoint: EndpointId,
     after: EventId,
 ) -> Result<(i64, Option<EventId>), sqlx::Error> {
     let statement = match table {
-        Waiting::Queue => include_str!("../sql/drop_endpoint_queue.sql"),
-        Waiting::Retries => include_str!("../sql/drop_endpoint_retries.sql"),
+        PendingRows::Queue => include_str!("../sql/drop_endpoint_queue.sql"),
+        PendingRows::Retries => include_str!("../sql/drop_endpoint_retries.sql"),
     };
     sqlx::query_as(statement)
         .bind_all((endpoint, after, BATCH))
@@ -108,7 +108,7 @@ pub(crate) async fn delete_archived_attempts(
     db: impl PgExecutor<'_>,
     events: &[EventId],
 ) -> Result<(), sqlx::Error> {
-    sqlx::query("delete from postrider.attempts_held where event_id = any($1)")
+    sqlx::query("delete from postrider.archived_attempts where event_id = any($1)")
         .bind(events)
         .execute(db)
         .await?;
@@ -141,8 +141,8 @@ pub(crate) async fn erase_tenant(
                 select ctid from postrider.dead_letter_counts where tenant_id = $1 limit $2))"
         }
         TenantRows::ArchivedAttempts => {
-            "delete from postrider.attempts_held where ctid = any (array(
-                select a.ctid from postrider.events_held h join postrider.attempts_held a on a.event_id = h.id
+            "delete from postrider.archived_attempts where ctid = any (array(
+                select a.ctid from postrider.archived_events h join postrider.archived_attempts a on a.event_id = h.id
                 where h.tenant_id = $1 limit $2))"
         }
     };

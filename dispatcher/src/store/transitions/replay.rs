@@ -95,7 +95,7 @@ pub(crate) async fn replay_batch(
     let (statement, most) = match source {
         ReplaySource::Dead => (include_str!("../sql/replay_dead.sql"), attempts_max),
         ReplaySource::Delivered => (include_str!("../sql/replay_delivered.sql"), attempts_max),
-        ReplaySource::Waiting => (include_str!("../sql/replay_waiting.sql"), attempts_max),
+        ReplaySource::Retrying => (include_str!("../sql/replay_retrying.sql"), attempts_max),
         ReplaySource::Missing => (include_str!("../sql/replay_missing.sql"), EVENTS_READ_MAX),
     };
     sqlx::query_as(statement)

@@ -5,5 +5,5 @@ from unnest($1::uuid[]) u(id)
 cross join lateral (
     select e.id, e.chosen_id, e.body, e.full_data,
            octet_length(e.body) + coalesce(octet_length(e.full_data), 0) as size
-    from postrider.events_held e where e.id = u.id limit 1
+    from postrider.archived_events e where e.id = u.id limit 1
 ) e

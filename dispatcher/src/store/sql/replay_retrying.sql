@@ -24,7 +24,7 @@ queued as (
     insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, key_id, sequence, replay_id, attempt,
                                  was_source, was_at, was_step, was_replay)
     select e.id, t.event_id, e.shard, t.tenant_id, t.type_id, t.key_id, t.sequence, $9, t.attempt,
-           'waiting', t.due_at, t.step, t.replay_id
+           'retrying', t.due_at, t.step, t.replay_id
     from taken t, e
 )
 select (select count(*) from taken) as moved,

@@ -1,0 +1,16 @@
+-- The ended deliveries of a tenant's events, newest first. An event without one has an entry below all of its endpoints.
+-- $1 tenant, $2 from this event, $3 and $4 before this delivery, $5 limit, $6 types, $7 status.
+select v.id as event_id, coalesce(a.endpoint_id, -2147483648) as endpoint_id, coalesce(a.may_match, false) as may_match
+from (
+   select v.id from postrider.events v
+   where v.tenant_id = $1 and v.id between $2 and $3 and (v.id < $3 or $4 > -2147483648)
+   order by v.id desc limit $5
+) v
+left join lateral (
+   select a.endpoint_id,
+      ($6::int[] is null or a.type_id = any($6)) and ($7::smallint is null or a.status is not distinct from $7) as may_match
+   from postrider.attempts a
+   where a.event_id = v.id and a.final is not null and (v.id < $3 or a.endpoint_id < $4)
+   order by a.endpoint_id desc limit $5
+) a on true
+order by 1 desc, 2 desc limit $5

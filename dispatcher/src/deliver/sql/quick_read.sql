@@ -1,0 +1,22 @@
+-- The snapshot and everything that became visible since an earlier one, in one statement, which sees one snapshot.
+-- $1..$3 a key below each transaction that ran then, and below all that had not begun; $4 the end of each range, $5 shards,
+-- $6 limit. A transaction that still runs may have inserted a million rows, which are not scanned each time.
+select pg_current_snapshot()::text as snapshot, pg_is_in_recovery() as in_recovery, clock_timestamp() as now,
+       exists (select from unnest($1::xid8[], $4::xid8[]) as r(low, high)
+               join postrider.endpoints e on e.xid >= r.low and e.xid < r.high)
+       or exists (select from unnest($1::xid8[], $4::xid8[]) as r(low, high)
+                  join postrider.secrets s on s.xid >= r.low and s.xid < r.high) as has_changed_settings,
+       q.*
+from (values (1)) one
+left join lateral (
+    select q.* from unnest($1::xid8[], $2::int[], $3::uuid[], $4::xid8[]) as r(xid, endpoint_id, event_id, high)
+    cross join lateral ( -- as in tail_page.sql
+        select q.xid::text as xid, endpoint_id, event_id, shard, tenant_id, type_id, key_id, attempt, replay_id
+        from postrider.queue q
+        where (q.xid, endpoint_id, event_id) > (r.xid, r.endpoint_id, r.event_id) and q.xid < r.high
+          and shard = any($5) and shard >= 0
+        order by q.xid, endpoint_id, event_id limit $6
+    ) q
+    where r.high = '18446744073709551615' or r.xid <> all (array(select pg_snapshot_xip(pg_current_snapshot())))
+    limit $6
+) q on true
