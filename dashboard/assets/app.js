@@ -7,7 +7,8 @@
 //   <… data-live="/address">        while the page is visible, a stream at this address sends its live parts
 //   <… data-part="name">            a live part: changed into the part with this name in an update
 //   <… data-key="id">               within a live part, the same thing before and after an update
-//   <button data-copy="#id">        copies the text of that element
+//   <button data-copy="#id">        copies the text of that element; without a selector, of the element before it
+//   <input data-utc>                a time that the server reads and writes as UTC, shown in the user's time zone
 //   <dialog popover>                opened as a modal dialog; at once if the server rendered it open
 //   <form data-confirm="…">         asks for confirmation before submitting, in the dialog #confirm
 //   <select data-submit>            submits its form on change
@@ -252,7 +253,7 @@ if (live) follow(live);
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
-  const from = document.querySelector(button.dataset.copy);
+  const from = button.dataset.copy ? document.querySelector(button.dataset.copy) : button.previousElementSibling;
   const text = "value" in from ? from.value : from.textContent;
   try {
     await navigator.clipboard.writeText(text);
@@ -261,9 +262,20 @@ document.addEventListener("click", async (event) => {
     document.getSelection().selectAllChildren(from);
     return;
   }
-  const before = button.textContent;
+  const before = [...button.childNodes];
   button.textContent = "Copied";
-  setTimeout(() => { button.textContent = before; }, 1500);
+  setTimeout(() => { button.replaceChildren(...before); }, 1500);
+});
+
+// Filters by time. The attribute has what the server wrote; the property may be what the user had typed before going back.
+document.querySelectorAll("input[data-utc]").forEach((input) => {
+  const at = new Date(`${input.getAttribute("value")}Z`);
+  if (!Number.isNaN(at.getTime())) input.value = new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 19);
+  const zone = new Intl.DateTimeFormat(undefined, { timeZoneName: "short" }).formatToParts(new Date());
+  input.labels[0].querySelector("[data-zone]").textContent = zone.find((part) => part.type === "timeZoneName").value;
+  input.form.addEventListener("formdata", (event) => {
+    if (input.value !== "") event.formData.set(input.name, new Date(input.value).toISOString());
+  });
 });
 
 // Without this script dialogs are popovers. Modal ones keep the focus inside, and a click beside them does not lose the form.

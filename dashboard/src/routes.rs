@@ -107,6 +107,7 @@ impl Routes {
             .read("/deliveries/{delivery}", See, pages::delivery::show)
             .post("/deliveries/{delivery}/replay", Operate, pages::delivery::replay)
             .get("/live/deliveries/{delivery}", See, pages::delivery::follow)
+            .read("/events", See, pages::events::show)
             .read("/events/{event}", See, pages::event::show)
             .read("/endpoints", See, pages::endpoints::show)
             .post("/endpoints", Manage, pages::endpoint_settings::create)

@@ -5,7 +5,7 @@
 //! ```
 //! Invariant: a filter is bounded in size and depth when it is parsed, so that evaluating it is always cheap.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, fmt};
 
 use serde_json::{Map, Number, Value};
 
@@ -66,6 +66,11 @@ impl Filter {
     /// Whether an event with this data matches.
     pub fn admits(&self, data: &Value) -> bool {
         self.0.holds(data)
+    }
+
+    /// The first condition that the data does not meet, in words. None if the filter matches.
+    pub fn mismatch(&self, data: &Value) -> Option<String> {
+        self.0.mismatch(data)
     }
 }
 
@@ -211,6 +216,64 @@ impl Condition {
             Self::Test { pointer, test } => test.holds(data.pointer(pointer)),
         }
     }
+
+    fn mismatch(&self, data: &Value) -> Option<String> {
+        if self.holds(data) {
+            return None;
+        }
+        Some(match self {
+            Self::All(all) => all.iter().find_map(|one| one.mismatch(data)).unwrap_or_default(),
+            Self::Any(any) => {
+                let each: Vec<String> = any.iter().filter_map(|one| one.mismatch(data)).collect();
+                let more = each.len().saturating_sub(ALTERNATIVES_WRITTEN_MAX);
+                let rest = if more > 0 {
+                    format!("; and {more} more")
+                } else {
+                    String::new()
+                };
+                let first = &each[..each.len() - more];
+                format!("no alternative of `or` matches: {}{rest}", first.join("; "))
+            }
+            Self::Not(_) => "the condition under `not` matches".to_owned(),
+            Self::Test { pointer, test } => {
+                let found = data.pointer(pointer).map_or("missing".to_owned(), written);
+                format!("`{pointer}` must {test}, but is {found}")
+            }
+        })
+    }
+}
+
+/// Alternatives of an `or`, and characters of a value, in the description of a mismatch.
+const ALTERNATIVES_WRITTEN_MAX: usize = 3;
+const VALUE_CHARS_WRITTEN_MAX: usize = 80;
+
+fn written(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(VALUE_CHARS_WRITTEN_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+impl fmt::Display for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Equal(value) => write!(f, "be {}", written(value)),
+            Self::NotEqual(value) => write!(f, "not be {}", written(value)),
+            Self::In(values) => write!(f, "be one of {}", written(&Value::Array(values.clone()))),
+            Self::Exists(true) => f.write_str("exist"),
+            Self::Exists(false) => f.write_str("not exist"),
+            Self::Compare(comparison, value) => {
+                let words = match comparison {
+                    Comparison::Greater => "greater than",
+                    Comparison::GreaterOrEqual => "at least",
+                    Comparison::Less => "less than",
+                    Comparison::LessOrEqual => "at most",
+                };
+                write!(f, "be {words} {}", written(value))
+            }
+        }
+    }
 }
 
 impl Test {
@@ -272,6 +335,37 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::json;
+
+    #[test]
+    fn a_mismatch_names_the_condition_and_the_value() {
+        let data = json!({"amount": 5, "currency": "USD"});
+        let why = |filter: Value| Filter::read(&filter).expect("a filter").mismatch(&data);
+        assert_eq!(why(json!({"/amount": {"eq": 5}})), None);
+        for (filter, expected) in [
+            (
+                json!({"/amount": {"gte": 100}}),
+                "`/amount` must be at least 100, but is 5",
+            ),
+            (
+                json!({"and": [{"/amount": {"lt": 9}}, {"/currency": {"in": ["EUR"]}}]}),
+                "`/currency` must be one of [\"EUR\"], but is \"USD\"",
+            ),
+            (
+                json!({"/test": {"exists": true}}),
+                "`/test` must exist, but is missing",
+            ),
+            (
+                json!({"not": {"/amount": {"eq": 5}}}),
+                "the condition under `not` matches",
+            ),
+            (
+                json!({"or": [{"/amount": {"eq": 1}}, {"/amount": {"eq": 2}}]}),
+                "no alternative of `or` matches: `/amount` must be 1, but is 5; `/amount` must be 2, but is 5",
+            ),
+        ] {
+            assert_eq!(why(filter).as_deref(), Some(expected));
+        }
+    }
 
     fn admits(filter: Value, data: &Value) -> bool {
         Filter::read(&filter).expect("a filter").admits(data)

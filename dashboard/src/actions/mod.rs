@@ -9,6 +9,7 @@ pub(crate) mod delivery_filter;
 mod delivery_view;
 pub(crate) mod emits;
 pub(crate) mod endpoints;
+pub(crate) mod event_routing;
 pub(crate) mod event_types;
 pub(crate) mod export;
 pub(crate) mod form_results;

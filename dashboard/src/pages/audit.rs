@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use url::form_urlencoded::Serializer;
 
-use super::{FormErrors, Frame, Moment, Paged, deliveries::time_from_form};
+use super::{FormErrors, Frame, Moment, Paged, list_filters::time_from_form};
 use crate::{
     Shared,
     actions::{

@@ -8,41 +8,32 @@ use axum::{
     Extension,
     response::{IntoResponse, Response},
 };
-use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
-use postrider_proto::{EventId, TenantId, routing::is_type_name};
+use chrono::DateTime;
 use serde::{Deserialize, Serialize};
 
 use super::{
     DeliverySummary, FormErrors, Frame, Markup, Moment, Paged,
     delivery_list::{NewBar, SHOWN_MAX, ShownRows, ShownRowsQuery},
+    list_filters::{TIME, WITHIN, check_type, given, offered_types, read, read_time, since_within},
     live::{Content, Live, Stream},
 };
 use crate::{
     Shared,
-    actions::delivery_filter::{parse_state, parse_status, parse_time},
+    actions::delivery_filter::{parse_state, parse_status},
     auth::{Session, Visit},
     http::{
         input::Query,
         pagination,
-        problem::{Faults, Problem, excerpt},
+        problem::{Faults, Problem},
     },
     tables::{
         deliveries::{self, Filter},
-        endpoints, event_types, events, tenants,
+        endpoints, events, tenants,
     },
 };
 
 const LINES: i64 = SHOWN_MAX as i64;
 const REFRESH: Duration = Duration::from_secs(3);
-/// Event types suggested by the filter.
-const TYPES_OFFERED_MAX: i64 = 200;
-/// Time ranges offered by the filter: the value in the address, the label, and the minutes.
-const WITHIN: [(&str, &str, i64); 4] = [
-    ("15m", "last 15 minutes", 15),
-    ("1h", "last hour", 60),
-    ("24h", "last 24 hours", 24 * 60),
-    ("7d", "last 7 days", 7 * 24 * 60),
-];
 
 /// The filters as given in the address. An empty filter matches everything.
 #[derive(Default, Clone, Deserialize, Serialize)]
@@ -126,7 +117,7 @@ impl Nothing {
         match self {
             Self::Tenant => "There is no tenant with this ID.",
             Self::Endpoint => {
-                "There is no endpoint with this ID. Endpoint IDs start with ep_ and are shown in the endpoint's settings."
+                "There is no endpoint with this ID. Endpoint IDs start with ep_ and are shown on the endpoint's page."
             }
             Self::Event => "There is no event with this ID.",
             Self::Invalid => "Correct the filters marked above.",
@@ -171,11 +162,7 @@ impl DeliveriesPage {
 pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> Paged<Response> {
     let after = pagination::after(query.cursor.as_deref())?;
     let mut page = DeliveriesPage {
-        types: event_types::list(&visit.app.pool, "", TYPES_OFFERED_MAX)
-            .await?
-            .into_iter()
-            .map(|row| row.name)
-            .collect(),
+        types: offered_types(&visit.app.pool).await?,
         nothing: None,
         tenants_with_event: 0,
         lines: Vec::new(),
@@ -208,29 +195,10 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> 
     Ok((page.errors.status(), page).into_response())
 }
 
-/// A filter that was filled in.
-fn given(text: &str) -> Option<&str> {
-    Some(text.trim()).filter(|text| !text.is_empty())
-}
-
 /// The filters that need no lookup, or an error for each that can't be read.
 fn read_filter(session: &Session, query: &DeliveriesQuery) -> Result<Filter, Problem> {
     const STATES: &str = "pending, delivered or dead";
     const STATUS: &str = "a number from 100 to 999";
-    const TIME: &str = "a date and a time";
-    fn read<T>(
-        faults: &mut Faults,
-        (field, text): (&str, &str),
-        parse: impl Fn(&str) -> Result<T, Problem>,
-        rule: &str,
-    ) -> Option<T> {
-        let text = given(text)?;
-        let parsed = parse(text);
-        if parsed.is_err() {
-            faults.add(field, format!("must be {rule}, not {:?}", excerpt(text)));
-        }
-        parsed.ok()
-    }
     let mut faults = Faults::default();
     let time = |text: &str| read_time("time", text);
     let status_code = ("status_code", query.status_code.as_str());
@@ -243,13 +211,7 @@ fn read_filter(session: &Session, query: &DeliveriesQuery) -> Result<Filter, Pro
         event_type: given(&query.r#type).map(str::to_owned),
         ..Filter::default()
     };
-    if let Some(name) = filter.event_type.as_deref().filter(|name| !is_type_name(name)) {
-        let rule = "lower-case letters, digits, underscores and dots";
-        faults.add(
-            "type",
-            format!("must contain only {rule}, not {:?}", excerpt(name)),
-        );
-    }
+    check_type(&mut faults, filter.event_type.as_deref());
     faults.done()?;
     Ok(filter)
 }
@@ -304,13 +266,7 @@ async fn filter(
     tenants_with_event: &mut usize,
 ) -> Result<Result<Filter, Nothing>, Problem> {
     let mut filter = read_filter(session, query)?;
-    if let Some((_, _, minutes)) = WITHIN.iter().find(|(word, _, _)| *word == query.within) {
-        let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
-            .fetch_one(&app.pool)
-            .await?;
-        let since = now - TimeDelta::minutes(*minutes);
-        filter.since = Some(filter.since.map_or(since, |given| given.max(since)));
-    }
+    filter.since = since_within(&app.pool, &query.within, filter.since).await?;
     if let (None, Some(slug)) = (filter.tenant, given(&query.tenant)) {
         match tenants::find(&app.pool, slug).await? {
             Some(row) => filter.tenant = Some(row.id),
@@ -324,47 +280,14 @@ async fn filter(
         }
     }
     if let Some(event) = given(&query.event) {
-        let found = find_events(app, filter.tenant, event).await?;
+        let found = events::find_in(&app.pool, filter.tenant, event).await?;
         *tenants_with_event = found.len();
-        filter.event = found.into_iter().max();
+        filter.event = found.into_iter().map(|(event, _)| event).max();
         if filter.event.is_none() {
             return Ok(Err(Nothing::Event));
         }
     }
     Ok(Ok(filter))
-}
-
-/// IDs chosen by producers are unique only within a tenant, so several tenants may have the same one.
-async fn find_events(app: &Shared, tenant: Option<TenantId>, id: &str) -> Result<Vec<EventId>, Problem> {
-    if !events::is_public_id(id) {
-        return Ok(Vec::new());
-    }
-    Ok(match tenant {
-        Some(tenant) => events::find_number(&app.pool, tenant, id)
-            .await?
-            .into_iter()
-            .collect(),
-        None => events::find_in_all_tenants(&app.pool, id)
-            .await?
-            .into_iter()
-            .map(|(event, _)| event)
-            .collect(),
-    })
-}
-
-/// RFC 3339, or the format of `datetime-local` inputs, which is read as UTC.
-fn read_time(name: &str, text: &str) -> Result<DateTime<Utc>, Problem> {
-    parse_time(name, &time_from_form(text))
-}
-
-/// The value of a `datetime-local` input as RFC 3339; any other text as it is.
-pub(super) fn time_from_form(text: &str) -> String {
-    let plain = NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M")
-        .or_else(|_| NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S"));
-    match plain {
-        Ok(time) => time.and_utc().to_rfc3339(),
-        Err(_) => text.to_owned(),
-    }
 }
 
 #[cfg(test)]
@@ -384,12 +307,5 @@ mod tests {
             "/deliveries?state=dead&type=a%26b%3Dc&cursor=new"
         );
         assert!(DeliveriesQuery::default().is_empty());
-    }
-
-    #[test]
-    fn times_are_read_from_browsers_and_as_rfc_3339() {
-        let at = |text| read_time("since", text).map(|time| time.timestamp()).ok();
-        assert_eq!(at("2026-05-28T10:00"), at("2026-05-28T12:00:00+02:00"));
-        assert_eq!(at("yesterday"), None);
     }
 }

@@ -1,19 +1,22 @@
 //! The page of an event: its body, schema version and deliveries.
 
+use std::collections::HashSet;
+
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::extract::Path;
 use chrono::DateTime;
-use postrider_proto::{EventId, TenantId, limits::LIST_PAGE_MAX};
+use postrider_proto::limits::LIST_PAGE_MAX;
 
 use super::{DeliverySummary, Frame, Moment, Paged, Pretty};
 use crate::{
-    Shared,
+    actions::event_routing::{self, Reason, Unsent},
     auth::Visit,
     http::problem::Problem,
     tables::{
         deliveries::{self, Filter},
-        events, tenants,
+        events::{self, EventRow},
+        tenants,
     },
 };
 
@@ -36,12 +39,89 @@ pub(crate) struct EventPage {
     /// The data that receivers of a thin event fetch from the API.
     full_data: Option<String>,
     lines: Vec<DeliverySummary>,
+    /// Endpoints without a delivery.
+    unsent: Vec<UnsentLine>,
+    /// Whether the reasons are those of the time of the event.
+    is_certain: bool,
+}
+
+/// Why an endpoint did not get the event: the text before and after a time.
+struct UnsentLine {
+    endpoint: String,
+    url: String,
+    before: String,
+    at: Moment,
+    after: String,
+    has_changed: bool,
+}
+
+/// Subscribed types that are named.
+const TYPES_NAMED_MAX: usize = 5;
+
+impl UnsentLine {
+    fn of(unsent: &Unsent, event: &EventRow) -> Self {
+        let Unsent {
+            endpoint,
+            reason,
+            has_changed,
+        } = unsent;
+        let plain = |text: String| (text, None, String::new());
+        let (before, at, after) = match reason {
+            Reason::CreatedLater { at } => ("Created later, at".to_owned(), Some(*at), ".".to_owned()),
+            Reason::Disabled { since: None, .. } => plain("Disabled at that time.".to_owned()),
+            Reason::Disabled { since, cause } => {
+                let cause = match cause.as_deref() {
+                    Some("gone") => ", because it returned 410.",
+                    Some("failing") => ", because it had failed for days.",
+                    _ => ".",
+                };
+                ("Disabled at that time, since".to_owned(), *since, cause.to_owned())
+            }
+            Reason::NotSubscribed { types } => plain(format!(
+                "Not subscribed to {}. Subscribed to: {}.",
+                event.type_name,
+                named_types(types)
+            )),
+            Reason::OtherVersion { pinned } => plain(format!(
+                "Pinned to version {pinned} of {}. The event has version {}.",
+                event.type_name, event.version
+            )),
+            Reason::Filtered { mismatch } => plain(format!("Excluded by its filter: {mismatch}.")),
+            Reason::Expired => plain(
+                "No longer recorded. Of events this old, only pending deliveries and dead letters are kept."
+                    .to_owned(),
+            ),
+            Reason::NotRecorded => plain(
+                "No delivery is recorded, although its settings match. They may have been changed at the same moment."
+                    .to_owned(),
+            ),
+        };
+        Self {
+            endpoint: endpoint.public_id.clone(),
+            url: endpoint.url.clone(),
+            before,
+            at: Moment(at),
+            after,
+            has_changed: *has_changed,
+        }
+    }
+}
+
+fn named_types(types: &[String]) -> String {
+    let named = types[..types.len().min(TYPES_NAMED_MAX)].join(", ");
+    match types.len().saturating_sub(TYPES_NAMED_MAX) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
 }
 
 pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Paged<EventPage> {
     let missing = || Problem::not_found("event");
-    let (number, tenant) = find(&visit.app, visit.session.scope(), &id)
+    // If several tenants use the same ID, the newest event is shown. Our own links use the generated one.
+    let (number, tenant) = events::find_in(&visit.app.pool, visit.session.scope(), &id)
         .await?
+        .into_iter()
+        .max()
         .ok_or_else(missing)?;
     let event = events::load(&visit.app.pool, tenant, &[number])
         .await?
@@ -53,9 +133,17 @@ pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Paged<EventPag
         ..Filter::default()
     };
     let (found, _) = deliveries::list(&visit.app.pool, &filter, None, LIST_PAGE_MAX).await?;
+    let got: HashSet<&str> = found.iter().map(|delivery| delivery.endpoint.as_str()).collect();
+    let explained = event_routing::explain(&visit.app.pool, &event, |id| got.contains(id)).await?;
     let raw = String::from_utf8_lossy(&event.body).into_owned();
     Ok(EventPage {
-        frame: Frame::new(visit.session, "deliveries"),
+        frame: Frame::new(visit.session, "events"),
+        unsent: explained
+            .unsent
+            .iter()
+            .map(|unsent| UnsentLine::of(unsent, &event))
+            .collect(),
+        is_certain: explained.is_certain,
         id: event.public_id(),
         generated: event.chosen_id.is_some().then(|| number.generated()),
         tenant: tenants::slug(&visit.app.pool, event.tenant_id)
@@ -74,23 +162,4 @@ pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Paged<EventPag
         sequence: event.sequence,
         lines: found.iter().map(DeliverySummary::from).collect(),
     })
-}
-
-/// Finds an event by its generated ID, which our own links use, or by the producer's ID. If several tenants use the same
-/// ID, the newest event is returned.
-async fn find(app: &Shared, scope: Option<TenantId>, id: &str) -> sqlx::Result<Option<(EventId, TenantId)>> {
-    if !events::is_public_id(id) {
-        return Ok(None);
-    }
-    let Some(tenant) = scope else {
-        return Ok(events::find_in_all_tenants(&app.pool, id)
-            .await?
-            .into_iter()
-            .max());
-    };
-    let number = match EventId::from_generated(id) {
-        Some(number) => Some(number),
-        None => events::find_number(&app.pool, tenant, id).await?,
-    };
-    Ok(number.map(|number| (number, tenant)))
 }

@@ -31,6 +31,7 @@ const fn entry(here: &'static str, path: &'static str, label: &'static str, icon
 pub(crate) const MENU: &[Group] = &[
     Group { label: "", entries: &[
         entry("overview", "/", "Overview", "M3 17V9m5 8V3m5 14v-6m4 6V6"),
+        entry("events", "/events", "Events", "M11 2.500 4.500 11.500H9l-.5 6 7-9H11z"),
         entry("deliveries", "/deliveries", "Deliveries", "M3 4h14M3 8h14M3 12h9M3 16h9m3-3 3 3-3 3"),
         entry("endpoints", "/endpoints", "Endpoints", "M10 3v5m0 4v5M4 10h4m4 0h4M10 12a2 2 0 1 0 0-4 2 2 0 0 0 0 4zM3 8.500v3m14-3v3M8.500 3h3m-3 14h3"),
     ] },

@@ -21,7 +21,9 @@ mod endpoint_trials;
 pub(crate) mod endpoints;
 pub(crate) mod event;
 pub(crate) mod event_types;
+pub(crate) mod events;
 mod form_errors;
+mod list_filters;
 pub(crate) mod live;
 mod markup;
 mod menu;
@@ -41,9 +43,12 @@ pub(crate) mod verify;
 
 use std::fmt;
 
-use askama::filters::HtmlSafe;
+use askama::{Template, filters::HtmlSafe};
 use chrono::{DateTime, SecondsFormat, Utc};
-use postrider_proto::json::{LaidOut, lay_out_within};
+use postrider_proto::{
+    DeliveryState, EndpointState,
+    json::{LaidOut, lay_out_within},
+};
 use serde::Deserialize;
 
 use form_errors::FormErrors;
@@ -149,6 +154,8 @@ struct DeliverySummary {
     state: &'static str,
     attempts: i16,
     last_response: String,
+    /// It waits because its endpoint is paused.
+    is_on_hold: bool,
     created: Moment,
 }
 
@@ -164,9 +171,26 @@ impl From<&Delivery> for DeliverySummary {
             state: delivery.state().as_str(),
             attempts: delivery.attempt_count,
             last_response: last_response(delivery),
+            is_on_hold: delivery.state() == DeliveryState::Pending
+                && delivery.endpoint_state == EndpointState::Paused,
             created: Moment(delivery.created_at()),
         }
     }
+}
+
+/// An ID with a button that copies it.
+#[derive(Template)]
+#[template(
+    ext = "html",
+    source = r#"<code>{{ id }}</code> <button type="button" class="copy with-script" data-copy>Copy<span class="visually-hidden"> {{ id }}</span></button>"#
+)]
+struct Copyable<'a> {
+    id: &'a str,
+}
+
+/// For templates: `{{ crate::pages::copyable(line.event.as_str()) }}`.
+fn copyable(id: &str) -> Markup {
+    Markup::of_part(&Copyable { id })
 }
 
 /// The maximum size of a formatted body. Indentation can make a deeply nested body a hundred times larger.

@@ -10,6 +10,8 @@ use serde::Serialize;
 use serde_json::Value;
 use sqlx::{FromRow, PgConnection, PgExecutor};
 
+use crate::Pool;
+
 /// The acting person or key, as the audit log names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Actor {
@@ -193,4 +195,46 @@ pub(crate) async fn list(
         .bind_all((&narrowed.action, narrowed.since, narrowed.until))
         .fetch_all(db)
         .await
+}
+
+/// Entries of a tenant that are searched for changes of its endpoints, newest first, and changes that are read.
+const ENTRIES_SEARCHED_MAX: i64 = 2_000;
+const CHANGES_READ_MAX: i64 = 300;
+
+/// A change of what an endpoint receives. A setting that was not changed is `None`.
+#[derive(Debug, Clone, Default, FromRow)]
+pub(crate) struct EndpointChange {
+    pub(crate) at: DateTime<Utc>,
+    /// The endpoint's public id.
+    pub(crate) endpoint: String,
+    pub(crate) state_before: Option<Value>,
+    pub(crate) state_after: Option<Value>,
+    pub(crate) types_before: Option<Value>,
+    pub(crate) versions_before: Option<Value>,
+    pub(crate) filter_before: Option<Value>,
+    /// Why Postrider disabled it.
+    pub(crate) reason: Option<String>,
+}
+
+/// The latest changes of what a tenant's endpoints receive, newest first, and since when they are complete: `None` if
+/// there are no others.
+pub(crate) async fn endpoint_changes(
+    db: &Pool,
+    tenant: TenantId,
+) -> sqlx::Result<(Vec<EndpointChange>, Option<DateTime<Utc>>)> {
+    let changes: Vec<EndpointChange> = sqlx::query_as(include_str!("sql/audit_endpoint_changes.sql"))
+        .bind_all((tenant, ENTRIES_SEARCHED_MAX, CHANGES_READ_MAX))
+        .fetch_all(db)
+        .await?;
+    let unread: Option<DateTime<Utc>> = sqlx::query_scalar(
+        "select at from postrider.audit where tenant_id = $1 order by id desc offset $2 limit 1",
+    )
+    .bind_all((tenant, ENTRIES_SEARCHED_MAX))
+    .fetch_optional(db)
+    .await?;
+    let last = changes
+        .last()
+        .filter(|_| changes.len() as i64 == CHANGES_READ_MAX);
+    let complete_since = unread.max(last.map(|change| change.at));
+    Ok((changes, complete_since))
 }

@@ -239,6 +239,35 @@ pub(crate) async fn list(
     .await
 }
 
+/// What decides whether an endpoint receives an event.
+#[derive(Debug, Clone, FromRow)]
+pub(crate) struct Subscription {
+    pub(crate) public_id: String,
+    pub(crate) url: String,
+    pub(crate) state: EndpointState,
+    pub(crate) types: Vec<String>,
+    pub(crate) versions: Option<Json<BTreeMap<String, String>>>,
+    pub(crate) filter: Option<Json<Value>>,
+    pub(crate) created_at: DateTime<Utc>,
+}
+
+/// Those of a tenant's endpoints, without listeners and without the encrypted columns.
+pub(crate) async fn subscriptions(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    limit: i64,
+) -> sqlx::Result<Vec<Subscription>> {
+    sqlx::query_as(
+        "select public_id, url, state, types, versions, filter, created_at from postrider.endpoints
+         where tenant_id = $1 and state <> 'deleted'
+           and not exists (select from postrider.listeners l where l.endpoint_id = endpoints.id)
+         order by id limit $2",
+    )
+    .bind_all((tenant, limit))
+    .fetch_all(db)
+    .await
+}
+
 /// Of one tenant or of any, newest first.
 pub(crate) async fn newest(
     db: impl PgExecutor<'_>,

@@ -9,6 +9,8 @@ use postrider_proto::{
 use sqlx::{FromRow, PgExecutor};
 use uuid::Uuid;
 
+use crate::Pool;
+
 const TENANTS_PROBED_MAX: i64 = 20_000;
 
 #[derive(Debug, FromRow)]
@@ -24,6 +26,8 @@ pub(crate) struct EventRow {
     pub(crate) body: Vec<u8>,
     /// The complete data of a thin event.
     pub(crate) full_data: Option<Vec<u8>>,
+    /// Its partition was dropped, and with it the attempts of its finished deliveries.
+    pub(crate) is_archived: bool,
 }
 
 impl EventRow {
@@ -42,10 +46,7 @@ pub(crate) fn is_public_id(id: &str) -> bool {
 }
 
 /// The events of all tenants with this id, chosen by a producer or generated, looked up tenant by tenant.
-pub(crate) async fn find_in_all_tenants(
-    db: impl PgExecutor<'_>,
-    id: &str,
-) -> sqlx::Result<Vec<(EventId, TenantId)>> {
+async fn find_in_all_tenants(db: impl PgExecutor<'_>, id: &str) -> sqlx::Result<Vec<(EventId, TenantId)>> {
     sqlx::query_as(include_str!("sql/events_find_in_all_tenants.sql"))
         .bind_all((id, EventId::from_generated(id), TENANTS_PROBED_MAX))
         .fetch_all(db)
@@ -68,6 +69,31 @@ pub(crate) async fn find_number(
     .bind_all((tenant, id, generated))
     .fetch_one(db)
     .await
+}
+
+/// The events with this id, of one tenant or of any: a producer's id is unique only within its tenant. Unlike in the API,
+/// the generated id finds an event with an id of its own, too.
+pub(crate) async fn find_in(
+    db: &Pool,
+    scope: Option<TenantId>,
+    id: &str,
+) -> sqlx::Result<Vec<(EventId, TenantId)>> {
+    if !is_public_id(id) {
+        return Ok(Vec::new());
+    }
+    let Some(tenant) = scope else {
+        return find_in_all_tenants(db, id).await;
+    };
+    let found: Option<EventId> = sqlx::query_scalar(
+        "select coalesce(
+            (select event_id from postrider.event_ids where tenant_id = $1 and id = $2),
+            (select id from postrider.events where id = $3 and tenant_id = $1),
+            (select id from postrider.archived_events where id = $3 and tenant_id = $1))",
+    )
+    .bind_all((tenant, id, EventId::from_generated(id)))
+    .fetch_one(db)
+    .await?;
+    Ok(found.map(|event| (event, tenant)).into_iter().collect())
 }
 
 /// Joined by `unnest`: `id = any($1)` under a generic plan would scan every partition.

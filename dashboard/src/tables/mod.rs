@@ -9,6 +9,7 @@ pub(crate) mod audit;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod endpoints;
+pub(crate) mod event_list;
 pub(crate) mod event_types;
 pub(crate) mod events;
 pub(crate) mod form_results;

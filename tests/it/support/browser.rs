@@ -246,6 +246,18 @@ impl Browser {
         self.tell("Emulation.setEmulatedMedia", features).await;
     }
 
+    /// The reader's time zone, by its name.
+    pub(crate) async fn time_zone(&self, zone: &str) {
+        self.tell("Emulation.setTimezoneOverride", json!({ "timezoneId": zone }))
+            .await;
+    }
+
+    /// Presses keys where the focus is.
+    pub(crate) async fn type_keys(&self, keys: &str) {
+        let focused = self.client.active_element().await.expect("a focus");
+        focused.send_keys(keys).await.expect(keys);
+    }
+
     pub(crate) async fn picture(&self, file: &Path) {
         let png = self.client.screenshot().await.expect("a picture");
         std::fs::write(file, png).expect("written");

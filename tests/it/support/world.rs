@@ -235,8 +235,9 @@ impl World {
     }
 }
 
-const CUSTOMER_PAGES: [&str; 11] = [
+const CUSTOMER_PAGES: [&str; 12] = [
     "/",
+    "/events",
     "/deliveries",
     "/endpoints",
     "/endpoints/new",
