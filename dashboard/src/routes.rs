@@ -103,6 +103,7 @@ impl Routes {
             .post("/sign-out-everywhere", Session, pages::sign_in::leave_everywhere)
             .get("/portal", Open, pages::portal::enter)
             .read("/deliveries", See, pages::deliveries::show)
+            .read("/deliveries/export", See, pages::deliveries::export)
             .get("/live/deliveries", See, pages::deliveries::follow)
             .read("/deliveries/{delivery}", See, pages::delivery::show)
             .post("/deliveries/{delivery}/replay", Operate, pages::delivery::replay)

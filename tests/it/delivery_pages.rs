@@ -3,6 +3,7 @@
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 
+use crate::event_pages::customer;
 use crate::support::{ADMIN_API_KEY, Answer, Database, Person, Postrider, Receiver, until};
 
 #[tokio::test]
@@ -89,6 +90,110 @@ async fn deliveries_are_found_by_each_filter_and_by_pages() {
     assert_eq!(status, StatusCode::OK, "found by the id that was chosen, too");
     assert!(page.contains(&event), "{page}");
     assert_eq!(person.visit("/events/evt_none").await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn deliveries_are_found_by_kind_of_failure_and_number_of_attempts_and_exported() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.decide(|request| {
+        Answer::Status(match request.path.split('?').next() {
+            Some("/missing") => 404,
+            Some("/broken") => 503,
+            _ => 204,
+        })
+    });
+    let api = program.api();
+    let once = json!({ "retry_schedule": ["0s"] });
+    api.acme(&receiver.url("/fine"), once.clone()).await;
+    let missing = api
+        .endpoint("acme", &receiver.url("/missing"), once.clone())
+        .await;
+    let thrice = json!({ "retry_schedule": ["0s", "10ms", "10ms"] });
+    api.endpoint("acme", &receiver.url("/broken"), thrice).await;
+    let plain = receiver.url("/plain").replace("http://", "https://");
+    api.endpoint("acme", &plain, once).await;
+    api.endpoint(
+        "acme",
+        &receiver.url("/missing?later"),
+        json!({ "retry_schedule": ["0s", "1h"] }),
+    )
+    .await;
+    api.tenant("globex").await;
+    api.emit(
+        "acme",
+        json!({ "id": "evt_1", "type": "invoice.paid", "data": {} }),
+    )
+    .await;
+    api.wait_for_state("acme", "delivered", 1).await;
+    api.wait_for_state("acme", "dead", 3).await;
+    until("one waits for its retry", || async {
+        (database.count("select count(*) from postrider.retries").await == 1).then_some(())
+    })
+    .await;
+
+    let mut person = Person::signed_in(&program).await;
+    let paths = [
+        "/fine\"",
+        "/missing\"",
+        "/broken\"",
+        "/plain\"",
+        "/missing?later\"",
+    ];
+    for (query, found) in [
+        ("failure=4xx", [false, true, false, false, true]),
+        ("failure=4xx&state=pending", [false, false, false, false, true]),
+        ("failure=5xx", [false, false, true, false, false]),
+        ("failure=tls", [false, false, false, true, false]),
+        ("failure=dns", [false; 5]),
+        ("failure=any&tenant=acme", [false, true, true, true, true]),
+        ("failure=any&state=delivered", [false; 5]),
+        ("attempts=2", [false, false, true, false, false]),
+        ("attempts=1", [true; 5]),
+        ("failure=any&tenant=globex", [false; 5]),
+    ] {
+        let (status, page) = person.visit(&format!("/deliveries?{query}")).await;
+        assert_eq!(status, StatusCode::OK, "{query}");
+        assert_eq!(paths.map(|path| page.contains(path)), found, "{query}: {page}");
+    }
+    for bad in ["failure=tsl", "attempts=0", "attempts=x"] {
+        let (status, page) = person.visit(&format!("/deliveries?{bad}")).await;
+        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{bad}");
+        assert!(page.contains("aria-invalid"), "{bad}: {page}");
+    }
+    let (_, page) = person.visit("/deliveries?failure=any").await;
+    for (format, lines) in [("csv", 5), ("ndjson", 4)] {
+        let address = format!("/deliveries/export?failure=any&format={format}");
+        assert!(page.contains(&address.replace('&', "&#38;")), "{page}");
+        let (status, file) = person.visit(&address).await;
+        assert_eq!((status, file.lines().count()), (StatusCode::OK, lines), "{file}");
+    }
+    let cookie = person.cookie();
+    until("what the charts count leads to deliveries", || async {
+        let mut person = Person::with_cookie(&program, &cookie);
+        let (_, overview) = person.visit("/").await;
+        let (_, page) = person.visit(&format!("/endpoints/{}", missing.id)).await;
+        let links = [
+            overview.contains("href=\"/deliveries?since="),
+            overview.contains("&amp;failure=any\""),
+            page.contains(&format!("/deliveries?endpoint={}&amp;failure=4xx\"", missing.id)),
+            page.contains(&format!("/deliveries?endpoint={}&amp;since=", missing.id)),
+        ];
+        (links == [true; 4]).then_some(())
+    })
+    .await;
+    assert_eq!(
+        person.visit("/deliveries/export?format=xml").await.0,
+        StatusCode::BAD_REQUEST
+    );
+    let mut customer = customer(&program, "globex").await;
+    let (_, file) = customer
+        .visit("/deliveries/export?format=ndjson&tenant=acme")
+        .await;
+    assert_eq!(file, "", "nothing of another tenant");
+    let (_, page) = customer.visit("/deliveries?failure=any&tenant=acme").await;
+    assert!(!page.contains("/missing"), "{page}");
 }
 
 /// With a trace, a custom header and a replay, so that every header there is occurs.

@@ -1,9 +1,10 @@
 //! Parses the filters of a list of deliveries.
 
 use chrono::{DateTime, Datelike, Utc};
-use postrider_proto::DeliveryState;
+use postrider_dispatcher::statistics::Class;
+use postrider_proto::{DeliveryState, limits::ATTEMPTS_PER_DELIVERY_MAX};
 
-use crate::http::problem::Problem;
+use crate::{http::problem::Problem, tables::deliveries::Failure};
 
 pub(crate) fn parse_state(text: &str) -> Result<DeliveryState, Problem> {
     [
@@ -22,6 +23,46 @@ pub(crate) fn parse_status(text: &str) -> Result<i16, Problem> {
         .filter(|code| (100..1000).contains(code))
         .ok_or_else(|| {
             Problem::bad_request("Query parameter `status_code` must be a number from 100 to 999.")
+        })
+}
+
+/// Kinds of failure by the words that addresses use, in the order in which they are offered.
+pub(crate) const FAILURES: [(&str, Failure); 11] = [
+    ("any", Failure::Any),
+    ("dns", Failure::Class(Class::NameNotFound)),
+    ("connection", Failure::Class(Class::ConnectionFailed)),
+    ("tls", Failure::Class(Class::TlsFailed)),
+    ("timeout", Failure::Class(Class::TimedOut)),
+    ("invalid_response", Failure::Class(Class::InvalidResponse)),
+    ("3xx", Failure::Class(Class::Redirected)),
+    ("4xx", Failure::Class(Class::ClientError)),
+    ("5xx", Failure::Class(Class::ServerError)),
+    ("address", Failure::Class(Class::Forbidden)),
+    ("not_sent", Failure::Class(Class::NotSent)),
+];
+
+pub(crate) fn parse_failure(text: &str) -> Result<Failure, Problem> {
+    let found = FAILURES.iter().find(|(word, _)| *word == text);
+    let invalid = || Problem::bad_request("Query parameter `failure` must be a kind of failure, like tls.");
+    found.map(|(_, failure)| *failure).ok_or_else(invalid)
+}
+
+/// The word for a class in addresses.
+pub(crate) fn failure_word(class: Class) -> &'static str {
+    let found = FAILURES
+        .iter()
+        .find(|(_, failure)| *failure == Failure::Class(class));
+    found.map_or("any", |(word, _)| word)
+}
+
+pub(crate) fn parse_attempts(text: &str) -> Result<i16, Problem> {
+    text.parse()
+        .ok()
+        .filter(|count| (1..=ATTEMPTS_PER_DELIVERY_MAX as i16).contains(count))
+        .ok_or_else(|| {
+            Problem::bad_request(format!(
+                "Query parameter `attempts` must be a number from 1 to {ATTEMPTS_PER_DELIVERY_MAX}."
+            ))
         })
 }
 
@@ -58,5 +99,19 @@ mod tests {
             assert!(parse_status(bad).is_err(), "{bad}");
         }
         assert!(parse_state("Dead").is_err() && parse_state("dead").is_ok());
+        assert!(parse_failure("TLS").is_err() && parse_failure("tls").is_ok());
+        for bad in ["0", "-1", "1001", "x"] {
+            assert!(parse_attempts(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_class_of_failures_can_be_asked_for() {
+        for class in Class::ALL.into_iter().filter(|class| *class != Class::Accepted) {
+            assert_eq!(
+                parse_failure(failure_word(class)).ok(),
+                Some(Failure::Class(class))
+            );
+        }
     }
 }

@@ -141,7 +141,7 @@ async fn list(
             after: pagination::after(query.cursor.as_deref())?,
             limit: query.limit.is_some().then_some(limit),
         };
-        return download(&call.app, &call.tenant, "dead-letters", wanted, format).await;
+        return download(&call.app, &call.tenant.slug, "dead-letters", wanted, format).await;
     }
     let filter = GroupFilter {
         tenant: Some(call.tenant.id),

@@ -105,7 +105,7 @@ async fn list(
             after,
             limit: query.limit.is_some().then_some(limit),
         };
-        return download(&call.app, &call.tenant, "deliveries", wanted, format).await;
+        return download(&call.app, &call.tenant.slug, "deliveries", wanted, format).await;
     }
     let (found, next) = match &filter {
         Some(filter) => deliveries::list(&call.app.pool, filter, after, limit).await?,

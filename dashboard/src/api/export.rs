@@ -9,7 +9,6 @@ use axum::{
 use crate::{
     Shared,
     actions::export::{self, Exported, Format},
-    auth::Tenant,
     http::problem::Problem,
 };
 
@@ -36,15 +35,15 @@ pub(super) fn format(query: Option<&str>, headers: &HeaderMap) -> Result<Option<
     }
 }
 
-/// Counts against the tenant's share until its last page is written.
-pub(super) async fn download(
+/// Counts against the share of its holder, a tenant or a person, until its last page is written.
+pub(crate) async fn download(
     app: &Shared,
-    tenant: &Tenant,
+    holder: &str,
     name: &str,
     wanted: Exported,
     format: Format,
 ) -> Result<Response, Problem> {
-    let share = app.limits.exports.take(&tenant.slug).await?;
+    let share = app.limits.exports.take(holder).await?;
     let (content_type, ending) = match format {
         Format::Ndjson => ("application/x-ndjson", "ndjson"),
         Format::Csv => ("text/csv; charset=utf-8", "csv"),

@@ -13,7 +13,7 @@ mod endpoints;
 mod erasures;
 mod event_types;
 pub(crate) mod events;
-mod export;
+pub(crate) mod export;
 mod health;
 mod listeners;
 mod portal_links;

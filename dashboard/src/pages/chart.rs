@@ -43,6 +43,12 @@ impl Drawing {
         ))
     }
 
+    /// A drawing with links, which an image can't have.
+    fn begin_linked(class: &str, label: &str, width: f64, height: f64) -> Self {
+        let Self(text) = Self::begin(class, label, width, height);
+        Self(text.replace("role=\"img\"", "role=\"group\""))
+    }
+
     fn add(&mut self, part: fmt::Arguments<'_>) {
         // Writing to a String can't fail.
         let _ = self.0.write_fmt(part);
@@ -61,6 +67,19 @@ impl Drawing {
         let y = HEIGHT * (1.0 - share);
         self.add(format_args!(
             "<line class=\"rule\" x1=\"0\" x2=\"{width}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"
+        ));
+    }
+
+    /// Begins a link to the deliveries of a step's events. Not a stop of the Tab key: a chart has dozens, and the filter
+    /// by time does the same.
+    fn begin_link(&mut self, series: &Series, index: usize, filters: &str) {
+        let time = |at: DateTime<Utc>| at.format("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let (since, until) = (series.at(index), series.at(index) + series.step);
+        self.add(format_args!(
+            "<a href=\"/deliveries?{filters}since={}&amp;until={}\" tabindex=\"-1\" aria-label=\"Deliveries from {}\">",
+            time(since),
+            time(until),
+            utc(since)
         ));
     }
 
@@ -87,7 +106,7 @@ fn upper_bound(highest: f64) -> f64 {
     }
 }
 
-/// Outcomes of attempts as stacked bars.
+/// Outcomes of attempts as stacked bars, each a link to its deliveries.
 pub(crate) fn outcomes(series: &Series) -> Chart {
     let highest = series
         .steps
@@ -103,9 +122,10 @@ pub(crate) fn outcomes(series: &Series) -> Chart {
         grouped(total.retried),
         grouped(total.dead)
     );
-    let mut drawing = Drawing::begin("chart", &label, series.steps.len() as f64, HEIGHT);
+    let mut drawing = Drawing::begin_linked("chart", &label, series.steps.len() as f64, HEIGHT);
     drawing.rule(0.5, series.steps.len());
     for (index, step) in series.steps.iter().enumerate() {
+        drawing.begin_link(series, index, "");
         let x = index as f64 + (1.0 - BAR_SHARE) / 2.0;
         drawing.add(format_args!(
             "<g><title>{}: {} delivered, {} retried, {} dead</title>",
@@ -131,7 +151,7 @@ pub(crate) fn outcomes(series: &Series) -> Chart {
             y -= height;
             drawing.bar(class, x, y, BAR_SHARE, height);
         }
-        drawing.add(format_args!("</g>"));
+        drawing.add(format_args!("</g></a>"));
     }
     Chart {
         svg: drawing.end(),
@@ -205,13 +225,18 @@ fn line(values: &[Option<f64>], top: f64) -> String {
 }
 
 /// The health of an endpoint in each step: healthy, some failures, mostly failing, or no traffic.
-pub(crate) fn health(series: &Series) -> Svg {
+/// With filters of the list of deliveries, which end with `&amp;`, each step is a link.
+pub(crate) fn health(series: &Series, filters: Option<&str>) -> Svg {
     let total = series.total();
     let label = match total.success_percent() {
         None => "No attempts in this period".to_owned(),
         Some(percent) => format!("{} of attempts succeeded", format_percent(percent)),
     };
-    let mut drawing = Drawing::begin("bar", &label, series.steps.len() as f64, 1.0);
+    let begin = match filters {
+        Some(_) => Drawing::begin_linked,
+        None => Drawing::begin,
+    };
+    let mut drawing = begin("bar", &label, series.steps.len() as f64, 1.0);
     for (index, step) in series.steps.iter().enumerate() {
         let (class, label) = match step.success_percent() {
             None => ("none", "no attempts".to_owned()),
@@ -228,10 +253,16 @@ pub(crate) fn health(series: &Series) -> Svg {
                 ),
             ),
         };
+        if let Some(filters) = filters {
+            drawing.begin_link(series, index, filters);
+        }
         drawing.add(format_args!(
             "<rect class=\"{class}\" x=\"{index}\" y=\"0\" width=\"{BAR_SHARE}\" height=\"1\"><title>{}: {label}</title></rect>",
             utc(series.at(index))
         ));
+        if filters.is_some() {
+            drawing.add(format_args!("</a>"));
+        }
     }
     drawing.end()
 }
@@ -317,7 +348,11 @@ mod tests {
     fn a_period_without_attempts_is_drawn_without_invalid_numbers() {
         let now = DateTime::from_timestamp(600, 0).expect("a time");
         let series = Series::until(now, TimeDelta::minutes(1), 5);
-        for svg in [outcomes(&series).svg, latency(&series).svg, health(&series)] {
+        for svg in [
+            outcomes(&series).svg,
+            latency(&series).svg,
+            health(&series, Some("")),
+        ] {
             let text = svg.to_string();
             assert!(text.starts_with("<svg") && text.ends_with("</svg>"));
             assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");

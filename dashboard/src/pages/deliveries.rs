@@ -19,15 +19,20 @@ use super::{
 };
 use crate::{
     Shared,
-    actions::delivery_filter::{parse_state, parse_status},
+    actions::{
+        delivery_filter::{FAILURES, parse_attempts, parse_failure, parse_state, parse_status},
+        export::{Exported, Format},
+    },
+    api::export::download,
     auth::{Session, Visit},
     http::{
         input::Query,
         pagination,
-        problem::{Faults, Problem},
+        problem::{Faults, Problem, excerpt},
     },
+    pages::stats_format::class_label,
     tables::{
-        deliveries::{self, Filter},
+        deliveries::{self, Failure, Filter},
         endpoints, events, tenants,
     },
 };
@@ -45,6 +50,8 @@ pub(crate) struct DeliveriesQuery {
     r#type: String,
     event: String,
     status_code: String,
+    failure: String,
+    attempts: String,
     within: String,
     since: String,
     until: String,
@@ -57,6 +64,14 @@ impl DeliveriesQuery {
     fn address(&self, cursor: Option<&str>) -> String {
         let cursor = cursor.map(|cursor| ("cursor", cursor.to_owned()));
         format!("/deliveries?{}", self.encoded(cursor))
+    }
+
+    /// The address of a file with all that match.
+    fn export_address(&self, format: &str) -> String {
+        format!(
+            "/deliveries/export?{}",
+            self.encoded([("format", format.to_owned())])
+        )
     }
 
     /// The address of the stream that updates a page.
@@ -78,6 +93,8 @@ impl DeliveriesQuery {
             ("type", &self.r#type),
             ("event", &self.event),
             ("status_code", &self.status_code),
+            ("failure", &self.failure),
+            ("attempts", &self.attempts),
             ("within", &self.within),
             ("since", &self.since),
             ("until", &self.until),
@@ -97,9 +114,14 @@ impl DeliveriesQuery {
 
     /// Whether a filter under “More filters” is set.
     fn has_more(&self) -> bool {
-        [&self.endpoint, &self.event, &self.since, &self.until]
-            .into_iter()
-            .any(|value| !value.is_empty())
+        let more = [
+            &self.endpoint,
+            &self.status_code,
+            &self.attempts,
+            &self.since,
+            &self.until,
+        ];
+        more.into_iter().any(|value| !value.is_empty())
     }
 }
 
@@ -157,6 +179,14 @@ impl DeliveriesPage {
     fn within(&self) -> [(&'static str, &'static str, i64); 4] {
         WITHIN
     }
+
+    /// Kinds of failure: the value in the address and the label.
+    fn failures(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        FAILURES.into_iter().map(|(word, failure)| match failure {
+            Failure::Any => (word, "failed"),
+            Failure::Class(class) => (word, class_label(class)),
+        })
+    }
 }
 
 pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> Paged<Response> {
@@ -199,6 +229,7 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> 
 fn read_filter(session: &Session, query: &DeliveriesQuery) -> Result<Filter, Problem> {
     const STATES: &str = "pending, delivered or dead";
     const STATUS: &str = "a number from 100 to 999";
+    const ATTEMPTS: &str = "a number from 1 to 1000";
     let mut faults = Faults::default();
     let time = |text: &str| read_time("time", text);
     let status_code = ("status_code", query.status_code.as_str());
@@ -206,6 +237,18 @@ fn read_filter(session: &Session, query: &DeliveriesQuery) -> Result<Filter, Pro
         tenant: session.scope(),
         state: read(&mut faults, ("state", &query.state), parse_state, STATES),
         status_code: read(&mut faults, status_code, parse_status, STATUS),
+        failure: read(
+            &mut faults,
+            ("failure", &query.failure),
+            parse_failure,
+            "one of those offered",
+        ),
+        attempts_min: read(
+            &mut faults,
+            ("attempts", &query.attempts),
+            parse_attempts,
+            ATTEMPTS,
+        ),
         since: read(&mut faults, ("since", &query.since), time, TIME),
         until: read(&mut faults, ("until", &query.until), time, TIME),
         event_type: given(&query.r#type).map(str::to_owned),
@@ -219,6 +262,39 @@ fn read_filter(session: &Session, query: &DeliveriesQuery) -> Result<Filter, Pro
 fn rows(session: &Session, lines: &[DeliverySummary]) -> Result<Markup, Problem> {
     let is_team = session.tenant.is_none();
     Markup::of(&Rows { is_team, lines })
+}
+
+/// The filters and the format of a file.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ExportQuery {
+    #[serde(flatten)]
+    filters: DeliveriesQuery,
+    format: String,
+}
+
+/// All deliveries that match, as a file.
+pub(crate) async fn export(visit: Visit, Query(query): Query<ExportQuery>) -> Paged<Response> {
+    let format = match query.format.as_str() {
+        "csv" => Format::Csv,
+        "ndjson" => Format::Ndjson,
+        other => {
+            let detail = format!("Invalid format {:?}: must be csv or ndjson.", excerpt(other));
+            return Err(Problem::bad_request(detail).into());
+        }
+    };
+    let filter = filter(&visit.app, &visit.session, &query.filters, &mut 0).await?;
+    let wanted = Exported {
+        filter: filter.ok(),
+        after: None,
+        limit: None,
+    };
+    // People count individually, customers with their tenant.
+    let share = match &visit.session.tenant {
+        Some(tenant) => tenant.slug.as_str(),
+        None => visit.actor.name.as_str(),
+    };
+    Ok(download(&visit.app, share, "deliveries", wanted, format).await?)
 }
 
 /// The filters and what the page shows.

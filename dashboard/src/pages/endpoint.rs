@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Pool, Shared,
-    actions::{attempt_view::Shown, form_results},
+    actions::{attempt_view::Shown, delivery_filter::failure_word, form_results},
     auth::{Session, Tenant, Visit},
     http::{input::Query, problem::Problem},
     pages::{
@@ -229,14 +229,15 @@ impl Now {
         self.total.percentile_ms(share).map_or("–".to_owned(), format_ms)
     }
 
-    fn failures(&self) -> Vec<(&'static str, String, Svg)> {
+    /// Each with the word that the list of deliveries filters by.
+    fn failures(&self) -> Vec<(&'static str, &'static str, String, Svg)> {
         let failures = self.total.failures();
         let highest = failures.first().map_or(1, |(_, count)| *count) as f64;
         failures
             .into_iter()
             .map(|(class, count)| {
                 let bar = chart::share("bad", count as f64, highest, class_label(class));
-                (class_label(class), grouped(count), bar)
+                (failure_word(class), class_label(class), grouped(count), bar)
             })
             .collect()
     }
@@ -296,7 +297,7 @@ async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
     let in_flight = activity.as_ref().map_or(0, |activity| activity.in_flight);
     let total = series.total();
     Ok(Now {
-        health: chart::health(&series),
+        health: chart::health(&series, Some(&format!("endpoint={}&amp;", row.public_id))),
         histogram: chart::histogram(&total),
         in_flight_bar: chart::share(
             "accent",

@@ -6,10 +6,10 @@
 use std::cmp::Reverse;
 
 use chrono::{DateTime, Utc};
-use postrider_dispatcher::bind::BindAll;
+use postrider_dispatcher::{bind::BindAll, statistics::Class};
 use postrider_proto::{
-    DeadReason, DeliveryId, DeliveryState, EndpointId, EndpointState, EventId, FinalState, TenantId,
-    limits::LIST_PAGE_MAX,
+    DeadReason, DeliveryId, DeliveryState, EndpointId, EndpointState, EventId, FinalState, OutcomeKind,
+    TenantId, limits::LIST_PAGE_MAX,
 };
 use sqlx::{FromRow, PgExecutor};
 use uuid::Uuid;
@@ -115,6 +115,26 @@ impl Delivery {
     pub(crate) fn created_at(&self) -> Option<DateTime<Utc>> {
         time_of(self.event_id)
     }
+
+    fn has_failed(&self, failure: Failure) -> bool {
+        let Some(kind) = self.outcome.and_then(OutcomeKind::from_number) else {
+            return false;
+        };
+        match (
+            failure,
+            Class::of(kind, self.status.and_then(|code| u16::try_from(code).ok())),
+        ) {
+            (Failure::Any, class) => class != Class::Accepted,
+            (Failure::Class(wanted), class) => class == wanted,
+        }
+    }
+}
+
+/// How the latest attempt of a delivery failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Failure {
+    Any,
+    Class(Class),
 }
 
 /// The filter of a list. Times are those of the event.
@@ -130,6 +150,9 @@ pub(crate) struct Filter {
     pub(crate) status_code: Option<i16>,
     /// Only with state dead.
     pub(crate) reason: Option<DeadReason>,
+    /// Of the latest attempt, so that nothing delivered matches.
+    pub(crate) failure: Option<Failure>,
+    pub(crate) attempts_min: Option<i16>,
 }
 
 impl Filter {
@@ -137,6 +160,10 @@ impl Filter {
         self.state.is_none_or(|state| state == delivery.state())
             && self.status_code.is_none_or(|code| Some(code) == delivery.status)
             && self.reason.is_none_or(|reason| Some(reason) == delivery.reason)
+            && self.failure.is_none_or(|failure| delivery.has_failed(failure))
+            && self
+                .attempts_min
+                .is_none_or(|least| delivery.attempt_count >= least)
             && self
                 .event_type
                 .as_ref()
@@ -197,10 +224,15 @@ pub(crate) async fn list(
     if types.as_ref().is_some_and(Vec::is_empty) {
         return Ok((Vec::new(), None));
     }
+    if filter.failure.is_some() && filter.state == Some(DeliveryState::Delivered) {
+        return Ok((Vec::new(), None));
+    }
     let scope = Scope::of(pool, filter).await?;
-    let step = scope
-        .step_first(types.is_some() || filter.reason.is_some())
-        .max(limit + 1);
+    let is_narrow = types.is_some()
+        || filter.reason.is_some()
+        || filter.failure.is_some()
+        || filter.attempts_min.is_some();
+    let step = scope.step_first(is_narrow).max(limit + 1);
     let step_max = scope.step_max().max(step);
     let mut span = filter.span(after, step, types.as_deref());
     let mut found: Vec<Delivery> = Vec::new();
@@ -333,7 +365,12 @@ impl Scope {
                 keys.extend(retries::list(pool, waiting, span).await?);
             }
         }
-        let ended = match (filter.state, filter.endpoint, filter.tenant) {
+        // Of the ended deliveries only dead ones have failed.
+        let ended_state = match filter.failure {
+            Some(_) => filter.state.or(Some(DeliveryState::Dead)),
+            None => filter.state,
+        };
+        let ended = match (ended_state, filter.endpoint, filter.tenant) {
             (Some(DeliveryState::Pending), _, _) => Vec::new(),
             (Some(DeliveryState::Dead), Some(endpoint), _) => {
                 dead_letters::list_of_endpoint(pool, endpoint, span).await?

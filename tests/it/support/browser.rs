@@ -341,13 +341,14 @@ impl Crawl {
 }
 
 /// What is not for people, or is a document of its own.
-const NO_PAGES: [&str; 6] = [
+const NO_PAGES: [&str; 7] = [
     "/v1/",
     "/docs",
     "/openapi.json",
     "/assets/",
     "/live/",
     "/audit/export",
+    "/deliveries/export",
 ];
 
 /// A longer part of a path is an id.
