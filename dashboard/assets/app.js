@@ -9,6 +9,7 @@
 //   <… data-key="id">               within a live part, the same thing before and after an update
 //   <button data-copy="#id">        copies the text of that element; without a selector, of the element before it
 //   <input data-utc>                a time that the server reads and writes as UTC, shown in the user's time zone
+//   <input list="tenants">          suggests tenants
 //   <dialog popover>                opened as a modal dialog; at once if the server rendered it open
 //   <form data-confirm="…">         asks for confirmation before submitting, in the dialog #confirm
 //   <select data-submit>            submits its form on change
@@ -267,6 +268,83 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { button.replaceChildren(...before); }, 1500);
 });
 
+// The search box lists results while someone types. Arrow keys move between them, Escape closes the list. Without this script
+// Enter opens the page with the results.
+const TYPING_MS = 200;
+
+function suggest(form) {
+  const [box, status, list] = form.children;
+  let timer = null;
+  let latest = null;
+
+  function close() {
+    latest?.abort();
+    clearTimeout(timer);
+    list.hidden = true;
+    status.textContent = "";
+  }
+
+  async function load() {
+    latest?.abort();
+    const own = latest = new AbortController();
+    try {
+      const response = await fetch(`/search/suggestions?q=${encodeURIComponent(box.value)}`, { signal: own.signal, redirect: "manual" });
+      if (!response.ok) return close();
+      list.innerHTML = await response.text();
+    } catch {
+      // A newer search, or no connection: Enter still works.
+      return;
+    }
+    renderTimes(list);
+    list.hidden = false;
+    status.textContent = list.firstElementChild.dataset.summary;
+  }
+
+  box.addEventListener("input", () => {
+    close();
+    if (box.value.trim() !== "") timer = setTimeout(load, TYPING_MS);
+  });
+  form.addEventListener("focusout", (event) => {
+    if (!form.contains(event.relatedTarget)) close();
+  });
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !list.hidden) {
+      event.preventDefault();
+      close();
+      box.focus();
+    }
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step || list.hidden) return;
+    event.preventDefault();
+    const stops = [box, ...list.querySelectorAll("a")];
+    stops[(stops.indexOf(document.activeElement) + step + stops.length) % stops.length].focus();
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.altKey || event.shiftKey) return;
+    // Behind a modal dialog nothing can be focused.
+    if (document.querySelector("dialog:modal")) return;
+    event.preventDefault();
+    box.focus();
+    box.select();
+  });
+}
+
+// Tenants whose id or name matches, as the options of the inputs that ask for one.
+async function suggestTenants(input) {
+  const response = await fetch(`/search/tenants?q=${encodeURIComponent(input.value)}`, { redirect: "manual" });
+  if (response.ok) input.list.innerHTML = await response.text();
+}
+
+document.querySelectorAll("input[list=tenants]").forEach((input) => {
+  let timer = null;
+  const ask = () => suggestTenants(input).catch(() => { /* The id can still be typed. */ });
+  input.addEventListener("focus", ask, { once: true });
+  input.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(ask, TYPING_MS);
+  });
+});
+
 // Filters by time. The attribute has what the server wrote; the property may be what the user had typed before going back.
 document.querySelectorAll("input[data-utc]").forEach((input) => {
   const at = new Date(`${input.getAttribute("value")}Z`);
@@ -277,6 +355,9 @@ document.querySelectorAll("input[data-utc]").forEach((input) => {
     if (input.value !== "") event.formData.set(input.name, new Date(input.value).toISOString());
   });
 });
+
+const searchBox = document.querySelector("form.search");
+if (searchBox) suggest(searchBox);
 
 // Without this script dialogs are popovers. Modal ones keep the focus inside, and a click beside them does not lose the form.
 document.addEventListener("click", (event) => {

@@ -69,6 +69,7 @@ mod roles;
 mod rotation;
 mod schemas;
 mod screenshots;
+mod search;
 mod served;
 mod shares;
 mod sign_in;

@@ -18,6 +18,7 @@ pub(crate) mod listening;
 pub(crate) mod people;
 pub(crate) mod replay;
 pub(crate) mod replays;
+pub(crate) mod search;
 pub(crate) mod secrets;
 pub(crate) mod tenants;
 pub(crate) mod trials;

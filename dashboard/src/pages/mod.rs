@@ -33,6 +33,7 @@ pub(crate) mod portal;
 pub(crate) mod problem;
 pub(crate) mod replays;
 pub(crate) mod schema_table;
+pub(crate) mod search;
 pub(crate) mod sign_in;
 pub(crate) mod signature_debugger;
 pub(crate) mod signatures;

@@ -23,6 +23,7 @@ pub(crate) mod queue;
 pub(crate) mod retries;
 pub(crate) mod rotations;
 pub(crate) mod schemas;
+pub(crate) mod search;
 pub(crate) mod secrets;
 pub(crate) mod sessions;
 pub(crate) mod statistics;

@@ -235,8 +235,9 @@ impl World {
     }
 }
 
-const CUSTOMER_PAGES: [&str; 12] = [
+const CUSTOMER_PAGES: [&str; 13] = [
     "/",
+    "/search?q=hook",
     "/events",
     "/deliveries",
     "/endpoints",

@@ -1,0 +1,111 @@
+//! The results of the search box, as a page and as the list below the box while someone types.
+
+use askama::Template;
+use askama_web::WebTemplate;
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use serde::Deserialize;
+
+use super::{DeliverySummary, Frame, Markup, Paged, When};
+use crate::{
+    actions::search::{self, Found, HITS_MAX, TEXT_BYTES_MAX},
+    auth::Visit,
+    http::{
+        input::Query,
+        problem::{Kind, Problem},
+    },
+    pages::stats_format::counted,
+    tables::search::TenantHit,
+};
+
+#[derive(Default, Clone, Deserialize)]
+#[serde(default)]
+pub(crate) struct SearchQuery {
+    q: String,
+}
+
+#[derive(Template, WebTemplate)]
+#[template(path = "search.html")]
+pub(crate) struct SearchPage {
+    frame: Frame,
+    text: String,
+    results: Markup,
+    is_empty: bool,
+    error: Option<String>,
+}
+
+/// Grouped results, a part of the page and of the list below the box.
+#[derive(Template)]
+#[template(path = "search_results.html")]
+struct Results {
+    is_team: bool,
+    found: Found,
+    delivery: Option<DeliverySummary>,
+}
+
+impl Results {
+    fn of(found: Found, is_team: bool) -> Self {
+        let delivery = found.delivery.as_ref().map(DeliverySummary::from);
+        Self {
+            is_team,
+            found,
+            delivery,
+        }
+    }
+
+    fn summary(&self) -> String {
+        match self.found.count() {
+            0 => "No results".to_owned(),
+            count => counted(count, "result", "results"),
+        }
+    }
+}
+
+pub(crate) async fn show(visit: Visit, Query(query): Query<SearchQuery>) -> Paged<Response> {
+    let is_team = visit.session.tenant.is_none();
+    let found = match search::find(&visit.app.pool, visit.session.scope(), &query.q).await {
+        Ok(found) => Ok(found),
+        Err(problem) if problem.kind == Kind::Invalid => Err(problem),
+        Err(problem) => return Err(problem.into()),
+    };
+    let error = found.as_ref().err().map(|_| error_text());
+    let status = found.as_ref().err().map(Problem::status).unwrap_or_default();
+    let found = found.unwrap_or_default();
+    if let Some(page) = &found.exact {
+        return Ok(Redirect::to(page).into_response());
+    }
+    let page = SearchPage {
+        frame: Frame::new(visit.session, "search"),
+        text: query.q.trim().to_owned(),
+        is_empty: found.count() == 0,
+        results: Markup::of(&Results::of(found, is_team))?,
+        error,
+    };
+    Ok((status, page).into_response())
+}
+
+fn error_text() -> String {
+    format!("The search text must be plain text of at most {TEXT_BYTES_MAX} bytes.")
+}
+
+/// The results only. The script inserts them below the box.
+pub(crate) async fn suggest(visit: Visit, Query(query): Query<SearchQuery>) -> Result<Response, Problem> {
+    let is_team = visit.session.tenant.is_none();
+    let found = search::find(&visit.app.pool, visit.session.scope(), &query.q).await?;
+    let results = Markup::of(&Results::of(found, is_team))?;
+    Ok(Html(results.0).into_response())
+}
+
+/// Options of the inputs that ask for a tenant.
+#[derive(Template)]
+#[template(
+    ext = "html",
+    source = r#"{% for row in rows %}<option value="{{ row.slug }}">{% if let Some(name) = row.name %}{{ name }}{% endif %}</option>{% endfor %}"#
+)]
+struct Options {
+    rows: Vec<TenantHit>,
+}
+
+pub(crate) async fn tenants(visit: Visit, Query(query): Query<SearchQuery>) -> Result<Response, Problem> {
+    let rows = search::suggest_tenants(&visit.app.pool, &query.q).await?;
+    Ok(Html(Markup::of(&Options { rows })?.0).into_response())
+}
