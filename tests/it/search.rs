@@ -103,6 +103,13 @@ async fn ids_lead_to_their_pages_and_names_to_grouped_results_of_the_own_tenant_
         let (status, _) = person.visit(&format!("{path}?q={long}")).await;
         assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{path}");
     }
+    for path in ["/deliveries", "/events", "/endpoints"] {
+        let (_, page) = person.visit(&format!("{path}?tenant=GLOB")).await;
+        assert!(
+            page.contains(&format!("href=\"{path}?tenant=globex\"")),
+            "{path}: {page}"
+        );
+    }
     let (_, options) = person.visit("/search/tenants?q=glob").await;
     assert!(options.contains("value=\"globex\">Globex Oslo<"), "{options}");
     assert!(!options.contains("initech"), "{options}");

@@ -16,6 +16,7 @@ use super::{
     delivery_list::{NewBar, SHOWN_MAX, ShownRows, ShownRowsQuery},
     list_filters::{TIME, WITHIN, check_type, given, offered_types, read, read_time, since_within},
     live::{Content, Live, Stream},
+    search::similar_tenants,
 };
 use crate::{
     Shared,
@@ -154,6 +155,7 @@ pub(crate) struct DeliveriesPage {
     query: DeliveriesQuery,
     types: Vec<String>,
     nothing: Option<Nothing>,
+    similar_tenants: Markup,
     /// How many tenants have an event with the given ID; the newest is shown.
     tenants_with_event: usize,
     lines: Vec<DeliverySummary>,
@@ -194,6 +196,7 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> 
     let mut page = DeliveriesPage {
         types: offered_types(&visit.app.pool).await?,
         nothing: None,
+        similar_tenants: Markup::default(),
         tenants_with_event: 0,
         lines: Vec::new(),
         new: NewBar::of(0, "")?,
@@ -210,7 +213,12 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> 
             page.errors = FormErrors::of(problem)?;
             page.nothing = Some(Nothing::Invalid);
         }
-        Ok(Err(nothing)) => page.nothing = Some(nothing),
+        Ok(Err(nothing)) => {
+            if matches!(nothing, Nothing::Tenant) {
+                page.similar_tenants = similar_tenants(&visit.app.pool, "/deliveries", &query.tenant).await?;
+            }
+            page.nothing = Some(nothing);
+        }
         Ok(Ok(filter)) => {
             let (found, next) = deliveries::list(&visit.app.pool, &filter, after, LINES).await?;
             page.lines = found.iter().map(DeliverySummary::from).collect();

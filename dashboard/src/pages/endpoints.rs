@@ -8,7 +8,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use postrider_proto::{EndpointId, EndpointState, TenantId};
 use serde::Deserialize;
 
-use super::{Frame, Paged, When, endpoint::badge};
+use super::{Frame, Markup, Paged, When, endpoint::badge, search::similar_tenants};
 use crate::{
     Shared,
     auth::{Session, Visit},
@@ -69,6 +69,7 @@ pub(crate) struct EndpointsPage {
     frame: Frame,
     query: EndpointsQuery,
     no_such_tenant: bool,
+    similar_tenants: Markup,
     lines: Vec<EndpointLine>,
     next: Option<String>,
 }
@@ -105,6 +106,10 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<EndpointsQuery>) -> P
     Ok(EndpointsPage {
         frame: Frame::new(visit.session, "endpoints"),
         no_such_tenant: scope.is_none(),
+        similar_tenants: match scope {
+            Some(_) => Markup::default(),
+            None => similar_tenants(&visit.app.pool, "/endpoints", &query.tenant).await?,
+        },
         lines: described(&visit.app, page.data).await?,
         next: page.next_cursor,
         query,

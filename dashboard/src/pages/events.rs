@@ -9,8 +9,9 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::{
-    FormErrors, Frame, Moment, Paged, When,
+    FormErrors, Frame, Markup, Moment, Paged, When,
     list_filters::{TIME, WITHIN, check_type, given, offered_types, read, read_time, since_within},
+    search::similar_tenants,
 };
 use crate::{
     Shared,
@@ -82,6 +83,7 @@ enum Wanted {
     Matching(EventFilter),
     Found(Vec<(EventId, TenantId)>),
     Nothing(&'static str),
+    NoTenant,
 }
 
 #[derive(Template, WebTemplate)]
@@ -91,6 +93,7 @@ pub(crate) struct EventsPage {
     query: EventsQuery,
     types: Vec<String>,
     nothing: Option<&'static str>,
+    similar_tenants: Markup,
     lines: Vec<EventSummary>,
     /// How far back the search went, if it stopped before the page was full.
     searched_to: Moment,
@@ -110,6 +113,7 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<EventsQuery>) -> Page
     let mut page = EventsPage {
         types: offered_types(pool).await?,
         nothing: None,
+        similar_tenants: Markup::default(),
         lines: Vec::new(),
         searched_to: Moment(None),
         next: None,
@@ -121,6 +125,10 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<EventsQuery>) -> Page
         Err(problem) => {
             page.errors = FormErrors::of(problem)?;
             page.nothing = Some("Correct the filters marked above.");
+        }
+        Ok(Wanted::NoTenant) => {
+            page.similar_tenants = similar_tenants(pool, "/events", &query.tenant).await?;
+            page.nothing = Some("There is no tenant with this ID.");
         }
         Ok(Wanted::Nothing(message)) => page.nothing = Some(message),
         Ok(Wanted::Found(found)) => page.lines = event_list::summaries(pool, &found).await?,
@@ -142,7 +150,7 @@ async fn wanted(app: &Shared, session: &Session, query: &EventsQuery) -> Result<
     if let (None, Some(slug)) = (filter.tenant, given(&query.tenant)) {
         match tenants::find(&app.pool, slug).await? {
             Some(row) => filter.tenant = Some(row.id),
-            None => return Ok(Wanted::Nothing("There is no tenant with this ID.")),
+            None => return Ok(Wanted::NoTenant),
         }
     }
     let Some(event) = given(&query.event) else {

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::{DeliverySummary, Frame, Markup, Paged, When};
 use crate::{
+    Pool,
     actions::search::{self, Found, HITS_MAX, TEXT_BYTES_MAX},
     auth::Visit,
     http::{
@@ -108,4 +109,24 @@ struct Options {
 pub(crate) async fn tenants(visit: Visit, Query(query): Query<SearchQuery>) -> Result<Response, Problem> {
     let rows = search::suggest_tenants(&visit.app.pool, &query.q).await?;
     Ok(Html(Markup::of(&Options { rows })?.0).into_response())
+}
+
+/// Tenants like the one that was asked for in vain, as links to the same list.
+#[derive(Template)]
+#[template(
+    ext = "html",
+    source = r#"{% if !rows.is_empty() %}<p>Similar tenants:{% for row in rows %} <a href="{{ path }}?tenant={{ row.slug|urlencode_strict }}">{{ row.slug }}</a>{% if !loop.last %},{% endif %}{% endfor %}</p>{% endif %}"#
+)]
+struct Similar {
+    path: &'static str,
+    rows: Vec<TenantHit>,
+}
+
+/// For the lists of the team. A text that can't be searched for is like nothing.
+pub(super) async fn similar_tenants(pool: &Pool, path: &'static str, text: &str) -> Result<Markup, Problem> {
+    match search::suggest_tenants(pool, text).await {
+        Ok(rows) => Markup::of(&Similar { path, rows }),
+        Err(problem) if problem.kind == Kind::Invalid => Ok(Markup::empty()),
+        Err(problem) => Err(problem),
+    }
 }
