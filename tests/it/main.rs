@@ -25,6 +25,7 @@ mod embedded;
 mod emit;
 mod endpoint_pages;
 mod erasure;
+mod event_type_pages;
 mod export;
 mod failover;
 mod figures;

@@ -20,6 +20,7 @@ pub(crate) mod endpoint_settings;
 mod endpoint_trials;
 pub(crate) mod endpoints;
 pub(crate) mod event;
+pub(crate) mod event_type_form;
 pub(crate) mod event_types;
 mod form_errors;
 pub(crate) mod live;

@@ -11,6 +11,7 @@ pub(crate) mod deliveries;
 pub(crate) mod endpoints;
 pub(crate) mod event_types;
 pub(crate) mod events;
+pub(crate) mod first_steps;
 pub(crate) mod form_results;
 pub(crate) mod idempotency;
 pub(crate) mod listeners;
