@@ -120,6 +120,7 @@ impl Routes {
             .post("/endpoints/{endpoint}/probe", Operate, pages::endpoint_actions::probe)
             .get("/endpoints/{endpoint}/settings", See, pages::endpoint_settings::show)
             .post("/endpoints/{endpoint}/settings", Manage, pages::endpoint_settings::save)
+            .post("/endpoints/{endpoint}/alert", Manage, pages::endpoint_alert::save)
             .post("/endpoints/{endpoint}/delete", Manage, pages::endpoint_settings::delete)
             .get("/endpoints/{endpoint}/secrets", See, pages::endpoint_secrets::show)
             .post("/endpoints/{endpoint}/secrets/reveal", Manage, pages::endpoint_secrets::reveal)

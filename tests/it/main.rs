@@ -23,6 +23,7 @@ mod documented;
 mod egress;
 mod embedded;
 mod emit;
+mod endpoint_forms;
 mod endpoint_pages;
 mod erasure;
 mod event_type_pages;

@@ -14,7 +14,9 @@ mod delivery_list;
 pub(crate) mod docs;
 pub(crate) mod endpoint;
 pub(crate) mod endpoint_actions;
+pub(crate) mod endpoint_alert;
 mod endpoint_form;
+mod endpoint_form_view;
 pub(crate) mod endpoint_secrets;
 pub(crate) mod endpoint_settings;
 mod endpoint_trials;
@@ -38,6 +40,7 @@ pub(crate) mod signatures;
 pub(crate) mod stats_format;
 pub(crate) mod system;
 pub(crate) mod tenants;
+mod type_picker;
 pub(crate) mod verify;
 
 use std::fmt;
