@@ -6,6 +6,7 @@ pub(crate) mod api_keys;
 pub(crate) mod assets;
 pub(crate) mod audit;
 pub(crate) mod chart;
+mod checklist;
 pub(crate) mod curl;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
