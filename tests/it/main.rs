@@ -86,4 +86,5 @@ mod types_command;
 mod urls;
 mod versions;
 mod wake;
+mod walks;
 mod witness;
