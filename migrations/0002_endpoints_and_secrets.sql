@@ -99,8 +99,11 @@ create table postrider.trials (
     kind        text        not null check (kind in ('test', 'probe')),
     since       timestamptz not null,
     used        int         not null,
+    -- When a probe last found a receiver that verifies signatures correctly. Shown in the checklist of a new installation.
+    passed_at   timestamptz,
     primary key (endpoint_id, kind)
 );
+create index trials_passed on postrider.trials (endpoint_id) where passed_at is not null;
 
 -- Temporary endpoints whose requests are read over a connection to the API. The endpoint is paused: emits queue for it, no
 -- dispatcher sends, and the client that holds the connection takes the queue rows. It expires when nobody has been

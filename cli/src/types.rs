@@ -158,7 +158,7 @@ async fn import(client: &Client, arguments: &ImportArguments) -> anyhow::Result<
                 continue;
             };
             let settings = EventTypeSettings {
-                description: file.description.clone(),
+                description: file.description.clone().map(Some),
                 thin: Some(file.thin),
                 schemas: file.schemas.clone(),
             };
@@ -241,11 +241,13 @@ fn differences(there: Option<&TypeFile>, file: &TypeFile) -> Differences {
         found.lines.extend(versions);
         return found;
     };
-    if there.description != file.description {
+    // A file without a description leaves the stored one as it is.
+    if let Some(description) = &file.description
+        && there.description.as_ref() != Some(description)
+    {
         found.lines.push(format!(
-            "~ description: {:?} → {:?}",
+            "~ description: {:?} → {description:?}",
             there.description.as_deref().unwrap_or_default(),
-            file.description.as_deref().unwrap_or_default()
         ));
     }
     if there.thin != file.thin {

@@ -14,6 +14,8 @@
 //   <form data-confirm="…">         asks for confirmation before submitting, in the dialog #confirm
 //   <select data-submit>            submits its form on change
 //   <input data-all="name">         checks or unchecks all boxes with that name in its form
+//   <input data-search="#list">     hides what does not contain its text: [data-item], and [data-group] without items
+//   <input data-pattern="a.*">      disables boxes whose data-included-in has this pattern while it is checked
 "use strict";
 
 document.documentElement.classList.add("scripted");
@@ -395,6 +397,32 @@ document.addEventListener("change", (event) => {
   const all = event.target.dataset.all;
   if (all) event.target.form.querySelectorAll(`[name="${CSS.escape(all)}"]`).forEach((box) => { box.checked = event.target.checked; });
 });
+
+document.addEventListener("input", ({ target }) => {
+  if (!target.dataset.search) return;
+  const list = document.querySelector(target.dataset.search);
+  const wanted = target.value.trim().toLowerCase();
+  const items = [...list.querySelectorAll("[data-item]")];
+  items.forEach((item) => { item.hidden = !item.textContent.toLowerCase().includes(wanted); });
+  list.querySelectorAll("[data-group]").forEach((group) => { group.hidden = !group.querySelector("[data-item]:not([hidden])"); });
+  list.querySelector("[data-none]").hidden = items.some((item) => !item.hidden);
+});
+
+// Enter would submit the form that the search field is in.
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && event.target.dataset?.search) event.preventDefault();
+});
+
+// A type that is included in a chosen pattern can't be chosen a second time.
+function disableIncluded() {
+  const patterns = new Set([...document.querySelectorAll("[data-pattern]:checked")].map((box) => box.dataset.pattern));
+  document.querySelectorAll("[data-included-in]").forEach((box) => {
+    box.disabled = box.dataset.includedIn.split(" ").some((pattern) => patterns.has(pattern));
+  });
+}
+
+disableIncluded();
+document.addEventListener("change", ({ target }) => { if (target.dataset.pattern) disableIncluded(); });
 
 // On a phone the menu is a strip: show where the reader is.
 document.querySelector(".menu [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });

@@ -7,7 +7,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sqlx::PgPool;
 
-use crate::support::{Answer, Database, Person, Postrider, Receiver, until};
+use crate::support::{Answer, Database, Person, Postrider, Receiver, text_of, until};
 
 #[tokio::test]
 async fn what_was_sent_is_counted_and_shown_within_seconds() {
@@ -293,4 +293,45 @@ async fn an_hour_from_the_future_does_not_keep_others_from_being_made() {
     rollup::run(&pool).await.expect("hours");
     let made = "select coalesce(sum(delivered), 0)::bigint from postrider.hour_statistics where hour < clock_timestamp()";
     assert_eq!(database.count(made).await, 7);
+}
+
+#[tokio::test]
+async fn the_checklist_is_for_the_team_ignores_the_demo_and_ends_after_a_week() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.tenant("demo").await;
+    api.event_type("demo.invoice.paid").await;
+    api.endpoint("demo", &receiver.url("/demo"), json!({})).await;
+    api.emit("demo", json!({ "type": "demo.invoice.paid", "data": {} }))
+        .await;
+    let mut admin = Person::signed_in(&program).await;
+    let (_, page) = admin.visit("/").await;
+    assert!(
+        page.contains("0 of 5 done") && page.contains("/event-types/new-type"),
+        "{page}"
+    );
+    let (_, made) = admin
+        .post_and_follow("/people", &[("login", "looker"), ("role", "read-only")])
+        .await;
+    let mut looker = Person::new(&program);
+    let password = text_of(&made, "new-password");
+    assert!(looker.sign_in_as("looker", &password).await.is_redirection());
+    let (_, page) = looker.visit("/").await;
+    assert!(
+        page.contains("0 of 5 done") && !page.contains("/event-types/new-type"),
+        "{page}"
+    );
+
+    api.acme(&receiver.url("/acme"), json!({})).await;
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    let (_, page) = admin.visit("/").await;
+    assert!(page.contains("4 of 5 done"), "{page}");
+    database
+        .execute("update postrider.tenants set created_at = created_at - interval '8 days'")
+        .await;
+    let (_, page) = admin.visit("/").await;
+    assert!(!page.contains("Get started"), "{page}");
 }

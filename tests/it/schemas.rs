@@ -146,6 +146,28 @@ async fn a_schema_that_can_t_be_used_is_never_published() {
 }
 
 #[tokio::test]
+async fn a_version_added_without_a_description_keeps_the_description() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let description = async |body| {
+        let (status, told) = put(&api, "a.b", body).await;
+        assert!(status.is_success(), "{told}");
+        told["description"].clone()
+    };
+    let first = json!({"description": "An invoice was paid", "schemas": {"v1": {}}});
+    assert_eq!(description(first).await, "An invoice was paid");
+    let second = json!({"schemas": {"v2": {}}});
+    assert_eq!(description(second).await, "An invoice was paid");
+    let removed = json!({"description": null, "schemas": {"v2": {}}});
+    assert_eq!(description(removed).await, json!(null));
+    // A type that was deleted and is created again starts anew.
+    description(json!({"description": "Old", "schemas": {"v2": {}}})).await;
+    api.call(Method::DELETE, "/event-types/a.b", None).await;
+    assert_eq!(description(json!({"schemas": {"v2": {}}})).await, json!(null));
+}
+
+#[tokio::test]
 async fn the_catalogue_is_an_openapi_document_of_webhooks() {
     let database = Database::fresh().await;
     let program = Postrider::start(&database).await;

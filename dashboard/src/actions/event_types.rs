@@ -25,7 +25,7 @@ use crate::{
         self,
         audit::{self, Action, Entry},
         event_types::{self, EventTypeRow},
-        schemas,
+        schemas::{self, SchemaRow},
     },
 };
 
@@ -61,7 +61,7 @@ pub(crate) async fn put(
     event_types::lock(&mut *transaction, name).await?;
     let is_back = event_types::revive(&mut *transaction, name).await?;
     let (row, is_new) =
-        event_types::put(&mut *transaction, name, form.description.as_deref(), form.thin).await?;
+        event_types::put(&mut *transaction, name, form.description.as_ref(), form.thin).await?;
     let compatibility = publish(&mut transaction, row.id, form, &values).await?;
     let view = view(&mut transaction, row).await?;
     record(&mut transaction, actor, Action::EventTypePut, name).await?;
@@ -71,6 +71,27 @@ pub(crate) async fn put(
         ..view
     };
     Ok((view, is_new || is_back))
+}
+
+/// What `put` would report about these settings, without storing them. The published versions are those that the type has
+/// or, if it was deleted, would have again.
+pub(crate) async fn review(
+    app: &App,
+    name: &str,
+    form: &EventTypeSettings,
+) -> Result<(Vec<SchemaRow>, Vec<Compatibility>), Problem> {
+    let values = check(form)?;
+    let mut connection = app.pool.acquire().await?;
+    let newest = event_types::numbers(&mut *connection, name)
+        .await?
+        .into_iter()
+        .max();
+    let published = match newest {
+        Some(id) => schemas::of_type(&mut *connection, TypeId(id)).await?,
+        None => Vec::new(),
+    };
+    let report = compare_with(&published, form, &values)?;
+    Ok((published, report))
 }
 
 /// Existing events keep their type and are delivered; new ones are rejected. Published versions remain and reappear
@@ -131,7 +152,7 @@ fn check(form: &EventTypeSettings) -> Result<BTreeMap<&str, Value>, Problem> {
             detail: detail.to_owned(),
         });
     };
-    if let Some(text) = &form.description
+    if let Some(Some(text)) = &form.description
         && !is_plain_text(text, DESCRIPTION_BYTES_MAX)
     {
         fault(
@@ -171,7 +192,7 @@ fn check(form: &EventTypeSettings) -> Result<BTreeMap<&str, Value>, Problem> {
     }
 }
 
-/// Adds the new versions. A version that exists must be the same JSON value, to the last digit.
+/// Adds the new versions.
 async fn publish(
     connection: &mut PgConnection,
     id: TypeId,
@@ -179,17 +200,33 @@ async fn publish(
     values: &BTreeMap<&str, Value>,
 ) -> Result<Vec<Compatibility>, Problem> {
     let published = schemas::of_type(&mut *connection, id).await?;
-    let added = form
+    let report = compare_with(&published, form, values)?;
+    for (version, schema) in &form.schemas {
+        if !published.iter().any(|row| row.version == *version) {
+            schemas::insert(&mut *connection, id, version, schema).await?;
+        }
+    }
+    Ok(report)
+}
+
+/// What the new versions break. A version that exists must be the same JSON value, to the last digit.
+fn compare_with(
+    published: &[SchemaRow],
+    form: &EventTypeSettings,
+    values: &BTreeMap<&str, Value>,
+) -> Result<Vec<Compatibility>, Problem> {
+    let added: Vec<&String> = form
         .schemas
-        .iter()
-        .filter(|(version, _)| !published.iter().any(|row| row.version == **version));
-    if added.clone().count() + published.len() > VERSIONS_PER_TYPE_MAX {
+        .keys()
+        .filter(|version| !published.iter().any(|row| row.version == **version))
+        .collect();
+    if added.len() + published.len() > VERSIONS_PER_TYPE_MAX {
         return Err(Problem::invalid(
             "/schemas",
             "an event type can have at most 100 versions, published ones included",
         ));
     }
-    for row in &published {
+    for row in published {
         let Some(given) = form.schemas.get(&row.version) else {
             continue;
         };
@@ -212,8 +249,7 @@ async fn publish(
         })
         .collect();
     let mut ranks = Vec::new();
-    for (version, schema) in added {
-        schemas::insert(&mut *connection, id, version, schema).await?;
+    for version in added {
         if let Some(value) = values.get(version.as_str()) {
             let rank = version_rank(version);
             all.insert(rank.clone(), (version, value.clone()));

@@ -42,8 +42,8 @@ pub(crate) fn operations() -> Vec<Operation> {
             .named("putEventType", "Create an event type or add versions")
             .describe(
                 "A published version's schema can't be changed: a different one is a 409 `schema-version-published`. \
-                 Versions and `thin` are kept if omitted; an omitted `description` is removed. Names starting with \
-                 `postrider.` are reserved.",
+                 Versions, `thin` and `description` are kept if omitted; a `description` of null is removed. Names \
+                 starting with `postrider.` are reserved.",
             )
             .accepts::<EventTypeSettings>()
             .returns::<EventType>(201, "The event type was created.")

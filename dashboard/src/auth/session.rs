@@ -27,7 +27,7 @@ use crate::{
 const SESSION_COOKIE: &str = "postrider_session";
 const SESSION_HOURS: i32 = 24;
 /// Fits all settings of an endpoint.
-const FORM_BYTES_MAX: usize = 64 * 1024;
+const FORM_BYTES_MAX: usize = 256 * 1024;
 
 /// The session of the team member or customer who views a page.
 #[derive(Debug, Clone)]

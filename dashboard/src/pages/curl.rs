@@ -27,6 +27,17 @@ pub(crate) fn command(url: &str, attempt: Option<&Attempt>, body: &str) -> Strin
     lines.join(" \\\n  ")
 }
 
+/// A call of the API with a JSON body. The key is read from the environment of the shell.
+pub(crate) fn api_call(url: &str, body: &str) -> String {
+    let lines = [
+        format!("curl -sS -X POST {}", quoted(url)),
+        "-H \"Authorization: Bearer $POSTRIDER_API_KEY\"".to_owned(),
+        "-H 'Content-Type: application/json'".to_owned(),
+        format!("--data-raw {}", quoted(body)),
+    ];
+    lines.join(" \\\n  ")
+}
+
 /// A single quote in the text closes the quotes, is escaped, and reopens them.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))

@@ -42,7 +42,7 @@ const LINES: i64 = 8;
 /// 15 minutes each.
 const STEPS: usize = 96;
 
-const DONE: [(&str, &str); 9] = [
+const DONE: [(&str, &str); 11] = [
     ("paused", "Endpoint paused. New events are queued."),
     ("resumed", "Endpoint resumed. Queued events are being sent."),
     (
@@ -58,6 +58,8 @@ const DONE: [(&str, &str); 9] = [
         "Nothing changed: the endpoint was already active.",
     ),
     ("saved", "Saved."),
+    ("alert-saved", "Alert saved."),
+    ("alert-removed", "Alert removed."),
     (
         "created",
         "Endpoint added. Reveal its secret and share it with whoever runs the receiver.",

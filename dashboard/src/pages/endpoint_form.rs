@@ -4,10 +4,14 @@
 use std::collections::BTreeMap;
 
 use postrider_dispatcher::Settings;
-use postrider_proto::{api, json::find_duplicate};
+use postrider_proto::{
+    api::{self, TlsSettings},
+    json::find_duplicate,
+};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::type_picker;
 use crate::{
     actions::endpoints::rules::write_wait, http::problem::Fault, tables::endpoints::EndpointSettings,
 };
@@ -29,9 +33,20 @@ pub(crate) struct Fields {
     pub(super) signature: String,
     pub(super) rotate_every_days: String,
     pub(super) headers: String,
+    pub(super) tls_ca: String,
+    pub(super) tls_certificate: String,
+    pub(super) tls_key: String,
     /// Checkboxes are sent only when they are checked.
     pub(super) ordered: Option<String>,
     pub(super) drop_headers: Option<String>,
+    pub(super) drop_tls: Option<String>,
+    /// Event types that do not exist are meant.
+    pub(super) allow_unmatched: Option<String>,
+    /// The button that tests the filter and saves nothing.
+    pub(super) test_filter: Option<String>,
+    /// The checkboxes of event types, among everything else that was sent.
+    #[serde(flatten)]
+    pub(super) rest: BTreeMap<String, String>,
 }
 
 impl From<&EndpointSettings> for Fields {
@@ -39,7 +54,6 @@ impl From<&EndpointSettings> for Fields {
         let number = |n: Option<i64>| n.map(|n| n.to_string()).unwrap_or_default();
         let versions = settings.versions.as_ref().map(|json| &json.0);
         Self {
-            tenant: String::new(),
             url: settings.url.clone(),
             description: settings.description.clone().unwrap_or_default(),
             types: settings.types.join("\n"),
@@ -66,14 +80,47 @@ impl From<&EndpointSettings> for Fields {
                 .join(", "),
             signature: settings.signature.as_str().to_owned(),
             rotate_every_days: number(settings.rotate_every_days.map(i64::from)),
-            headers: String::new(),
             ordered: settings.ordered.then(|| "on".to_owned()),
-            drop_headers: None,
+            ..Self::default()
         }
     }
 }
 
 impl Fields {
+    /// The chosen event types: those with a checkbox, then those entered as text.
+    pub(super) fn patterns(&self) -> Vec<String> {
+        let is_chosen = |(_, value): &(&String, &String)| *value == "on";
+        let boxes = self.rest.iter().filter(is_chosen);
+        let boxes = boxes.filter_map(|(name, _)| name.strip_prefix(type_picker::FIELD));
+        let mut patterns: Vec<String> = Vec::new();
+        for pattern in boxes.chain(words(&self.types)) {
+            if !patterns.iter().any(|one| one == pattern) {
+                patterns.push(pattern.to_owned());
+            }
+        }
+        patterns
+    }
+
+    pub(super) fn is_filter_test(&self) -> bool {
+        self.test_filter.is_some()
+    }
+
+    pub(super) fn allows_unmatched(&self) -> bool {
+        is_checked(&self.allow_unmatched)
+    }
+
+    fn tls(&self) -> Option<Option<TlsSettings>> {
+        let given = TlsSettings {
+            ca_certificates: text_or_none(&self.tls_ca),
+            client_certificate: text_or_none(&self.tls_certificate),
+            client_key: text_or_none(&self.tls_key),
+        };
+        match given.is_empty() {
+            false => Some(Some(given)),
+            true => is_checked(&self.drop_tls).then_some(None),
+        }
+    }
+
     /// The settings without the fields that can't be converted to them, and what is wrong with those.
     pub(super) fn to_form(&self) -> (api::EndpointSettings, Vec<Fault>) {
         let mut faults = Vec::new();
@@ -116,7 +163,7 @@ impl Fields {
         let settings = api::EndpointSettings {
             url: Some(Some(self.url.trim().to_owned())),
             description: Some(text_or_none(&self.description)),
-            types: Some(words_or_none(&self.types)),
+            types: Some(Some(self.patterns())),
             versions: Some(Some(versions)),
             filter: Some(filter),
             concurrency: Some(concurrency),
@@ -127,6 +174,7 @@ impl Fields {
             ordered: Some(Some(is_checked(&self.ordered))),
             signature: Some(text_or_none(&self.signature)),
             headers,
+            tls: self.tls(),
             ..api::EndpointSettings::default()
         };
         (settings, faults)
@@ -217,6 +265,8 @@ fn pairs(text: &str, separators: [char; 2]) -> Result<BTreeMap<String, String>, 
 
 #[cfg(test)]
 mod tests {
+    use axum::extract::Query;
+
     use super::*;
 
     fn fields() -> Fields {
@@ -250,6 +300,30 @@ mod tests {
         assert_eq!((form.timeout_ms, form.concurrency), (Some(Some(500)), Some(None)));
         assert_eq!(form.ordered, Some(Some(false)));
         assert_eq!((form.secret, form.enabled), (None, None));
+    }
+
+    #[test]
+    fn chosen_types_are_those_with_a_checked_box_and_those_entered() {
+        let sent =
+            "/?type:invoice.paid=on&type:order.*=on&type:order.sent=&types=order.*+a.b&csrf=x&ordered=on";
+        let sent = sent.parse().expect("an address");
+        let Query(fields) = Query::<Fields>::try_from_uri(&sent).expect("a form");
+        assert_eq!(fields.patterns(), ["invoice.paid", "order.*", "a.b"]);
+        assert!(fields.ordered.is_some() && !fields.is_filter_test());
+    }
+
+    #[test]
+    fn certificates_are_kept_unless_replaced_or_removed() {
+        let mut form = fields();
+        assert_eq!(form.to_form().0.tls, None);
+        form.drop_tls = Some("on".to_owned());
+        assert_eq!(form.to_form().0.tls, Some(None));
+        form.tls_ca = " PEM ".to_owned();
+        let given = form.to_form().0.tls.flatten().expect("certificates");
+        assert_eq!(
+            (given.ca_certificates.as_deref(), given.client_key),
+            (Some("PEM"), None)
+        );
     }
 
     #[test]

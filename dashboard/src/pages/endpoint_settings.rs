@@ -12,13 +12,15 @@ use serde::Deserialize;
 use super::{
     Done, FormErrors, Frame, Paged, When,
     endpoint::{Subject, framed},
-    endpoint_form::{Fields, Number},
+    endpoint_alert::AlertView,
+    endpoint_form::Fields,
+    endpoint_form_view::FormView,
 };
 use crate::{
     Shared,
-    actions::{
-        attempt_view::custom_header_names,
-        endpoints::{self, NewEndpoint},
+    actions::endpoints::{
+        self, NewEndpoint,
+        subscriptions::{self, FilterTest},
     },
     auth::{Confirmed, Session, Submitted, Tenant, Visit},
     http::{
@@ -30,48 +32,37 @@ use crate::{
 
 #[derive(Template, WebTemplate)]
 #[template(path = "endpoint_settings.html")]
-struct SettingsPage {
+pub(super) struct SettingsPage {
     frame: Frame,
     tab: &'static str,
     subject: Subject,
-    fields: Fields,
-    errors: FormErrors,
-    header_names: Vec<String>,
-    numbers: [Number; 3],
+    form: FormView,
+    pub(super) alert: AlertView,
 }
 
 #[derive(Template, WebTemplate)]
 #[template(path = "endpoint_new.html")]
 struct NewPage {
     frame: Frame,
-    fields: Fields,
-    errors: FormErrors,
-    header_names: Vec<String>,
-    numbers: [Number; 3],
+    form: FormView,
 }
 
-fn settings_page(
-    visit: &Visit,
-    subject: Subject,
-    fields: Fields,
-    errors: FormErrors,
-    done: &str,
-) -> SettingsPage {
-    SettingsPage {
+/// With the stored settings.
+pub(super) async fn page(visit: &Visit, subject: Subject, done: &str) -> Result<SettingsPage, Problem> {
+    let fields = Fields::from(&subject.row.settings);
+    let form = FormView::load(visit, fields, Some(&subject.row)).await?;
+    Ok(SettingsPage {
         frame: framed(&visit.session, done),
         tab: "settings",
-        header_names: custom_header_names(&visit.app.vault, &subject.row),
-        numbers: fields.numbers(&visit.app.defaults),
+        alert: AlertView::load(visit, &subject).await?,
         subject,
-        fields,
-        errors,
-    }
+        form,
+    })
 }
 
 pub(crate) async fn show(visit: Visit, Path(id): Path<String>, Query(query): Query<Done>) -> Paged<Response> {
     let subject = Subject::find(&visit, &id).await?;
-    let fields = Fields::from(&subject.row.settings);
-    Ok(settings_page(&visit, subject, fields, FormErrors::default(), &query.done).into_response())
+    Ok(page(&visit, subject, &query.done).await?.into_response())
 }
 
 pub(crate) async fn save(
@@ -80,20 +71,93 @@ pub(crate) async fn save(
     Submitted(fields): Submitted<Fields>,
 ) -> Paged<Response> {
     let subject = Subject::find(&visit, &id).await?;
-    let saved = match fields.to_form() {
-        (form, faults) if faults.is_empty() => {
-            endpoints::change(&visit.app, &visit.actor, &subject.tenant, &id, form).await
-        }
-        (form, faults) => Err(all_faults(&visit.app, form, faults)),
+    let rejected = match fields.is_filter_test() {
+        true => Rejected::tested(test_filter(&visit, &fields, &subject.tenant).await)?,
+        false => match change(&visit, &subject, &fields).await? {
+            None => {
+                return Ok(Redirect::to(&format!("/endpoints/{id}/settings?done=saved")).into_response());
+            }
+            Some(rejected) => rejected,
+        },
     };
-    match saved {
-        Ok(_) => Ok(Redirect::to(&format!("/endpoints/{id}/settings?done=saved")).into_response()),
-        Err(problem) => {
-            let errors = FormErrors::of(problem)?;
-            let page = settings_page(&visit, subject, fields, errors, "");
-            Ok((page.errors.status(), page).into_response())
+    let form = FormView::load(&visit, fields, Some(&subject.row)).await?;
+    let page = SettingsPage {
+        form: rejected.shown_in(form),
+        ..page(&visit, subject, "").await?
+    };
+    Ok((page.form.errors.status(), page).into_response())
+}
+
+/// Why a submitted form was not saved.
+#[derive(Default)]
+struct Rejected {
+    errors: FormErrors,
+    unmatched: Vec<String>,
+    filter_test: Option<FilterTest>,
+}
+
+impl Rejected {
+    /// The filter was to be tested and nothing to be saved.
+    fn tested(result: Result<FilterTest, Problem>) -> Result<Self, Problem> {
+        Ok(match result {
+            Ok(test) => Self {
+                filter_test: Some(test),
+                ..Self::default()
+            },
+            Err(problem) => Self {
+                errors: FormErrors::of(problem)?,
+                ..Self::default()
+            },
+        })
+    }
+
+    fn shown_in(self, form: FormView) -> FormView {
+        FormView {
+            errors: self.errors,
+            unmatched: self.unmatched,
+            filter_test: self.filter_test,
+            ..form
         }
     }
+}
+
+async fn test_filter(visit: &Visit, fields: &Fields, tenant: &Tenant) -> Result<FilterTest, Problem> {
+    let (form, mut faults) = fields.to_form();
+    // Of the other fields nothing is needed.
+    faults.retain(|fault| fault.pointer == "/filter" || fault.pointer == "/versions");
+    match faults.is_empty() {
+        true => subscriptions::test_filter(&visit.app, tenant, &form).await,
+        false => Err(Problem::faults(faults)),
+    }
+}
+
+async fn change(visit: &Visit, subject: &Subject, fields: &Fields) -> Result<Option<Rejected>, Problem> {
+    let (app, types) = (&visit.app, &subject.row.settings.types);
+    let (form, mut faults) = fields.to_form();
+    let unmatched = subscriptions::unmatched(app, &fields.patterns(), types).await?;
+    faults.extend(unmatched_fault(fields, &unmatched));
+    let saved = match faults.is_empty() {
+        true => endpoints::change(app, &visit.actor, &subject.tenant, subject.id(), form).await,
+        false => Err(all_faults(app, form, faults)),
+    };
+    match saved {
+        Ok(_) => Ok(None),
+        Err(problem) => Ok(Some(Rejected {
+            errors: FormErrors::of(problem)?,
+            unmatched,
+            filter_test: None,
+        })),
+    }
+}
+
+/// Types that do not exist are an error until they are confirmed: their events may be published later.
+fn unmatched_fault(fields: &Fields, unmatched: &[String]) -> Option<Fault> {
+    let is_fault = !unmatched.is_empty() && !fields.allows_unmatched();
+    let listed: Vec<String> = unmatched.iter().map(|pattern| format!("`{pattern}`")).collect();
+    is_fault.then(|| Fault {
+        pointer: "/types".to_owned(),
+        detail: format!("no event type matches {}", listed.join(", ")),
+    })
 }
 
 pub(crate) async fn delete(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
@@ -108,41 +172,56 @@ pub(crate) struct NewQuery {
     tenant: String,
 }
 
-pub(crate) async fn blank(visit: Visit, Query(query): Query<NewQuery>) -> Response {
+pub(crate) async fn blank(visit: Visit, Query(query): Query<NewQuery>) -> Paged<Response> {
     let fields = Fields {
         tenant: query.tenant,
         types: "*".to_owned(),
         ..Fields::default()
     };
-    new_page(&visit, fields, FormErrors::default()).into_response()
+    Ok(new_page(&visit, fields, Rejected::default())
+        .await?
+        .into_response())
 }
 
-fn new_page(visit: &Visit, fields: Fields, errors: FormErrors) -> NewPage {
-    NewPage {
+async fn new_page(visit: &Visit, fields: Fields, rejected: Rejected) -> Result<NewPage, Problem> {
+    Ok(NewPage {
         frame: Frame::new(visit.session.clone(), "endpoints"),
-        numbers: fields.numbers(&visit.app.defaults),
-        fields,
-        errors,
-        header_names: Vec::new(),
-    }
+        form: rejected.shown_in(FormView::load(visit, fields, None).await?),
+    })
 }
 
 pub(crate) async fn create(visit: Visit, Submitted(fields): Submitted<Fields>) -> Paged<Response> {
-    match store(&visit, &fields).await {
-        Ok(row) => {
-            let id = row.public_id;
-            Ok(Redirect::to(&format!("/endpoints/{id}/secrets?done=created")).into_response())
+    let rejected = match fields.is_filter_test() {
+        true => {
+            let tested = match owner(&visit.app, &visit.session, &fields.tenant).await {
+                Ok(tenant) => test_filter(&visit, &fields, &tenant).await,
+                Err(problem) => Err(problem),
+            };
+            Rejected::tested(tested)?
         }
-        Err(problem) => {
-            let page = new_page(&visit, fields, FormErrors::of(problem)?);
-            Ok((page.errors.status(), page).into_response())
+        false => {
+            let unmatched = subscriptions::unmatched(&visit.app, &fields.patterns(), &[]).await?;
+            match store(&visit, &fields, unmatched_fault(&fields, &unmatched)).await {
+                Ok(row) => {
+                    let id = row.public_id;
+                    return Ok(Redirect::to(&format!("/endpoints/{id}/secrets?done=created")).into_response());
+                }
+                Err(problem) => Rejected {
+                    errors: FormErrors::of(problem)?,
+                    unmatched,
+                    filter_test: None,
+                },
+            }
         }
-    }
+    };
+    let page = new_page(&visit, fields, rejected).await?;
+    Ok((page.form.errors.status(), page).into_response())
 }
 
-async fn store(visit: &Visit, fields: &Fields) -> Result<EndpointRow, Problem> {
+async fn store(visit: &Visit, fields: &Fields, more: Option<Fault>) -> Result<EndpointRow, Problem> {
     let app = &visit.app;
     let (form, mut faults) = fields.to_form();
+    faults.extend(more);
     let tenant = match owner(app, &visit.session, &fields.tenant).await {
         Err(problem) if problem.kind == Kind::Invalid => {
             faults.extend(problem.errors);

@@ -4,7 +4,11 @@
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::extract::Path;
-use postrider_proto::{TypeId, api::Break, routing::is_type_name};
+use postrider_proto::{
+    TypeId,
+    api::Break,
+    routing::{RESERVED_PREFIX, is_type_name},
+};
 use postrider_sender::{approximate_sample, sample};
 use serde::Deserialize;
 use serde_json::Value;
@@ -24,6 +28,7 @@ use crate::{
 
 const EXAMPLE_ID: &str = "evt_018cc251f40070008000000000000001";
 const LINES: i64 = 100;
+const DONE: [(&str, &str); 1] = [("published", "Version published.")];
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -71,12 +76,15 @@ pub(crate) struct TypeQuery {
     version: String,
     /// The version to compare with.
     against: String,
+    done: String,
 }
 
 #[derive(Template, WebTemplate)]
 #[template(path = "event_type.html")]
 pub(crate) struct TypePage {
     frame: Frame,
+    /// The type may get a new version: it is not one of Postrider's own.
+    may_publish: bool,
     name: String,
     description: String,
     thin: bool,
@@ -143,8 +151,10 @@ pub(crate) async fn show(
         None,
         &data,
     );
+    let frame = Frame::new(visit.session, "event-types").with_done(&query.done, &DONE);
     Ok(TypePage {
-        frame: Frame::new(visit.session, "event-types"),
+        may_publish: frame.may_administer() && !row.name.starts_with(RESERVED_PREFIX),
+        frame,
         differences: old
             .as_ref()
             .map_or(Vec::new(), |old| differences(&fields(old), &own)),

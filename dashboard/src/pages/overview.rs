@@ -11,7 +11,7 @@ use postrider_dispatcher::statistics::ALL_ENDPOINTS;
 use postrider_proto::{EndpointId, TenantId};
 use serde::Deserialize;
 
-use super::{Frame, Markup, Paged, When};
+use super::{Frame, Markup, Paged, When, checklist};
 use crate::{
     Pool,
     auth::Visit,
@@ -20,7 +20,8 @@ use crate::{
         chart::{self, Chart},
         live::{Content, Live, Stream},
         stats_format::{
-            Series, Totals, backlog, format_duration, format_ms, format_pending, format_percent, grouped,
+            Series, Totals, backlog, format_duration, format_ms, format_pending, format_percent, format_rate,
+            grouped,
         },
     },
     tables::{
@@ -116,6 +117,8 @@ impl OverviewPage {
 #[derive(Template)]
 #[template(path = "overview_now.html")]
 struct Now {
+    /// What is left to set up.
+    checklist: Markup,
     is_team: bool,
     range: Range,
     per_second: String,
@@ -156,11 +159,11 @@ impl Now {
 
 pub(crate) async fn show(visit: Visit, Query(query): Query<OverviewQuery>) -> Paged<OverviewPage> {
     let range = Range::read(&query.range);
-    let now = load(&visit.app.pool, visit.session.scope(), range).await?;
+    let now = render(&visit, range).await?;
     Ok(OverviewPage {
         frame: Frame::new(visit.session, "overview"),
         range,
-        now: Markup::of(&now)?,
+        now,
     })
 }
 
@@ -169,11 +172,18 @@ pub(crate) async fn follow(
     Extension(live): Extension<Live>,
     Query(query): Query<OverviewQuery>,
 ) -> Result<Stream, Problem> {
-    let (range, scope) = (Range::read(&query.range), visit.session.scope());
-    live.stream(&visit.app.pool.clone(), visit.session, REFRESH, move || {
-        let pool = visit.app.pool.clone();
-        async move { Ok(Content::Html(Markup::of(&load(&pool, scope, range).await?)?.0)) }
+    let range = Range::read(&query.range);
+    let pool = visit.app.pool.clone();
+    live.stream(&pool, visit.session.clone(), REFRESH, move || {
+        let visit = visit.clone();
+        async move { Ok(Content::Html(render(&visit, range).await?.0)) }
     })
+}
+
+async fn render(visit: &Visit, range: Range) -> Result<Markup, Problem> {
+    let now = load(&visit.app.pool, visit.session.scope(), range).await?;
+    let checklist = checklist::load(&visit.app, &visit.session).await?;
+    Markup::of(&Now { checklist, ..now })
 }
 
 /// A failing endpoint with all its attempts in the period, successful ones included.
@@ -246,6 +256,7 @@ async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Now,
         Some(_) => Vec::new(),
     };
     Ok(Now {
+        checklist: Markup::empty(),
         is_team: scope.is_none(),
         range,
         per_second: format_rate(last_minute / 60.0),
@@ -271,14 +282,6 @@ fn last_sixty_seconds(minutes: &Series, now: DateTime<Utc>) -> f64 {
     };
     let elapsed = (now.timestamp_millis().rem_euclid(60_000)) as f64 / 60_000.0;
     current.delivered as f64 + before.delivered as f64 * (1.0 - elapsed)
-}
-
-fn format_rate(per_second: f64) -> String {
-    match per_second {
-        rate if rate >= 100.0 => grouped(rate.round() as i64),
-        rate if rate >= 10.0 => format!("{rate:.1}"),
-        rate => format!("{rate:.2}"),
-    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Redirect, Response},
 };
+use chrono::TimeDelta;
 use data_encoding::BASE64URL_NOPAD;
 use postrider_dispatcher::replays::{self, RATE_DEFAULT, Replay};
 use postrider_proto::{
@@ -33,7 +34,10 @@ use crate::{
         pagination,
         problem::{Problem, excerpt},
     },
-    pages::live::{Content, Live, Stream},
+    pages::{
+        live::{Content, Live, Stream},
+        stats_format::{format_duration, format_rate},
+    },
     tables::{
         self,
         endpoints::{self, EndpointRow},
@@ -117,16 +121,15 @@ impl Shown {
     fn time_left(&self) -> String {
         match self.replay.seconds_left() {
             None => "estimating…".to_owned(),
-            Some(seconds) if seconds < 90 => format!("{seconds} s"),
-            Some(seconds) if seconds < 5_400 => format!("{} min", seconds / 60),
-            Some(seconds) => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
+            Some(seconds) => format_duration(TimeDelta::seconds(seconds)),
         }
     }
 
     fn rate(&self) -> String {
-        self.replay
-            .rate()
-            .map_or_else(|| "measuring…".to_owned(), |rate| format!("{rate:.0} per second"))
+        self.replay.rate().map_or_else(
+            || "measuring…".to_owned(),
+            |rate| format!("{} per second", format_rate(f64::from(rate))),
+        )
     }
 
     fn percent(&self) -> i64 {

@@ -6,6 +6,7 @@ use std::fmt::Display;
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::statistics::{BOUNDS_MS, BUCKETS, CLASSES, Class};
 
+pub(crate) use crate::actions::numbers::{counted, grouped};
 use crate::tables::{pending::Pending, statistics::CountRow};
 
 /// The counters of a period.
@@ -146,30 +147,6 @@ impl Series {
     }
 }
 
-/// An integer of any type with thousands separators: `1234567` as `1,234,567`.
-pub(crate) fn grouped(number: impl Display) -> String {
-    let number = number.to_string();
-    let (sign, digits) = match number.strip_prefix('-') {
-        Some(digits) => ("-", digits),
-        None => ("", number.as_str()),
-    };
-    let mut text = sign.to_owned();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// A number with its noun: `1 delivery`, `1,200 deliveries`.
-pub(crate) fn counted(number: impl Display, singular: &str, plural: &str) -> String {
-    let number = grouped(number);
-    let noun = if number == "1" { singular } else { plural };
-    format!("{number} {noun}")
-}
-
 /// A count that may be known only roughly: `4,999`, `5,000+`, `about 12,000`.
 pub(crate) fn format_pending(pending: Pending) -> String {
     match pending {
@@ -202,6 +179,34 @@ pub(crate) fn format_ms(ms: f64) -> String {
     }
 }
 
+/// A measured duration to the millisecond: `12,345 ms`.
+pub(crate) fn format_exact_ms(ms: impl Display) -> String {
+    format!("{} ms", grouped(ms))
+}
+
+/// A rate per second: `1,200`, `12.5`, `0.25`.
+pub(crate) fn format_rate(per_second: f64) -> String {
+    match per_second {
+        rate if rate >= 100.0 => grouped(rate.round() as i64),
+        rate if rate >= 10.0 => format!("{rate:.1}"),
+        rate => format!("{rate:.2}"),
+    }
+}
+
+/// A size on disk: `1.5 MB`.
+pub(crate) fn format_bytes(bytes: &i64) -> String {
+    let units = [
+        (1_000_000_000_000, "TB"),
+        (1_000_000_000, "GB"),
+        (1_000_000, "MB"),
+        (1_000, "kB"),
+    ];
+    match units.into_iter().find(|(unit, _)| bytes >= unit) {
+        Some((unit, name)) => format!("{:.1} {name}", *bytes as f64 / unit as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
 /// A percentage. Anything below 100 is never rounded up to 100.
 pub(crate) fn format_percent(percent: f64) -> String {
     match percent {
@@ -209,6 +214,11 @@ pub(crate) fn format_percent(percent: f64) -> String {
         percent if percent > 99.9 => format!("{:.2}%", percent.min(99.99)),
         percent => format!("{percent:.1}%"),
     }
+}
+
+/// The same for seconds, as the database measures them.
+pub(crate) fn format_seconds(seconds: &f64) -> String {
+    format_duration(TimeDelta::seconds(*seconds as i64))
 }
 
 /// A longer duration in at most two units: `4 min 12 s`.
@@ -268,12 +278,6 @@ mod tests {
 
     #[test]
     fn numbers_are_formatted() {
-        assert_eq!(grouped(1_234_567), "1,234,567");
-        assert_eq!(grouped(123), "123");
-        assert_eq!(grouped(-1_000), "-1,000");
-        assert_eq!(counted(1, "delivery", "deliveries"), "1 delivery");
-        assert_eq!(counted(0, "delivery", "deliveries"), "0 deliveries");
-        assert_eq!(counted(1_200_i16, "delivery", "deliveries"), "1,200 deliveries");
         assert_eq!(format_pending(Pending::Exactly(4_999)), "4,999");
         assert_eq!(format_pending(Pending::AtLeast(5_000)), "5,000+");
         assert_eq!(format_pending(Pending::About(123_456)), "about 120,000");
@@ -288,5 +292,15 @@ mod tests {
         assert_eq!(format_percent(100.0), "100%");
         assert_eq!(format_ms(1_240.0), "1.2 s");
         assert_eq!(format_duration(TimeDelta::seconds(3_725)), "1 h 2 min");
+        assert_eq!(format_seconds(&61.7), "1 min 1 s");
+        assert_eq!(format_exact_ms(12_345), "12,345 ms");
+        assert_eq!(
+            (format_rate(0.25), format_rate(1_200.0)),
+            ("0.25".into(), "1,200".into())
+        );
+        assert_eq!(
+            (format_bytes(&999), format_bytes(&1_500_000)),
+            ("999 B".into(), "1.5 MB".into())
+        );
     }
 }

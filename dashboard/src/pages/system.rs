@@ -9,7 +9,6 @@ use chrono::NaiveDate;
 use super::{Frame, Moment, Paged};
 use crate::{
     auth::Visit,
-    pages::stats_format::grouped,
     tables::system::{self, DatabaseRow, DispatcherRow, ShardRow, TableRow},
 };
 
@@ -56,14 +55,6 @@ impl SystemPage {
     /// The version without the suffix that Linux distributions add.
     fn postgres(&self) -> &str {
         self.database.version.split(' ').next().unwrap_or_default()
-    }
-
-    fn size(&self, bytes: &i64) -> String {
-        size(*bytes)
-    }
-
-    fn number(&self, number: &i64) -> String {
-        grouped(*number)
     }
 }
 
@@ -141,29 +132,14 @@ fn ranges(shards: &[i16]) -> String {
     ranges.join(", ")
 }
 
-fn size(bytes: i64) -> String {
-    let units = [
-        (1_000_000_000_000, "TB"),
-        (1_000_000_000, "GB"),
-        (1_000_000, "MB"),
-        (1_000, "kB"),
-    ];
-    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
-        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / unit as f64),
-        None => format!("{bytes} B"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn ranges_and_sizes_are_formatted() {
+    fn ranges_are_formatted() {
         assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0–2, 5, 7–8");
         assert_eq!(ranges(&[]), "");
-        assert_eq!(size(999), "999 B");
-        assert_eq!(size(1_500_000), "1.5 MB");
     }
 
     #[test]

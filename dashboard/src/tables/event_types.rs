@@ -46,7 +46,7 @@ pub(crate) async fn lock(db: impl PgExecutor<'_>, name: &str) -> sqlx::Result<()
 /// Restores the deleted type of this name, unless an active one exists. The caller holds the lock.
 pub(crate) async fn revive(db: impl PgExecutor<'_>, name: &str) -> sqlx::Result<bool> {
     let done = sqlx::query(
-        "update postrider.event_types set deleted_at = null, thin = false
+        "update postrider.event_types set deleted_at = null, thin = false, description = null
          where id = (select max(id) from postrider.event_types where name = $1)
            and not exists (select from postrider.event_types where name = $1 and deleted_at is null)",
     )
@@ -56,11 +56,11 @@ pub(crate) async fn revive(db: impl PgExecutor<'_>, name: &str) -> sqlx::Result<
     Ok(done.rows_affected() > 0)
 }
 
-/// Creates the type or updates its description, and `thin` if given; returns whether it is new.
+/// Creates the type or updates its description and `thin`, if given; returns whether it is new.
 pub(crate) async fn put(
     db: impl PgExecutor<'_>,
     name: &str,
-    description: Option<&str>,
+    description: Option<&Option<String>>,
     thin: Option<bool>,
 ) -> sqlx::Result<(EventTypeRow, bool)> {
     #[derive(FromRow)]
@@ -73,10 +73,17 @@ pub(crate) async fn put(
         "insert into postrider.event_types as y (name, description, matches, thin)
          values ($1, $2, $3, coalesce($4, false))
          on conflict (name) where deleted_at is null
-         do update set description = excluded.description, thin = coalesce($4, y.thin)
+         do update set description = case when $5 then excluded.description else y.description end,
+            thin = coalesce($4, y.thin)
          returning id, name, description, thin, created_at, xmax = 0 as is_new",
     )
-    .bind_all((name, description, matching_patterns(name), thin))
+    .bind_all((
+        name,
+        description.and_then(Option::as_deref),
+        matching_patterns(name),
+        thin,
+        description.is_some(),
+    ))
     .fetch_one(db)
     .await?;
     Ok((put.row, put.is_new))
@@ -107,6 +114,20 @@ pub(crate) async fn matching(
          where deleted_at is null and matches && $1 order by name limit $2",
     )
     .bind_all((patterns, limit))
+    .fetch_all(db)
+    .await
+}
+
+/// Those of these patterns that match at least one type.
+pub(crate) async fn matched_patterns(
+    db: impl PgExecutor<'_>,
+    patterns: &[&str],
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar(
+        "select distinct m.pattern from postrider.event_types y cross join unnest(y.matches) as m (pattern)
+         where y.deleted_at is null and m.pattern = any($1)",
+    )
+    .bind(patterns)
     .fetch_all(db)
     .await
 }

@@ -131,6 +131,28 @@ pub(crate) async fn find_trace(db: impl PgExecutor<'_>, id: EventId) -> sqlx::Re
     })
 }
 
+/// What a list shows of an event without reading its body.
+#[derive(Debug, FromRow)]
+pub(crate) struct RecentEvent {
+    pub(crate) id: EventId,
+    pub(crate) type_name: String,
+    pub(crate) version: String,
+    /// Of the body and the data that is stored beside it.
+    pub(crate) bytes: i32,
+}
+
+/// The newest events of a tenant, newest first.
+pub(crate) async fn recent(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    limit: i64,
+) -> sqlx::Result<Vec<RecentEvent>> {
+    sqlx::query_as(include_str!("sql/events_recent.sql"))
+        .bind_all((tenant, limit))
+        .fetch_all(db)
+        .await
+}
+
 /// Ids and sizes, newest first. The bodies are not read for this.
 pub(crate) async fn list(
     db: impl PgExecutor<'_>,

@@ -12,6 +12,7 @@ pub(crate) mod endpoints;
 pub(crate) mod event_list;
 pub(crate) mod event_types;
 pub(crate) mod events;
+pub(crate) mod first_steps;
 pub(crate) mod form_results;
 pub(crate) mod idempotency;
 pub(crate) mod listeners;

@@ -1,4 +1,4 @@
-//! `trials`: how many test events and probes an endpoint got in the current window.
+//! `trials`: how many test events and probes an endpoint got in the current window, and when a probe last passed.
 
 use std::time::Duration;
 
@@ -37,6 +37,21 @@ pub(crate) async fn take(
         Some(_) => Ok(Ok(())),
         None => Ok(Err(time_left(pool, endpoint, allowance).await?)),
     }
+}
+
+/// The probe that was taken has passed.
+pub(crate) async fn note_pass(
+    db: impl PgExecutor<'_>,
+    endpoint: EndpointId,
+    allowance: Allowance,
+) -> sqlx::Result<()> {
+    sqlx::query(
+        "update postrider.trials set passed_at = clock_timestamp() where endpoint_id = $1 and kind = $2",
+    )
+    .bind_all((endpoint, allowance.kind))
+    .execute(db)
+    .await?;
+    Ok(())
 }
 
 async fn time_left(

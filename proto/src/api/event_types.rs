@@ -10,8 +10,14 @@ use serde_json::value::RawValue;
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EventTypeSettings {
+    /// Omitted: unchanged. Null: removed.
+    #[serde(
+        default,
+        deserialize_with = "super::given",
+        skip_serializing_if = "Option::is_none"
+    )]
     #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::name_or_null))]
-    pub description: Option<String>,
+    pub description: Option<Option<String>>,
     pub thin: Option<bool>,
     #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::schemas))]
     pub schemas: BTreeMap<String, Box<RawValue>>,

@@ -44,7 +44,7 @@ pub(super) async fn keep_tls(
 }
 
 /// Settings that can't be decrypted count as none here.
-pub(super) fn shown(vault: &Vault, row: &EndpointRow) -> Option<TlsFingerprints> {
+pub(crate) fn shown(vault: &Vault, row: &EndpointRow) -> Option<TlsFingerprints> {
     Some(tls::fingerprints(&open_tls(vault, row)?))
 }
 

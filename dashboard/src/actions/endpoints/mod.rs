@@ -3,6 +3,7 @@
 pub(crate) mod certificates;
 pub(crate) mod form;
 pub(crate) mod rules;
+pub(crate) mod subscriptions;
 
 use std::collections::BTreeMap;
 

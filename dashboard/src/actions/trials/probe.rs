@@ -25,6 +25,7 @@ use super::{
     checks::{Finding, place},
     event::{Model, TestEvent},
 };
+use crate::actions::numbers::counted;
 
 const REQUESTS_MAX: usize = 35;
 /// Less than the request timeout of the API.
@@ -260,7 +261,11 @@ impl Probe {
                 };
                 (
                     verdict,
-                    format!("valid until {} ({days} days)", end.format("%Y-%m-%d")),
+                    format!(
+                        "valid until {} ({})",
+                        end.format("%Y-%m-%d"),
+                        counted(days, "day", "days")
+                    ),
                 )
             }
         }
@@ -336,7 +341,10 @@ fn no_redirect(sent: &[Sent]) -> Judged {
         None if sent.iter().all(|one| one.outcome.status().is_none()) => {
             (Verdict::Skipped, "skipped: no response".to_owned())
         }
-        None => (Verdict::Pass, format!("no redirects in {} responses", sent.len())),
+        None => {
+            let responses = counted(sent.len(), "response", "responses");
+            (Verdict::Pass, format!("no redirects in {responses}"))
+        }
     }
 }
 

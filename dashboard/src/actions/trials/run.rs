@@ -19,6 +19,7 @@ use crate::{
     tables::{
         audit::{self, Action, Entry},
         endpoints::{self, EndpointRow},
+        trials,
     },
 };
 
@@ -127,6 +128,9 @@ pub(crate) async fn probe(
     let type_name = model.type_name.clone();
     let probe = Probe::new(target, model, app.trials.sender.clone());
     let findings = probe.run().await;
+    if has_passed(&findings) {
+        trials::note_pass(&app.pool, row.id, PROBES).await?;
+    }
     Ok(ProbeReport {
         endpoint: row.public_id,
         url: row.settings.url,

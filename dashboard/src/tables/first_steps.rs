@@ -1,0 +1,26 @@
+//! How far a new installation has been set up. Reads several tables, each of them small.
+
+use sqlx::{FromRow, PgExecutor};
+
+#[derive(Debug, Clone, PartialEq, Eq, FromRow)]
+pub(crate) struct FirstSteps {
+    /// The latest tenant.
+    pub(crate) tenant: Option<String>,
+    /// The latest event type.
+    pub(crate) event_type: Option<String>,
+    /// An endpoint of the latest tenant that has one.
+    pub(crate) endpoint: Option<String>,
+    /// An event was emitted.
+    pub(crate) has_event: bool,
+    /// A probe found a receiver that verifies signatures.
+    pub(crate) is_verified: bool,
+    /// The first tenant is older than the given number of days.
+    pub(crate) is_old: bool,
+}
+
+pub(crate) async fn find(db: impl PgExecutor<'_>, old_days: i32) -> sqlx::Result<FirstSteps> {
+    sqlx::query_as(include_str!("sql/first_steps.sql"))
+        .bind(old_days)
+        .fetch_one(db)
+        .await
+}
