@@ -16,7 +16,7 @@ pub mod state;
 pub mod trace;
 
 pub use ids::{DeliveryId, EndpointId, Epoch, EventId, ReplayId, Shard, TenantId, TypeId};
-pub use outcome::{Outcome, OutcomeKind, Response};
+pub use outcome::{Failure, Outcome, OutcomeKind, Response};
 pub use state::{
     DeadReason, DeliveryState, EndpointState, FinalState, PersonRole, ReplayKind, ReplaySource, ReplayState,
 };

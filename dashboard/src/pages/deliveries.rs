@@ -19,12 +19,15 @@ use super::{
 };
 use crate::{
     Shared,
-    actions::delivery_filter::{parse_state, parse_status, parse_time},
+    actions::{
+        delivery_filter::{parse_state, parse_status, parse_time},
+        replays,
+    },
     auth::{Session, Visit},
     http::{
         input::Query,
         pagination,
-        problem::{Faults, Problem, excerpt},
+        problem::{Faults, Kind, Problem, excerpt},
     },
     tables::{
         deliveries::{self, Filter},
@@ -53,6 +56,7 @@ pub(crate) struct DeliveriesQuery {
     endpoint: String,
     r#type: String,
     event: String,
+    replay: String,
     status_code: String,
     within: String,
     since: String,
@@ -86,6 +90,7 @@ impl DeliveriesQuery {
             ("endpoint", &self.endpoint),
             ("type", &self.r#type),
             ("event", &self.event),
+            ("replay", &self.replay),
             ("status_code", &self.status_code),
             ("within", &self.within),
             ("since", &self.since),
@@ -106,9 +111,15 @@ impl DeliveriesQuery {
 
     /// Whether a filter under “More filters” is set.
     fn has_more(&self) -> bool {
-        [&self.endpoint, &self.event, &self.since, &self.until]
-            .into_iter()
-            .any(|value| !value.is_empty())
+        [
+            &self.endpoint,
+            &self.event,
+            &self.replay,
+            &self.since,
+            &self.until,
+        ]
+        .into_iter()
+        .any(|value| !value.is_empty())
     }
 }
 
@@ -117,6 +128,7 @@ enum Nothing {
     Tenant,
     Endpoint,
     Event,
+    Replay,
     /// The filters can't be applied.
     Invalid,
 }
@@ -129,6 +141,7 @@ impl Nothing {
                 "There is no endpoint with this ID. Endpoint IDs start with ep_ and are shown in the endpoint's settings."
             }
             Self::Event => "There is no event with this ID.",
+            Self::Replay => "There is no replay with this ID.",
             Self::Invalid => "Correct the filters marked above.",
         }
     }
@@ -215,7 +228,7 @@ fn given(text: &str) -> Option<&str> {
 
 /// The filters that need no lookup, or an error for each that can't be read.
 fn read_filter(session: &Session, query: &DeliveriesQuery) -> Result<Filter, Problem> {
-    const STATES: &str = "pending, delivered or dead";
+    const STATES: &str = "pending, delivered, dead or discarded";
     const STATUS: &str = "a number from 100 to 999";
     const TIME: &str = "a date and a time";
     fn read<T>(
@@ -317,6 +330,12 @@ async fn filter(
             None => return Ok(Err(Nothing::Tenant)),
         }
     }
+    if let Some(replay) = given(&query.replay) {
+        filter.replay = find_replay(app, filter.tenant, replay).await?;
+        if filter.replay.is_none() {
+            return Ok(Err(Nothing::Replay));
+        }
+    }
     if let Some(endpoint) = given(&query.endpoint) {
         filter.endpoint = endpoints::find_number(&app.pool, filter.tenant, endpoint).await?;
         if filter.endpoint.is_none() {
@@ -332,6 +351,15 @@ async fn filter(
         }
     }
     Ok(Ok(filter))
+}
+
+/// The public ID of a replay that the session may see.
+async fn find_replay(app: &Shared, tenant: Option<TenantId>, id: &str) -> Result<Option<String>, Problem> {
+    match replays::find(app, tenant, id).await {
+        Ok(replay) => Ok(Some(replay.public_id)),
+        Err(problem) if problem.kind == Kind::NotFound => Ok(None),
+        Err(problem) => Err(problem),
+    }
 }
 
 /// IDs chosen by producers are unique only within a tenant, so several tenants may have the same one.

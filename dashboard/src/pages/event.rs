@@ -2,11 +2,15 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::extract::Path;
+use axum::{
+    extract::Path,
+    http::header,
+    response::{IntoResponse, Response},
+};
 use chrono::DateTime;
 use postrider_proto::{EventId, TenantId, limits::LIST_PAGE_MAX};
 
-use super::{DeliverySummary, Frame, Moment, Paged, Pretty};
+use super::{DeliverySummary, Frame, Moment, Paged, Pretty, ShownBody};
 use crate::{
     Shared,
     auth::Visit,
@@ -30,9 +34,7 @@ pub(crate) struct EventPage {
     created: Moment,
     ordering_key: Option<String>,
     sequence: Option<i64>,
-    bytes: i64,
-    pretty: Pretty,
-    raw: String,
+    body: ShownBody,
     /// The data that receivers of a thin event fetch from the API.
     full_data: Option<String>,
     lines: Vec<DeliverySummary>,
@@ -62,9 +64,7 @@ pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Paged<EventPag
             .await?
             .unwrap_or_default(),
         created: Moment(DateTime::from_timestamp_millis(number.unix_ms())),
-        bytes: event.body.len() as i64,
-        pretty: Pretty::of(&raw),
-        raw,
+        body: ShownBody::of(number, &raw),
         full_data: event
             .full_data
             .map(|data| Pretty::whole(&String::from_utf8_lossy(&data))),
@@ -74,6 +74,25 @@ pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Paged<EventPag
         sequence: event.sequence,
         lines: found.iter().map(DeliverySummary::from).collect(),
     })
+}
+
+/// The exact bytes that every attempt sends, as a file.
+pub(crate) async fn body(visit: Visit, Path(id): Path<String>) -> Paged<Response> {
+    let missing = || Problem::not_found("event");
+    let (number, tenant) = find(&visit.app, visit.session.scope(), &id)
+        .await?
+        .ok_or_else(missing)?;
+    let event = events::load(&visit.app.pool, tenant, &[number])
+        .await?
+        .pop()
+        .ok_or_else(missing)?;
+    // A generated ID has no character that would need quotes.
+    let file = format!("attachment; filename=\"{}.json\"", number.generated());
+    let headers = [
+        (header::CONTENT_TYPE, "application/json".to_owned()),
+        (header::CONTENT_DISPOSITION, file),
+    ];
+    Ok((headers, event.body).into_response())
 }
 
 /// Finds an event by its generated ID, which our own links use, or by the producer's ID. If several tenants use the same

@@ -67,6 +67,21 @@ pub(crate) async fn list_ended_of_tenant(
         .await
 }
 
+/// Deliveries of a bulk replay.
+pub(crate) async fn list_of_replay(
+    db: impl PgExecutor<'_>,
+    replay: &str,
+    filter: &Filter,
+    span: Span<'_>,
+) -> sqlx::Result<Vec<DeliveryKey>> {
+    sqlx::query_as(include_str!("sql/attempts_list_of_replay.sql"))
+        .bind(replay)
+        .bind_all(span.values())
+        .bind(filter.endpoint)
+        .fetch_all(db)
+        .await
+}
+
 /// Across all tenants: scans the primary key, where nearly every row is a final one.
 pub(crate) async fn list_ended(db: impl PgExecutor<'_>, span: Span<'_>) -> sqlx::Result<Vec<DeliveryKey>> {
     sqlx::query_as(
