@@ -155,6 +155,7 @@ create table postrider.attempts (
     response_body bytea,
     replay_id     text,
     final         postrider.final_state,
+    timing        text,                   -- of a failed attempt: proto::Timing
     primary key (event_id, endpoint_id, number)
 ) partition by range (event_id);
 create index attempts_endpoint_final on postrider.attempts (endpoint_id, event_id) where final is not null;

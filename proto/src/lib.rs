@@ -13,6 +13,7 @@ pub mod outcome;
 pub mod routing;
 pub mod signature;
 pub mod state;
+pub mod timing;
 pub mod trace;
 
 pub use ids::{DeliveryId, EndpointId, Epoch, EventId, ReplayId, Shard, TenantId, TypeId};
@@ -20,3 +21,4 @@ pub use outcome::{Failure, Outcome, OutcomeKind, Response};
 pub use state::{
     DeadReason, DeliveryState, EndpointState, FinalState, PersonRole, ReplayKind, ReplaySource, ReplayState,
 };
+pub use timing::Timing;

@@ -339,4 +339,9 @@ async fn a_failed_delivery_says_what_to_do_how_many_failed_alike_and_what_was_cu
         .get(&format!("/tenants/acme/deliveries/{}", id("evt_1")))
         .await;
     assert_eq!(attempt["attempts"][0]["response_body_cut"], true, "{attempt}");
+    let timing = &attempt["attempts"][0]["timing"];
+    let address = timing["address"].as_str().expect("an address");
+    assert!(receiver.url("").contains(address), "{timing}");
+    assert!(timing["first_byte_ms"].is_i64(), "{timing}");
+    assert!(page.contains(&format!("Address {address} ·")) && page.contains("first byte "));
 }

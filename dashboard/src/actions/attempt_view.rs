@@ -11,8 +11,8 @@ use postrider_dispatcher::{
     vault::{Vault, custom_headers::CustomHeaders},
 };
 use postrider_proto::{
-    DeliveryId, OutcomeKind,
-    api::Attempt,
+    DeliveryId, OutcomeKind, Timing,
+    api::{Attempt, AttemptTiming},
     limits::RESPONSE_KEPT_BYTES_MAX,
     trace::{TraceContext, TraceState},
 };
@@ -46,6 +46,10 @@ fn attempt_view(row: AttemptRow, context: &Context) -> Attempt {
         response_body_cut: is_cut(row.response_body.as_deref()),
         response_body: row.response_body.as_deref().map(shown_body),
         replay: row.replay_id,
+        timing: row
+            .timing
+            .and_then(|text| text.parse::<Timing>().ok())
+            .map(AttemptTiming::from),
     }
 }
 
@@ -211,6 +215,7 @@ mod tests {
             response_head: None,
             response_body: Some(b"a\xff\0b".to_vec()),
             replay_id: Some("dlv_1".to_owned()),
+            timing: None,
         }
     }
 

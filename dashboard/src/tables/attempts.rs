@@ -20,6 +20,7 @@ pub(crate) struct AttemptRow {
     pub(crate) response_head: Option<String>,
     pub(crate) response_body: Option<Vec<u8>>,
     pub(crate) replay_id: Option<String>,
+    pub(crate) timing: Option<String>,
 }
 
 /// Attempts shown of one delivery; the newest are kept.

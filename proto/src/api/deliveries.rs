@@ -57,7 +57,37 @@ pub struct Attempt {
     pub response_body: Option<String>,
     /// The response had a longer body than the part that is kept.
     pub response_body_cut: bool,
+    /// Where the time went. Only of failed attempts.
+    pub timing: Option<AttemptTiming>,
     pub replay: Option<String>,
+}
+
+/// A phase that was not reached, or not needed because a connection was reused, is null.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct AttemptTiming {
+    /// The address and port that the request was sent to, or that was tried first.
+    pub address: Option<String>,
+    pub dns_ms: Option<i64>,
+    pub connect_ms: Option<i64>,
+    pub tls_ms: Option<i64>,
+    /// From the request to the head of the response.
+    pub first_byte_ms: Option<i64>,
+}
+
+impl From<crate::Timing> for AttemptTiming {
+    fn from(timing: crate::Timing) -> Self {
+        let ms = |time: Option<std::time::Duration>| {
+            time.map(|time| i64::try_from(time.as_millis()).unwrap_or(i64::MAX))
+        };
+        Self {
+            address: timing.address.map(|address| address.to_string()),
+            dns_ms: ms(timing.dns),
+            connect_ms: ms(timing.connect),
+            tls_ms: ms(timing.tls),
+            first_byte_ms: ms(timing.first_byte),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -23,7 +23,7 @@ use serde::{
 };
 
 pub use deliveries::{
-    Attempt, DeadLetterGroup, Delivery, DeliveryWithAttempts, Discarded, NewDiscard,
+    Attempt, AttemptTiming, DeadLetterGroup, Delivery, DeliveryWithAttempts, Discarded, NewDiscard,
 };
 pub use endpoints::{
     AlertSettings, CONCURRENCY, Endpoint, EndpointSettings, RATE_PER_SECOND, TIMEOUT_MS, TlsFingerprints,

@@ -234,6 +234,7 @@ impl Sent {
             response_head: self.outcome.response().map(|response| response.head.clone()),
             response_body: None,
             response_body_cut: false,
+            timing: None,
             replay: None,
         }
     }

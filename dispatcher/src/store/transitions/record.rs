@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{
-    DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, OutcomeKind, Shard,
+    DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, OutcomeKind, Shard, Timing,
 };
 use sqlx::{FromRow, PgConnection};
 use uuid::Uuid;
@@ -32,6 +32,8 @@ pub(crate) struct AttemptRecord {
     pub(crate) signature: Option<String>,
     pub(crate) outcome: Outcome,
     pub(crate) next: Next,
+    /// Of an attempt that failed: successes are many, and few people look at them.
+    pub(crate) timing: Option<Timing>,
     /// Its event has outlived its partition, and so do its attempts.
     pub(crate) archived: bool,
 }
@@ -161,6 +163,7 @@ pub(crate) async fn record_batch(
         .bind(column(batch, |one| one.next == Next::Filtered))
         .bind(column(batch, |one| one.archived))
         .bind(column(batch, |one| one.outcome.failure()))
+        .bind(column(batch, |one| one.timing.map(|timing| timing.to_string())))
         .bind(FAILING_PAUSE_DAYS_MAX)
         .bind(FAILING_DAYS)
         .bind(FAILED_ON_DAYS_MIN)
