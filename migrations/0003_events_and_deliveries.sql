@@ -3,7 +3,8 @@
 -- `dead_letters`. Hot tables have no foreign keys: one to a busy endpoint cost a third of the emit throughput and made
 -- deletes wait for producers.
 
-create type postrider.final_state as enum ('delivered', 'dead');
+-- A discarded delivery was dead, and someone decided that it need not be delivered.
+create type postrider.final_state as enum ('delivered', 'dead', 'discarded');
 create type postrider.dead_reason as enum ('exhausted', 'gone', 'endpoint_disabled', 'too_old', 'refused_address');
 -- Where a bulk replay finds the deliveries it queues.
 create type postrider.replay_source as enum ('dead', 'delivered', 'retrying', 'missing');
@@ -97,6 +98,7 @@ create table postrider.queue (
     -- deliveries, so that ordinary rows stay small.
     was_source  postrider.replay_source,
     was_reason  postrider.dead_reason,
+    was_failure smallint,
     was_at      timestamptz,              -- time of death, or the time it was due
     was_step    smallint,
     was_replay  text,
@@ -153,6 +155,7 @@ create table postrider.attempts (
     response_body bytea,
     replay_id     text,
     final         postrider.final_state,
+    timing        text,                   -- of a failed attempt: proto::Timing
     primary key (event_id, endpoint_id, number)
 ) partition by range (event_id);
 create index attempts_endpoint_final on postrider.attempts (endpoint_id, event_id) where final is not null;
@@ -163,11 +166,17 @@ create index attempts_unauthorized on postrider.attempts (endpoint_id, started_a
 create index attempts_refused on postrider.attempts (status, event_id, endpoint_id, number)
     where status < 200 or status > 299;
 
+-- Deliveries of a replay. Ordinary attempts are not in it.
+create index attempts_replays on postrider.attempts (replay_id, event_id, endpoint_id) where replay_id is not null;
+
 -- Attempts made after the partition of their event was dropped.
 create table postrider.archived_attempts (
     like postrider.attempts including defaults,
     primary key (event_id, endpoint_id, number)
 );
+
+create index archived_attempts_replays on postrider.archived_attempts (replay_id, event_id, endpoint_id)
+    where replay_id is not null;
 
 create table postrider.dead_letters (
     endpoint_id int not null,
@@ -175,6 +184,7 @@ create table postrider.dead_letters (
     tenant_id   int not null,
     type_id     int not null,
     reason      postrider.dead_reason not null,
+    failure     smallint not null,        -- of the last attempt: proto::Failure
     attempt     smallint not null,
     died_at     timestamptz not null default clock_timestamp(),
     replay_id   text,
@@ -191,9 +201,10 @@ create table postrider.dead_letter_counts (
     endpoint_id int not null,
     type_id     int not null,
     reason      postrider.dead_reason not null,
+    failure     smallint not null,
     tenant_id   int not null,
     count       bigint not null,
-    primary key (endpoint_id, type_id, reason)
+    primary key (endpoint_id, type_id, reason, failure)
 ) with (fillfactor = 70);
 create index dead_letter_counts_tenant on postrider.dead_letter_counts (tenant_id);
 

@@ -13,6 +13,7 @@ create table postrider.replays (
     delivery_state      text,
     type_id             int,
     reason              postrider.dead_reason,
+    failure             smallint,
     since               timestamptz,
     until               timestamptz,
     rate_per_second     int not null check (rate_per_second between 1 and 100000),  -- per endpoint
@@ -44,6 +45,7 @@ create table postrider.replay_parts (
     after_event uuid not null default '00000000-0000-0000-0000-000000000000',
     ended       boolean not null default false,
     stepped_at  timestamptz,                     -- when its deliveries were last queued, for the rate
+    withdrawn_from uuid,                         -- the first event that a cancellation withdrew: it resumes there
     primary key (replay_id, endpoint_id, source)
 ) with (fillfactor = 70);
 

@@ -12,10 +12,10 @@ with made as (
     select m.id, e.id, 7, m.tenant_id, m.type_id, clock_timestamp(), 10, 2, 503, 'dead'
     from made m join postrider.endpoints e on e.tenant_id = m.tenant_id
 ), counted as (
-    insert into postrider.dead_letter_counts (endpoint_id, type_id, reason, tenant_id, count)
-    select e.id, m.type_id, 'exhausted', m.tenant_id, count(*)
-    from made m join postrider.endpoints e on e.tenant_id = m.tenant_id group by 1, 2, 4
+    insert into postrider.dead_letter_counts (endpoint_id, type_id, reason, failure, tenant_id, count)
+    select e.id, m.type_id, 'exhausted', 503, m.tenant_id, count(*)
+    from made m join postrider.endpoints e on e.tenant_id = m.tenant_id group by 1, 2, 5
 )
-insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt)
-select e.id, m.id, m.tenant_id, m.type_id, 'exhausted', 7
+insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, failure, attempt)
+select e.id, m.id, m.tenant_id, m.type_id, 'exhausted', 503, 7
 from made m join postrider.endpoints e on e.tenant_id = m.tenant_id

@@ -35,10 +35,10 @@ with tenant as materialized (
     where not (state = 'paused' and luck < 0.15)
     returning event_id, endpoint_id, tenant_id, type_id, final, started_at
 ), dead as (
-    insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt, died_at)
-    select endpoint_id, event_id, tenant_id, type_id, 'exhausted', 1, started_at from attempt where final = 'dead'
-    returning endpoint_id, type_id, reason, tenant_id
+    insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, failure, attempt, died_at)
+    select endpoint_id, event_id, tenant_id, type_id, 'exhausted', 500, 1, started_at from attempt where final = 'dead'
+    returning endpoint_id, type_id, reason, failure, tenant_id
 )
-insert into postrider.dead_letter_counts as c (endpoint_id, type_id, reason, tenant_id, count)
-select endpoint_id, type_id, reason, tenant_id, count(*) from dead group by 1, 2, 3, 4
-on conflict (endpoint_id, type_id, reason) do update set count = c.count + excluded.count
+insert into postrider.dead_letter_counts as c (endpoint_id, type_id, reason, failure, tenant_id, count)
+select endpoint_id, type_id, reason, failure, tenant_id, count(*) from dead group by 1, 2, 3, 4, 5
+on conflict (endpoint_id, type_id, reason, failure) do update set count = c.count + excluded.count

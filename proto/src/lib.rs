@@ -13,10 +13,12 @@ pub mod outcome;
 pub mod routing;
 pub mod signature;
 pub mod state;
+pub mod timing;
 pub mod trace;
 
 pub use ids::{DeliveryId, EndpointId, Epoch, EventId, ReplayId, Shard, TenantId, TypeId};
-pub use outcome::{Outcome, OutcomeKind, Response};
+pub use outcome::{Failure, Outcome, OutcomeKind, Response};
 pub use state::{
     DeadReason, DeliveryState, EndpointState, FinalState, PersonRole, ReplayKind, ReplaySource, ReplayState,
 };
+pub use timing::Timing;

@@ -20,6 +20,7 @@ pub const DESCRIPTION_BYTES_MAX: usize = 1024;
 pub const LIST_PAGE_MAX: i64 = 1_000;
 pub const LIST_PAGE_DEFAULT: i64 = 50;
 pub const RESPONSE_READ_BYTES_MAX: usize = 64 * 1024;
+/// Of a longer body one more byte is stored: it says that the body was cut.
 pub const RESPONSE_KEPT_BYTES_MAX: usize = 4 * 1024;
 pub const RETRY_AFTER_SECONDS_MAX: u64 = 24 * 60 * 60;
 pub const SCHEDULE_STEPS_MAX: usize = 50;
@@ -29,6 +30,8 @@ pub const ATTEMPTS_PER_DELIVERY_MAX: u16 = 1_000;
 pub const REPLAYS_RUNNING_PER_TENANT_MAX: i64 = 100;
 /// Deliveries per second and endpoint that a bulk replay may be set to.
 pub const REPLAY_RATE_MAX: i32 = 100_000;
+/// Dead letters that one request discards.
+pub const DISCARDED_MAX: i64 = 5_000;
 /// Of an automatic rotation policy. The old secret signs for three days, and a rotation is announced three days
 /// ahead.
 pub const ROTATE_DAYS_MIN: i64 = 7;

@@ -73,7 +73,7 @@ macro_rules! words {
 
 words!(
     /// How a delivery ended.
-    FinalState("final_state") { Delivered = "delivered", Dead = "dead" }
+    FinalState("final_state") { Delivered = "delivered", Dead = "dead", Discarded = "discarded" }
 );
 words!(
     /// Why a delivery is dead.
@@ -135,14 +135,19 @@ pub enum DeliveryState {
     Pending,
     Delivered,
     Dead,
+    /// It was dead, and someone decided that it need not be delivered.
+    Discarded,
 }
 
 impl DeliveryState {
+    pub const ALL: [Self; 4] = [Self::Pending, Self::Delivered, Self::Dead, Self::Discarded];
+
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
             Self::Delivered => "delivered",
             Self::Dead => "dead",
+            Self::Discarded => "discarded",
         }
     }
 }
@@ -153,6 +158,7 @@ impl From<Option<FinalState>> for DeliveryState {
             None => Self::Pending,
             Some(FinalState::Delivered) => Self::Delivered,
             Some(FinalState::Dead) => Self::Dead,
+            Some(FinalState::Discarded) => Self::Discarded,
         }
     }
 }

@@ -30,7 +30,7 @@ async fn a_person_finds_a_dead_letter_reads_why_and_watches_its_replay_arrive() 
     );
     browser.sign_in(&program).await;
     browser.press("Dead letters").await;
-    browser.read("All attempts failed").await;
+    browser.read("500 Internal Server Error").await;
     let id = dead[0]["id"].as_str().expect("an id");
     browser.open(&program.url(&format!("/deliveries/{id}"))).await;
     browser.read("500").await;

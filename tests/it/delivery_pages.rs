@@ -383,3 +383,70 @@ async fn what_customers_supply_is_text_on_every_page() {
         assert!(!page.contains("javascript:"), "{path}");
     }
 }
+
+#[tokio::test]
+async fn a_failed_delivery_says_what_to_do_how_many_failed_alike_and_what_was_cut() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({ "retry_schedule": ["0s"] }))
+        .await;
+    let other = json!({ "retry_schedule": ["0s"] });
+    api.tenant("globex").await;
+    api.endpoint("globex", &receiver.url("/other"), other).await;
+    receiver.answer(Answer::Body(401, "x".repeat(5_000)));
+    let long = "y".repeat(40_000);
+    for (tenant, id) in [
+        ("acme", "evt_1"),
+        ("globex", "evt_other"),
+        ("acme", "evt_2"),
+        ("acme", "evt_3"),
+    ] {
+        let event = json!({ "id": id, "type": "invoice.paid", "data": { "long": long } });
+        api.emit(tenant, event).await;
+    }
+    let dead = api.wait_for_state("acme", "dead", 3).await;
+    api.wait_for_state("globex", "dead", 1).await;
+    let id = |event: &str| {
+        let found = dead.iter().find(|one| one["event"] == event).expect("it is dead");
+        found["id"].as_str().expect("an id").to_owned()
+    };
+    let mut person = Person::signed_in(&program).await;
+    let (_, page) = person.visit(&format!("/deliveries/{}", id("evt_2"))).await;
+    for part in [
+        "Check that it verifies signatures",
+        "2 other deliveries of this endpoint failed the same way since",
+        &format!("/signatures?delivery={}", id("evt_2")),
+        &format!("href=\"/deliveries/{}\"", id("evt_1")),
+        &format!("href=\"/deliveries/{}\"", id("evt_3")),
+        "Only its first 4 KiB are stored",
+        "Only the first 16 KiB are shown",
+        "--data-binary @body.json",
+    ] {
+        assert!(page.contains(part), "no {part} in {page}");
+    }
+    assert!(page.len() < 80_000, "{} bytes", page.len());
+    let body = page.split("/events/").find(|rest| rest.contains("/body\""));
+    let body = body.and_then(|rest| rest.split('"').next()).expect("a download");
+    let (status, bytes) = person.visit(&format!("/events/{body}")).await;
+    assert_eq!(status, StatusCode::OK);
+    let sent = receiver.received();
+    let sent = sent.iter().find(|request| request.event_id() == "evt_2");
+    assert_eq!(
+        bytes.as_bytes(),
+        sent.expect("it was sent").body,
+        "the exact bytes"
+    );
+    let (_, page) = person.visit(&format!("/deliveries/{}", id("evt_1"))).await;
+    assert!(!page.contains("Previous</a>") && page.contains("Next"), "{page}");
+    let attempt = api
+        .get(&format!("/tenants/acme/deliveries/{}", id("evt_1")))
+        .await;
+    assert_eq!(attempt["attempts"][0]["response_body_cut"], true, "{attempt}");
+    let timing = &attempt["attempts"][0]["timing"];
+    let address = timing["address"].as_str().expect("an address");
+    assert!(receiver.url("").contains(address), "{timing}");
+    assert!(timing["first_byte_ms"].is_i64(), "{timing}");
+    assert!(page.contains(&format!("Address {address} ·")) && page.contains("first byte "));
+}

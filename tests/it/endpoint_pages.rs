@@ -97,6 +97,81 @@ async fn an_endpoint_is_added_changed_paused_and_deleted_by_forms() {
 }
 
 #[tokio::test]
+async fn an_endpoint_that_fails_says_since_when_with_what_and_what_to_do() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let settings = json!({
+        "types": ["invoice.*"], "retry_schedule": ["0s"], "rate_per_second": 70,
+        "filter": { "/amount": { "gte": 0 } },
+    });
+    let endpoint = api.acme(&receiver.url("/hook"), settings).await;
+    let mut person = Person::signed_in(&program).await;
+    let path = format!("/endpoints/{}", endpoint.id);
+    let (_, page) = person.visit(&path).await;
+    for part in [
+        "invoice.*",
+        "&#34;gte&#34;: 0",
+        "70 requests per second",
+        "16 requests at a time",
+        &endpoint.id,
+    ] {
+        assert!(page.contains(part), "no {part} in {page}");
+    }
+    assert!(!page.contains("Failing since"), "{page}");
+
+    receiver.answer(Answer::Status(401));
+    for _ in 0..3 {
+        api.emit("acme", json!({ "type": "invoice.paid", "data": { "amount": 1 } }))
+            .await;
+    }
+    let dead = api.wait_for_state("acme", "dead", 3).await;
+    let (_, page) = person.visit(&path).await;
+    for part in [
+        "Failing since",
+        "every request gets 401 Unauthorized",
+        "3 events not delivered",
+        "will be disabled after",
+        "Check the signature",
+        "Replay 3",
+    ] {
+        assert!(page.contains(part), "no {part} in {page}");
+    }
+    let debugger = page.split("href=\"/signatures?delivery=").nth(1).expect("a link");
+    let failed = debugger.split('"').next().unwrap_or_default();
+    assert!(dead.iter().any(|one| one["id"] == failed), "{failed} {dead:?}");
+    receiver.answer(Answer::Status(500));
+    api.emit("acme", json!({ "type": "invoice.paid", "data": { "amount": 1 } }))
+        .await;
+    api.wait_for_state("acme", "dead", 4).await;
+    let (_, page) = person.visit(&path).await;
+    assert!(
+        page.contains("requests fail in several ways, the latest one gets 500"),
+        "{page}"
+    );
+
+    receiver.answer(Answer::Status(204));
+    let preview = format!("/dead-letters/preview?endpoint={}&kind=failed", endpoint.id);
+    assert!(page.contains(&preview.replace('&', "&amp;")), "{page}");
+    let (_, preview) = person.visit(&preview).await;
+    assert!(preview.contains("4 deliveries will be replayed"), "{preview}");
+    assert!(
+        person
+            .submit(&Form::find(&preview, "/replays"))
+            .await
+            .0
+            .is_redirection()
+    );
+    api.wait_for_state("acme", "delivered", 4).await;
+    let (_, page) = person.visit(&path).await;
+    assert!(
+        !page.contains("Failing since") && !page.contains("not delivered."),
+        "{page}"
+    );
+}
+
+#[tokio::test]
 async fn a_test_event_and_a_probe_are_told_on_the_page() {
     let database = Database::fresh().await;
     let program = Postrider::start(&database).await;

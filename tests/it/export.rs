@@ -204,6 +204,8 @@ async fn dead_letters_are_counted_by_what_is_asked_for_and_page_by_page() {
     for (query, expected) in [
         (format!("endpoint={}", gone.id), vec![&all[0], &all[2]]),
         ("reason=exhausted&type=invoice.sent".to_owned(), vec![&all[3]]),
+        ("failure=500".to_owned(), vec![&all[1], &all[3]]),
+        ("failure=timed_out".to_owned(), vec![]),
         ("type=invoice.none".to_owned(), vec![]),
         ("endpoint=ep_none".to_owned(), vec![]),
         (
@@ -218,6 +220,7 @@ async fn dead_letters_are_counted_by_what_is_asked_for_and_page_by_page() {
     for wrong in [
         "colour=red",
         "reason=bored",
+        "failure=99",
         "limit=0",
         "since=yesterday",
         "cursor=x",
@@ -256,8 +259,8 @@ async fn an_export_of_any_length_takes_no_more_memory_than_a_short_one() {
              outcome, error, final)
          select event_id, endpoint_id, 1, tenant_id, type_id, clock_timestamp(), 1, 0, repeat('x', {ERROR_BYTES}), 'dead'
          from postrider.queue;
-         insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt)
-         select endpoint_id, event_id, tenant_id, type_id, 'exhausted', 1 from postrider.queue;
+         insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, failure, attempt)
+         select endpoint_id, event_id, tenant_id, type_id, 'exhausted', 4, 1 from postrider.queue;
          delete from postrider.queue;
          analyze postrider.events, postrider.attempts, postrider.dead_letters"
     );

@@ -15,6 +15,7 @@ mod bulkhead;
 mod certificates;
 mod connections;
 mod crash;
+mod dead_letters;
 mod dead_rows;
 mod delivery;
 mod delivery_pages;

@@ -547,7 +547,7 @@ async fn a_person_chooses_a_group_previews_it_replays_it_and_sees_how_far_it_is(
     let mut person = Person::new(&program);
     assert!(person.sign_in(ADMIN_PASSWORD).await.is_redirection());
     let (_, page) = person.visit("/dead-letters").await;
-    let group = format!("{}~invoice.paid~gone", endpoint.id);
+    let group = format!("{}~invoice.paid~gone~410", endpoint.id);
     assert!(page.contains(&group) && page.contains("30"), "{page}");
 
     let (status, _) = person.visit("/dead-letters/preview").await;
@@ -584,6 +584,81 @@ async fn a_person_chooses_a_group_previews_it_replays_it_and_sees_how_far_it_is(
         api.get(&format!("/tenants/acme/replays/{id}")).await["state"],
         "cancelled"
     );
+}
+
+#[tokio::test]
+async fn a_cancelled_replay_is_resumed_with_what_was_not_sent_and_its_rate_is_changed() {
+    const COUNT: usize = 60;
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = dead_letters(&database, &api, &receiver, COUNT).await;
+    let before = receiver.count();
+    let id = start(&api, json!({ "endpoint": endpoint.id, "rate_per_second": 20 })).await;
+    let path = format!("/tenants/acme/replays/{id}");
+    receiver.wait_for(before + 10).await;
+    let resume = format!("{path}/resume");
+    let (status, problem) = api.call(Method::POST, &resume, None).await;
+    assert_eq!(status, StatusCode::CONFLICT, "it runs: {problem}");
+    let (status, cancelled) = api.call(Method::DELETE, &path, None).await;
+    assert_eq!(status, StatusCode::OK, "{cancelled}");
+    let cancelled = until("nothing is in flight", || async {
+        let replay = api.get(&path).await;
+        let sum = |name: &str| replay[name].as_i64().unwrap_or_default();
+        (sum("done") + sum("cancelled") == COUNT as i64).then_some(replay)
+    })
+    .await;
+    assert!(cancelled["cancelled"].as_i64() > Some(0), "{cancelled}");
+    let rate = json!({ "rate_per_second": 5 });
+    let (status, problem) = api.call(Method::PATCH, &path, Some(rate.clone())).await;
+    assert_eq!(status, StatusCode::CONFLICT, "it does not run: {problem}");
+
+    let mut person = Person::signed_in(&program).await;
+    let (_, page) = person.visit(&format!("/replays/{id}")).await;
+    let (_, page) = person.submit_and_follow(&Form::find(&page, "/resume")).await;
+    assert!(
+        page.contains("Replay resumed.") && page.contains("/rate\""),
+        "{page}"
+    );
+    for wrong in [json!({}), json!({ "rate_per_second": 0 })] {
+        let (status, problem) = api.call(Method::PATCH, &path, Some(wrong)).await;
+        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
+    }
+    let form = Form::find(&page, "/rate").fill("rate_per_second", "many");
+    let (status, wrong) = person.submit(&form).await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(wrong.contains("must be a whole number"), "{wrong}");
+    let form = Form::find(&page, "/rate").fill("rate_per_second", "1000");
+    assert!(person.submit(&form).await.0.is_redirection());
+    let replay = ended(&api, &id).await;
+    assert_eq!(
+        (&replay["state"], &replay["done"], &replay["skipped"]),
+        (&json!("done"), &json!(COUNT), &json!(0)),
+        "{replay}"
+    );
+    assert_eq!(replay["rate_per_second"], 1000);
+    let mut times: HashMap<String, usize> = HashMap::new();
+    for request in receiver.received().iter().skip(before) {
+        *times.entry(request.event_id().to_owned()).or_default() += 1;
+    }
+    assert_eq!(times.len(), COUNT, "every event arrived");
+    assert!(times.values().all(|count| *count == 1), "none twice: {times:?}");
+    let audit = api.get("/audit?limit=10").await.to_string();
+    for action in ["replay.resumed", "replay.changed", "replay.cancelled"] {
+        assert!(audit.contains(action), "{audit}");
+    }
+
+    // Its deliveries, by the page and by the API.
+    let listed = api.deliveries("acme", &format!("replay={id}&limit=100")).await;
+    assert_eq!(listed.len(), COUNT);
+    let (_, page) = person.visit(&format!("/deliveries?replay={id}")).await;
+    assert!(page.contains("state delivered"), "{page}");
+    let (_, page) = person.visit(&format!("/deliveries?replay={id}&state=dead")).await;
+    assert!(!page.contains("href=\"/deliveries/dlv_"), "{page}");
+    api.tenant("globex").await;
+    let foreign = api.deliveries("globex", &format!("replay={id}")).await;
+    assert!(foreign.is_empty(), "{foreign:?}");
 }
 
 /// A tenant whose endpoint is paused with more deliveries than may be queued for it, and as many replays as it may have.

@@ -11,8 +11,8 @@ use postrider_dispatcher::{
     vault::{Vault, custom_headers::CustomHeaders},
 };
 use postrider_proto::{
-    DeliveryId, OutcomeKind,
-    api::Attempt,
+    DeliveryId, OutcomeKind, Timing,
+    api::{Attempt, AttemptTiming},
     limits::RESPONSE_KEPT_BYTES_MAX,
     trace::{TraceContext, TraceState},
 };
@@ -43,12 +43,23 @@ fn attempt_view(row: AttemptRow, context: &Context) -> Attempt {
         error: row.error,
         request_headers,
         response_head: row.response_head,
-        response_body: row.response_body.map(|bytes| {
-            let kept = &bytes[..bytes.len().min(RESPONSE_KEPT_BYTES_MAX)];
-            String::from_utf8_lossy(kept).into_owned()
-        }),
+        response_body_cut: is_cut(row.response_body.as_deref()),
+        response_body: row.response_body.as_deref().map(shown_body),
         replay: row.replay_id,
+        timing: row
+            .timing
+            .and_then(|text| text.parse::<Timing>().ok())
+            .map(AttemptTiming::from),
     }
+}
+
+fn is_cut(body: Option<&[u8]>) -> bool {
+    body.is_some_and(|bytes| bytes.len() > RESPONSE_KEPT_BYTES_MAX)
+}
+
+fn shown_body(bytes: &[u8]) -> String {
+    let kept = &bytes[..bytes.len().min(RESPONSE_KEPT_BYTES_MAX)];
+    String::from_utf8_lossy(kept).into_owned()
 }
 
 /// What the request headers of a delivery depend on, besides its attempts.
@@ -122,7 +133,7 @@ pub(crate) fn attempt_tone(status: Option<i16>) -> &'static str {
 }
 
 /// `503 Service Unavailable`.
-fn status_line(status: i16) -> String {
+pub(super) fn status_line(status: i16) -> String {
     let reason = u16::try_from(status)
         .ok()
         .and_then(|status| StatusCode::from_u16(status).ok())
@@ -204,6 +215,7 @@ mod tests {
             response_head: None,
             response_body: Some(b"a\xff\0b".to_vec()),
             replay_id: Some("dlv_1".to_owned()),
+            timing: None,
         }
     }
 

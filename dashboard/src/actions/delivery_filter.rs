@@ -7,14 +7,12 @@ use postrider_proto::{DeliveryState, limits::ATTEMPTS_PER_DELIVERY_MAX};
 use crate::{http::problem::Problem, tables::deliveries::Failure};
 
 pub(crate) fn parse_state(text: &str) -> Result<DeliveryState, Problem> {
-    [
-        DeliveryState::Pending,
-        DeliveryState::Delivered,
-        DeliveryState::Dead,
-    ]
-    .into_iter()
-    .find(|state| state.as_str() == text)
-    .ok_or_else(|| Problem::bad_request("Query parameter `state` must be pending, delivered or dead."))
+    DeliveryState::ALL
+        .into_iter()
+        .find(|state| state.as_str() == text)
+        .ok_or_else(|| {
+            Problem::bad_request("Query parameter `state` must be pending, delivered, dead or discarded.")
+        })
 }
 
 pub(crate) fn parse_status(text: &str) -> Result<i16, Problem> {

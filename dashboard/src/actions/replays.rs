@@ -1,17 +1,17 @@
-//! Bulk replays: validate, count, start, cancel. The dispatcher runs them as jobs.
+//! Bulk replays: validate, count, start, cancel, resume. The dispatcher runs them as jobs.
 
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::replays::{self, Ask, Part, RATE_DEFAULT, Replay, Sampled};
 use postrider_proto::{
-    DeadReason, DeliveryId, DeliveryState, EndpointState, ReplayKind, TenantId,
+    DeadReason, DeliveryId, DeliveryState, EndpointState, Failure, ReplayKind, ReplayState, TenantId,
     api::{NewReplay, ReplayPreview, ReplaySample},
     limits::{REPLAY_RATE_MAX, REPLAYS_RUNNING_PER_TENANT_MAX},
     routing::is_type_name,
 };
 use serde_json::json;
-use sqlx::PgConnection;
+use sqlx::{PgConnection, PgExecutor};
 
 use crate::{
     App,
@@ -64,17 +64,7 @@ impl Wanted {
 /// Reports all errors, not only the first one.
 pub(crate) async fn read(app: &App, tenant: TenantId, form: &NewReplay) -> Result<Wanted, Problem> {
     let mut faults = Faults::default();
-    let mut wanted = read_filter(tenant, form, &mut faults);
-    if let Some(name) = &form.r#type {
-        let found = match is_type_name(name) {
-            true => event_types::find(&app.pool, name).await?,
-            false => None,
-        };
-        if found.is_none() {
-            faults.add("type", format!("event type `{}` does not exist", excerpt(name)));
-        }
-        wanted.ask.type_id = found.map(|row| row.id);
-    }
+    let mut wanted = read_filter_and_type(app, tenant, form, &mut faults).await?;
     if let Some(public_id) = &form.endpoint {
         match endpoints::find(&app.pool, tenant, public_id).await? {
             Some(row) if row.settings.state == EndpointState::Disabled => {
@@ -91,6 +81,27 @@ pub(crate) async fn read(app: &App, tenant: TenantId, form: &NewReplay) -> Resul
         }
     }
     faults.done()?;
+    Ok(wanted)
+}
+
+/// Everything but the endpoint.
+pub(super) async fn read_filter_and_type(
+    app: &App,
+    tenant: TenantId,
+    form: &NewReplay,
+    faults: &mut Faults,
+) -> Result<Wanted, Problem> {
+    let mut wanted = read_filter(tenant, form, faults);
+    if let Some(name) = &form.r#type {
+        let found = match is_type_name(name) {
+            true => event_types::find(&app.pool, name).await?,
+            false => None,
+        };
+        if found.is_none() {
+            faults.add("type", format!("event type `{}` does not exist", excerpt(name)));
+        }
+        wanted.ask.type_id = found.map(|row| row.id);
+    }
     Ok(wanted)
 }
 
@@ -123,6 +134,16 @@ fn read_filter(tenant: TenantId, form: &NewReplay, faults: &mut Faults) -> Wante
         DeadReason::as_str,
         faults,
     );
+    let failure = form.failure.as_deref().and_then(|text| {
+        let read = text.parse::<Failure>();
+        let read = read.map_err(|_| {
+            faults.add(
+                "failure",
+                format!("`{}` is not a status code or an outcome", excerpt(text)),
+            );
+        });
+        read.ok()
+    });
     let mut time = |field: &str, value: &Option<String>| {
         let time = value.as_deref().map(|text| parse_time(field, text)).transpose();
         time.unwrap_or_else(|problem| {
@@ -143,11 +164,18 @@ fn read_filter(tenant: TenantId, form: &NewReplay, faults: &mut Faults) -> Wante
         if form.endpoint.is_none() {
             faults.add("endpoint", "is required for `kind: missing`");
         }
-        if state.is_some() || reason.is_some() {
-            faults.add("kind", "`missing` can't be combined with `state` or `reason`");
+        if state.is_some() || reason.is_some() || failure.is_some() {
+            faults.add(
+                "kind",
+                "`missing` can't be combined with `state`, `reason` or `failure`",
+            );
         }
-    } else if reason.is_some() && state.is_some_and(|state| state != DeliveryState::Dead) {
-        faults.add("reason", "is only allowed for dead letters");
+    } else if state.is_some_and(|state| state != DeliveryState::Dead) {
+        for (field, is_given) in [("reason", reason.is_some()), ("failure", failure.is_some())] {
+            if is_given {
+                faults.add(field, "is only allowed for dead letters");
+            }
+        }
     }
     let ask = Ask {
         tenant,
@@ -156,6 +184,7 @@ fn read_filter(tenant: TenantId, form: &NewReplay, faults: &mut Faults) -> Wante
         state,
         type_id: None,
         reason,
+        failure,
         since,
         until,
     };
@@ -221,7 +250,7 @@ pub(crate) async fn begin(
         .ok_or_else(|| Problem::not_found("replay"))?;
     let detail = json!({
         "kind": ask.kind, "endpoint": replay.endpoint, "state": ask.state, "type": replay.event_type,
-        "reason": ask.reason, "since": ask.since, "until": ask.until, "total": replay.total,
+        "reason": ask.reason, "failure": ask.failure.map(|failure| failure.to_string()), "since": ask.since, "until": ask.until, "total": replay.total,
     });
     let entry = Entry::new(actor, Action::ReplayStarted, Some(ask.tenant), &public_id).with(detail);
     audit::write(connection, entry).await?;
@@ -265,8 +294,12 @@ fn oldest(app: &App, now: DateTime<Utc>) -> DateTime<Utc> {
 }
 
 pub(crate) async fn find(app: &App, tenant: Option<TenantId>, id: &str) -> Result<Replay, Problem> {
+    find_in(&app.pool, tenant, id).await
+}
+
+async fn find_in(db: impl PgExecutor<'_>, tenant: Option<TenantId>, id: &str) -> Result<Replay, Problem> {
     let found = match is_public_id("rpl", id) {
-        true => replays::find(&app.pool, tenant, id).await?,
+        true => replays::find(db, tenant, id).await?,
         false => None,
     };
     found.ok_or_else(|| Problem::not_found("replay"))
@@ -293,6 +326,61 @@ pub(crate) async fn stop(
     app.wake.now();
     all_settled(&app.pool, &shards, &xid).await?;
     taken_back(app, tenant, id).await
+}
+
+/// Runs a cancelled replay again: it goes on with what was not sent.
+pub(crate) async fn resume(
+    connection: &mut PgConnection,
+    actor: &Actor,
+    tenant: Option<TenantId>,
+    id: &str,
+) -> Result<Replay, Problem> {
+    let missing = || Problem::not_found("replay");
+    let replay = find_in(&mut *connection, tenant, id).await?;
+    let owner = tables::tenants::find(&mut *connection, &replay.tenant).await?;
+    let owner = owner.ok_or_else(missing)?.id;
+    if !tables::tenants::lock(&mut *connection, owner).await? {
+        return Err(missing());
+    }
+    check_running(connection, owner).await?;
+    if !replays::resume(&mut *connection, replay.id).await? {
+        return Err(Problem::conflict(match replay.state {
+            ReplayState::Running => "The replay is running.",
+            ReplayState::Done => "The replay has finished: there is nothing left to send.",
+            ReplayState::Cancelled => "The replay is still being cancelled. Try again in a moment.",
+        }));
+    }
+    let entry = Entry::new(actor, Action::ReplayResumed, Some(owner), &replay.public_id);
+    audit::write(&mut *connection, entry).await?;
+    find_in(connection, tenant, id).await
+}
+
+/// Changes the rate of a running replay, from its next step on.
+pub(crate) async fn change_rate(
+    connection: &mut PgConnection,
+    actor: &Actor,
+    tenant: Option<TenantId>,
+    id: &str,
+    rate_per_second: Option<i64>,
+) -> Result<Replay, Problem> {
+    let replay = find_in(&mut *connection, tenant, id).await?;
+    let mut faults = Faults::default();
+    if rate_per_second.is_none() {
+        faults.add("rate_per_second", "is required");
+    }
+    let rate = faults.number("rate_per_second", rate_per_second, 1..=REPLAY_RATE_MAX.into());
+    faults.done()?;
+    let rate: i32 = rate.unwrap_or(RATE_DEFAULT);
+    let owner = tables::tenants::find(&mut *connection, &replay.tenant).await?;
+    let owner = owner.map(|owner| owner.id);
+    if !replays::set_rate(&mut *connection, replay.id, rate).await? {
+        return Err(Problem::conflict("The replay is not running."));
+    }
+    let rates = |rate: i32| [("rate_per_second", json!(rate))];
+    let changes = audit::changes(rates(replay.rate_per_second), rates(rate));
+    let entry = Entry::new(actor, Action::ReplayChanged, owner, &replay.public_id).changed(&changes);
+    audit::write(&mut *connection, entry).await?;
+    find_in(connection, tenant, id).await
 }
 
 /// Waits until nothing of the replay is queued, or briefly: attempts in flight may take their time.

@@ -1,4 +1,4 @@
-//! Deliveries and their attempts, and the replay of a single delivery.
+//! Deliveries and their attempts, and the replay and discard of a single delivery.
 
 use axum::{
     Extension, Json,
@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use postrider_proto::{
-    DeliveryId,
+    DeliveryId, DeliveryState,
     api::{Delivery, DeliveryWithAttempts, shapes},
     routing::is_type_name,
 };
@@ -24,15 +24,17 @@ use crate::{
     actions::{
         attempt_view::attempts_of,
         delivery_filter::{parse_state, parse_status, parse_time},
+        discards,
         export::Exported,
         replay::Asked,
+        replays,
     },
     auth::{Arrived, Call, Rule::Own, Tenant},
     http::{
         idempotency::{Claim, Work},
         input::Query,
         pagination::{self, Page},
-        problem::Problem,
+        problem::{Kind, Problem},
     },
     openapi::{Operation, schema_of},
     tables::{
@@ -51,6 +53,7 @@ pub(crate) fn operations() -> Vec<Operation> {
             .query("endpoint", text(), "Only deliveries of this endpoint.")
             .query("type", schema_of(shapes::type_name()), "Only deliveries of this event type.")
             .query("event", text(), "Only deliveries of this event.")
+            .query("replay", text(), "Only deliveries of this bulk replay.")
             .query(
                 "status_code",
                 json!({"type": "integer", "minimum": 100, "maximum": 999}),
@@ -71,6 +74,14 @@ pub(crate) fn operations() -> Vec<Operation> {
                  `limit-reached` if it has reached the maximum number of attempts.",
             )
             .returns::<DeliveryWithAttempts>(202, "The delivery, pending again."),
+        Operation::post(Own, "/v1/tenants/{tenant}/deliveries/{delivery}/discard", discard)
+            .named("discardDelivery", "Discard a dead letter")
+            .describe(
+                "The delivery is then in state `discarded`: it is kept until its event expires, and can still be replayed. \
+                 Returns 409 if it is not a dead letter.",
+            )
+            .returns::<DeliveryWithAttempts>(200, "The discarded delivery.")
+            .fails_with(&[409]),
     ]
 }
 
@@ -83,6 +94,7 @@ struct DeliveryQuery {
     endpoint: Option<String>,
     r#type: Option<String>,
     event: Option<String>,
+    replay: Option<String>,
     status_code: Option<String>,
     since: Option<String>,
     until: Option<String>,
@@ -149,6 +161,13 @@ async fn filter(app: &Shared, tenant: &Tenant, query: &DeliveryQuery) -> Result<
             return Ok(None);
         }
     }
+    if let Some(replay) = &query.replay {
+        match replays::find(app, Some(tenant.id), replay).await {
+            Ok(replay) => filter.replay = Some(replay.public_id),
+            Err(problem) if problem.kind == Kind::NotFound => return Ok(None),
+            Err(problem) => return Err(problem),
+        }
+    }
     Ok(Some(filter))
 }
 
@@ -179,6 +198,31 @@ async fn load(
         url: delivery.url,
         attempts,
     })
+}
+
+async fn discard(
+    call: Call,
+    Path((_, id)): Path<(String, String)>,
+    claim: Claim,
+) -> Result<Response, Problem> {
+    let id = parse_id(&id)?;
+    let mut work = Work::begin(&call.app, claim).await?;
+    let mut delivery = load(&call.app, &mut work, &call.tenant, id).await?;
+    let seen = Some(delivery.delivery.attempt_count);
+    let tenant = Some(call.tenant.id);
+    if discards::discard_one(&mut work, &call.actor, tenant, id, seen)
+        .await?
+        .is_none()
+    {
+        return Err(Problem::conflict(format!(
+            "Only dead letters can be discarded. The delivery is {}.",
+            delivery.delivery.state.as_str()
+        )));
+    }
+    // Not read again: if its attempts have expired, nothing of it is left.
+    delivery.delivery.state = DeliveryState::Discarded;
+    delivery.delivery.reason = None;
+    work.commit(StatusCode::OK, &delivery).await
 }
 
 async fn replay(

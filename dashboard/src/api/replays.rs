@@ -1,4 +1,4 @@
-//! Bulk replays: start, read, cancel. The dispatcher runs them as jobs.
+//! Bulk replays: start, read, change, cancel, resume. The dispatcher runs them as jobs.
 
 use axum::{
     Json,
@@ -7,19 +7,23 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use postrider_dispatcher::replays;
-use postrider_proto::api::{NewReplay, Replay, ReplayPreview};
+use postrider_proto::api::{NewReplay, Replay, ReplayPreview, ReplaySettings};
 
 use super::ApiResult;
 use crate::{
-    actions::replays::{begin, dry_run, find, read, stop},
+    actions::{
+        self,
+        replays::{begin, change_rate, dry_run, find, read, stop},
+    },
     auth::{Call, Rule::Own},
     http::{
         idempotency::{Claim, Work},
-        input::{OptionalBody, Query},
+        input::{Body, OptionalBody, Query},
         pagination::{Page, PageQuery, cut},
         problem::Problem,
     },
     openapi::Operation,
+    tables,
 };
 
 const REPLAYS: &str = "/v1/tenants/{tenant}/replays";
@@ -51,6 +55,19 @@ pub(crate) fn operations() -> Vec<Operation> {
                  state: dead, delivered, waiting for a retry, or absent. Requests in flight finish.",
             )
             .returns::<Replay>(200, "The replay in its current state."),
+        Operation::patch(Own, REPLAY, patch)
+            .named("updateReplay", "Change the rate of a running replay")
+            .accepts::<ReplaySettings>()
+            .returns::<Replay>(200, "The replay with its new rate.")
+            .fails_with(&[409]),
+        Operation::post(Own, "/v1/tenants/{tenant}/replays/{replay}/resume", resume)
+            .named("resumeReplay", "Resume a cancelled replay")
+            .describe(
+                "Goes on with the deliveries that were not sent. Returns 409 if the replay is not cancelled or is still \
+                 being cancelled, and `limit-reached` if too many replays of the tenant are running.",
+            )
+            .returns::<Replay>(202, "The replay is running again.")
+            .fails_with(&[409]),
     ]
 }
 
@@ -67,6 +84,7 @@ fn view(replay: replays::Replay) -> Replay {
         delivery_state: replay.delivery_state,
         r#type: replay.event_type,
         reason: replay.reason,
+        failure: replay.failure.map(|failure| failure.to_string()),
         since: replay.since,
         until: replay.until,
         total: replay.total,
@@ -107,6 +125,30 @@ async fn list(call: Call, Query(query): Query<PageQuery>) -> ApiResult<Page<Repl
     let (limit, before) = (query.limit()?, query.after::<i64>()?.unwrap_or(i64::MAX));
     let rows = replays::list(&call.app.pool, Some(call.tenant.id), before, limit + 1).await?;
     Ok(Json(cut(rows, limit, |replay| replay.id.0).map(view)))
+}
+
+async fn patch(
+    call: Call,
+    Path((_, id)): Path<(String, String)>,
+    Body(form): Body<ReplaySettings>,
+) -> ApiResult<Replay> {
+    let mut transaction = tables::begin(&call.app.pool).await?;
+    let rate = form.rate_per_second;
+    let replay = change_rate(&mut transaction, &call.actor, Some(call.tenant.id), &id, rate).await?;
+    transaction.commit().await?;
+    Ok(Json(view(replay)))
+}
+
+async fn resume(
+    call: Call,
+    Path((_, id)): Path<(String, String)>,
+    claim: Claim,
+) -> Result<Response, Problem> {
+    let mut work = Work::begin(&call.app, claim).await?;
+    let replay = actions::replays::resume(&mut work, &call.actor, Some(call.tenant.id), &id).await?;
+    let response = work.commit(StatusCode::ACCEPTED, &view(replay)).await?;
+    call.app.wake.now();
+    Ok(response)
 }
 
 /// Responds with the current state of the replay: nothing more is sent except what is in flight. A finished replay is

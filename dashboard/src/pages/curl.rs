@@ -3,8 +3,8 @@
 
 use postrider_proto::api::Attempt;
 
-/// Operating systems limit an argument to about 128 KiB, and quoting makes the body longer.
-const BODY_BYTES_MAX: usize = 64 * 1024;
+/// Longer bodies are read from a file: operating systems limit the length of an argument, and the page would get long.
+const BODY_BYTES_MAX: usize = super::BODY_SHOWN_BYTES_MAX;
 
 /// The request of the latest attempt, or an unsigned one if none has been sent yet.
 pub(crate) fn command(url: &str, attempt: Option<&Attempt>, body: &str) -> String {
@@ -20,7 +20,7 @@ pub(crate) fn command(url: &str, attempt: Option<&Attempt>, body: &str) -> Strin
     }
     if body.len() > BODY_BYTES_MAX {
         lines.push("--data-binary @body.json".to_owned());
-        let comment = "# The body is too long for a command line. Save the raw body as body.json first.";
+        let comment = "# The body is long. Download it as body.json first.";
         return format!("{comment}\n{}", lines.join(" \\\n  "));
     }
     lines.push(format!("--data-raw {}", quoted(body)));

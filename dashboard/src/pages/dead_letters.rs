@@ -2,11 +2,12 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use postrider_proto::{DeadReason, DeliveryState, EndpointState};
+use postrider_proto::{DeadReason, DeliveryState, EndpointState, Failure};
 use serde::Deserialize;
 
 use super::{DeliverySummary, Frame, Moment, Paged};
 use crate::{
+    actions::failures::label,
     auth::Visit,
     http::{input::Query, pagination, problem::Problem},
     tables::{
@@ -17,6 +18,13 @@ use crate::{
 };
 
 const LINES: i64 = 50;
+const DONE: [(&str, &str); 2] = [
+    ("discarded", "Dead letters discarded."),
+    (
+        "discarded-partly",
+        "The oldest 5,000 dead letters were discarded. Select the group again to discard the rest.",
+    ),
+];
 /// The largest groups are listed; the others can be found by endpoint.
 const GROUPS: i64 = 100;
 
@@ -26,6 +34,7 @@ pub(crate) struct DeadLettersQuery {
     cursor: Option<String>,
     tenant: String,
     endpoint: String,
+    done: String,
 }
 
 struct DeadLine {
@@ -50,13 +59,16 @@ pub(crate) struct DeadLettersPage {
 }
 
 impl DeadLettersPage {
-    fn reason(&self, group: &Group) -> &'static str {
-        reason_label(group.reason)
+    fn reason(&self, group: &Group) -> String {
+        cause_label(Some(group.reason), Some(group.failure))
     }
 
     /// The value of the group's checkbox.
     fn key(&self, group: &Group) -> String {
-        format!("{}~{}~{}", group.endpoint, group.event_type, group.reason)
+        format!(
+            "{}~{}~{}~{}",
+            group.endpoint, group.event_type, group.reason, group.failure
+        )
     }
 
     fn is_selected(&self, group: &Group) -> bool {
@@ -123,7 +135,7 @@ async fn load(visit: Visit, query: DeadLettersQuery) -> Result<DeadLettersPage, 
         )
     };
     Ok(DeadLettersPage {
-        frame: Frame::new(visit.session, "dead-letters"),
+        frame: Frame::new(visit.session, "dead-letters").with_done(&query.done, &DONE),
         tenant: query.tenant,
         endpoint: query.endpoint,
         total: groups.iter().map(|group| group.count).sum(),
@@ -140,6 +152,15 @@ async fn load(visit: Visit, query: DeadLettersQuery) -> Result<DeadLettersPage, 
         selected: Vec::new(),
         error: None,
     })
+}
+
+/// What failed. Of dead letters whose attempts all failed, that is what the last one failed with.
+pub(super) fn cause_label(reason: Option<DeadReason>, failure: Option<Failure>) -> String {
+    match (reason, failure) {
+        (None | Some(DeadReason::Exhausted), Some(failure)) => label(failure),
+        (None, None) => "Unknown reason".to_owned(),
+        (Some(reason), _) => reason_label(reason).to_owned(),
+    }
 }
 
 pub(super) const fn reason_label(reason: DeadReason) -> &'static str {

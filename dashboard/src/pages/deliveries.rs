@@ -9,6 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::DateTime;
+use postrider_proto::TenantId;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -23,13 +24,14 @@ use crate::{
     actions::{
         delivery_filter::{FAILURES, parse_attempts, parse_failure, parse_state, parse_status},
         export::{Exported, Format},
+        replays,
     },
     api::export::download,
     auth::{Session, Visit},
     http::{
         input::Query,
         pagination,
-        problem::{Faults, Problem, excerpt},
+        problem::{Faults, Kind, Problem, excerpt},
     },
     pages::stats_format::class_label,
     tables::{
@@ -50,6 +52,7 @@ pub(crate) struct DeliveriesQuery {
     endpoint: String,
     r#type: String,
     event: String,
+    replay: String,
     status_code: String,
     failure: String,
     attempts: String,
@@ -93,6 +96,7 @@ impl DeliveriesQuery {
             ("endpoint", &self.endpoint),
             ("type", &self.r#type),
             ("event", &self.event),
+            ("replay", &self.replay),
             ("status_code", &self.status_code),
             ("failure", &self.failure),
             ("attempts", &self.attempts),
@@ -119,6 +123,7 @@ impl DeliveriesQuery {
             &self.endpoint,
             &self.status_code,
             &self.attempts,
+            &self.replay,
             &self.since,
             &self.until,
         ];
@@ -131,6 +136,7 @@ enum Nothing {
     Tenant,
     Endpoint,
     Event,
+    Replay,
     /// The filters can't be applied.
     Invalid,
 }
@@ -143,6 +149,7 @@ impl Nothing {
                 "There is no endpoint with this ID. Endpoint IDs start with ep_ and are shown on the endpoint's page."
             }
             Self::Event => "There is no event with this ID.",
+            Self::Replay => "There is no replay with this ID.",
             Self::Invalid => "Correct the filters marked above.",
         }
     }
@@ -235,7 +242,7 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> 
 
 /// The filters that need no lookup, or an error for each that can't be read.
 fn read_filter(session: &Session, query: &DeliveriesQuery) -> Result<Filter, Problem> {
-    const STATES: &str = "pending, delivered or dead";
+    const STATES: &str = "pending, delivered, dead or discarded";
     const STATUS: &str = "a number from 100 to 999";
     const ATTEMPTS: &str = "a number from 1 to 1000";
     let mut faults = Faults::default();
@@ -357,6 +364,12 @@ async fn filter(
             None => return Ok(Err(Nothing::Tenant)),
         }
     }
+    if let Some(replay) = given(&query.replay) {
+        filter.replay = find_replay(app, filter.tenant, replay).await?;
+        if filter.replay.is_none() {
+            return Ok(Err(Nothing::Replay));
+        }
+    }
     if let Some(endpoint) = given(&query.endpoint) {
         filter.endpoint = endpoints::find_number(&app.pool, filter.tenant, endpoint).await?;
         if filter.endpoint.is_none() {
@@ -372,6 +385,15 @@ async fn filter(
         }
     }
     Ok(Ok(filter))
+}
+
+/// The public ID of a replay that the session may see.
+async fn find_replay(app: &Shared, tenant: Option<TenantId>, id: &str) -> Result<Option<String>, Problem> {
+    match replays::find(app, tenant, id).await {
+        Ok(replay) => Ok(Some(replay.public_id)),
+        Err(problem) if problem.kind == Kind::NotFound => Ok(None),
+        Err(problem) => Err(problem),
+    }
 }
 
 #[cfg(test)]

@@ -9,13 +9,19 @@ use axum::{
     extract::{Path, State},
     response::Redirect,
 };
-use postrider_proto::{DeadReason, DeliveryId, DeliveryState, EndpointState, TenantId, api::Attempt};
+use postrider_proto::{
+    DeadReason, DeliveryId, DeliveryState, EndpointState, Failure, TenantId,
+    api::{Attempt, AttemptTiming},
+    limits::RESPONSE_KEPT_BYTES_MAX,
+};
 
-use super::{DeliverySummary, Done, Frame, Markup, Moment, Paged, Pretty, dead_letters::reason_label};
+use super::{DeliverySummary, Done, Frame, Markup, Moment, Paged, ShownBody, dead_letters::reason_label};
 use crate::{
     Shared,
     actions::{
         attempt_view::{self, Shown, attempts_of},
+        discards,
+        failures::{advice, concerns_signature},
         replay::{Asked, Replayed},
     },
     auth::{Actor, Arrived, Confirmed, Session, Visit},
@@ -28,11 +34,18 @@ use crate::{
         self,
         deliveries::{self, Delivery},
         events,
+        failures::{self, Failed, Sample},
+        neighbours::{self, Neighbours},
     },
 };
 
 const REFRESH: Duration = Duration::from_secs(1);
-const DONE: [(&str, &str); 4] = [
+const DONE: [(&str, &str); 6] = [
+    ("discarded", "Dead letter discarded."),
+    (
+        "not-discarded",
+        "Nothing was discarded: the delivery is not dead or was attempted in the meantime.",
+    ),
     (
         "queued",
         "Queued: it will be sent as soon as the endpoint has capacity.",
@@ -56,9 +69,9 @@ pub(crate) struct DeliveryPage {
     actions: Markup,
     now: Markup,
     is_pending: bool,
-    pretty: Pretty,
-    raw: String,
-    bytes: usize,
+    is_signed: bool,
+    neighbours: Neighbours,
+    body: ShownBody,
     curl: String,
     curl_hides: bool,
 }
@@ -82,11 +95,71 @@ struct Now {
     is_pending: bool,
     endpoint_state: EndpointState,
     attempts: Vec<Attempt>,
+    help: Option<Help>,
+}
+
+/// What to do about the latest failure, and how many deliveries of the endpoint failed the same way.
+struct Help {
+    advice: Option<&'static str>,
+    concerns_signature: bool,
+    others: usize,
+    /// There are more.
+    is_cut: bool,
+    since: Moment,
+    /// The address of a list of them.
+    list: String,
+}
+
+impl Help {
+    fn of(delivery: &Delivery, sample: &Sample) -> Option<Self> {
+        let failure = Failure::new(delivery.status, delivery.outcome?);
+        let alike = sample
+            .failed
+            .iter()
+            .filter(|one| one.failure == failure && one.event != delivery.id().event);
+        let alike: Vec<&Failed> = alike.collect();
+        let advice = advice(failure);
+        if advice.is_none() && alike.is_empty() {
+            return None;
+        }
+        let endpoint = &delivery.endpoint;
+        Some(Self {
+            advice,
+            concerns_signature: concerns_signature(failure),
+            others: alike.len(),
+            is_cut: sample.is_cut,
+            since: Moment(alike.iter().map(|one| one.at).min()),
+            list: match delivery.status {
+                Some(status) => format!("/deliveries?endpoint={endpoint}&status_code={status}"),
+                None => format!("/dead-letters?endpoint={endpoint}"),
+            },
+        })
+    }
 }
 
 impl Now {
     fn moment(&self, attempt: &Attempt) -> Moment {
         Moment(Some(attempt.started_at))
+    }
+
+    /// `Address 203.0.113.7:443 · DNS 12 ms · connect 30 ms · TLS 45 ms · first byte 210 ms`.
+    fn phases(&self, timing: &AttemptTiming) -> String {
+        let address = timing.address.iter().map(|address| format!("Address {address}"));
+        let phases = [
+            ("DNS", timing.dns_ms),
+            ("connect", timing.connect_ms),
+            ("TLS", timing.tls_ms),
+            ("first byte", timing.first_byte_ms),
+        ];
+        let phases = phases
+            .into_iter()
+            .filter_map(|(name, ms)| ms.map(|ms| format!("{name} {ms} ms")));
+        address.chain(phases).collect::<Vec<_>>().join(" · ")
+    }
+
+    /// What is stored of a long response body.
+    fn kept_kib(&self) -> usize {
+        RESPONSE_KEPT_BYTES_MAX / 1024
     }
 
     fn actions<'a>(&'a self, frame: &'a Frame) -> Actions<'a> {
@@ -121,7 +194,14 @@ async fn load(app: &Shared, scope: Option<TenantId>, id: DeliveryId) -> Result<(
         .await?
         .ok_or_else(|| Problem::not_found("delivery"))?;
     let attempts = attempts_of(app, &mut *app.pool.acquire().await?, &delivery).await?;
+    let has_failed = delivery.state() != DeliveryState::Delivered
+        && attempts.first().is_some_and(|attempt| attempt.has_failed());
+    let help = match has_failed {
+        true => Help::of(&delivery, &failures::sample(&app.pool, id.endpoint).await?),
+        false => None,
+    };
     let now = Now {
+        help,
         line: DeliverySummary::from(&delivery),
         reason: delivery.reason.map(|reason| failure_reason(reason, &attempts)),
         due: Moment(delivery.due_at),
@@ -155,9 +235,9 @@ pub(crate) async fn show(
         version,
         is_pending: now.is_pending,
         now: Markup::of(&now)?,
-        pretty: Pretty::of(&raw),
-        raw,
-        bytes: body.len(),
+        is_signed: now.attempts.iter().any(|one| !one.request_headers.is_empty()),
+        neighbours: neighbours::of(&visit.app.pool, id).await.map_err(Problem::from)?,
+        body: ShownBody::of(id.event, &raw),
         curl_hides: curl.contains(attempt_view::HIDDEN),
         curl,
     })
@@ -181,6 +261,25 @@ pub(crate) async fn follow(
                 false => Content::Last(html),
             })
         }
+    })
+}
+
+pub(crate) async fn discard(
+    visit: Visit,
+    Path(id): Path<String>,
+    Confirmed { seen }: Confirmed,
+) -> Paged<Redirect> {
+    let id = parse_id(&id)?;
+    let scope = visit.session.scope();
+    let mut transaction = tables::begin(&visit.app.pool).await?;
+    let discarded = discards::discard_one(&mut transaction, &visit.actor, scope, id, seen).await?;
+    transaction.commit().await.map_err(Problem::from)?;
+    let is_shown = deliveries::find(&visit.app.pool, scope, id).await?.is_some();
+    Ok(match (discarded, is_shown) {
+        (Some(_), true) => Redirect::to(&format!("/deliveries/{id}?done=discarded")),
+        (None, _) => Redirect::to(&format!("/deliveries/{id}?done=not-discarded")),
+        // Its attempts have expired: nothing of it is left.
+        (Some(_), false) => Redirect::to("/dead-letters?done=discarded"),
     })
 }
 

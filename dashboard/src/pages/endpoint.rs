@@ -11,7 +11,9 @@ use postrider_proto::EndpointState;
 use super::{
     DeliverySummary, Done, Frame, Markup, Paged,
     delivery_list::{NewBar, ShownRows, ShownRowsQuery},
+    endpoint_glance::Glance,
     endpoint_trials::{TRIED, TrialForms, Tried},
+    endpoint_undelivered::UndeliveredPart,
     shortened_url,
 };
 use crate::{
@@ -78,7 +80,7 @@ const DONE: [(&str, &str); 11] = [
 pub(super) struct Subject {
     pub(super) row: EndpointRow,
     pub(super) tenant: Tenant,
-    health: HealthRow,
+    pub(super) health: HealthRow,
     pub(super) trial: TrialForms,
 }
 
@@ -183,6 +185,8 @@ pub(crate) struct EndpointPage {
     tried: Tried,
     new: Markup,
     latest: Markup,
+    undelivered: Markup,
+    glance: Glance,
     /// It has had no delivery.
     is_unused: bool,
     /// The address of the stream.
@@ -336,8 +340,11 @@ pub(super) async fn page(
     let rotation = rotations::list(pool, Of::Endpoint(subject.row.id), 0, 1)
         .await?
         .pop();
+    let frame = framed(&visit.session, done);
     Ok(EndpointPage {
-        frame: framed(&visit.session, done),
+        undelivered: UndeliveredPart::render(pool, &frame, &subject).await?,
+        glance: Glance::of(&subject.row.settings, &visit.app.defaults),
+        frame,
         tab: "overview",
         now: Markup::of(&load(&visit.app, &subject.row).await?)?,
         pins: endpoints::outdated_pins(pool, &[subject.row.id]).await?,
@@ -384,6 +391,7 @@ async fn parts(visit: &Visit, id: &str, shown: &ShownRows) -> Result<String, Pro
     let lines = shown.load(pool, Some(subject.tenant.id)).await?;
     let parts = [
         Markup::of(&HeadParts { frame, subject })?,
+        UndeliveredPart::render(pool, frame, subject).await?,
         Markup::of(&load(&visit.app, &subject.row).await?)?,
         NewBar::of(count, &format!("/endpoints/{id}"))?,
         Markup::of(&Latest { lines })?,

@@ -4,11 +4,15 @@ use std::collections::HashSet;
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::extract::Path;
+use axum::{
+    extract::Path,
+    http::header,
+    response::{IntoResponse, Response},
+};
 use chrono::DateTime;
-use postrider_proto::limits::LIST_PAGE_MAX;
+use postrider_proto::{EventId, limits::LIST_PAGE_MAX};
 
-use super::{DeliverySummary, Frame, Moment, Paged, Pretty};
+use super::{DeliverySummary, Frame, Moment, Paged, Pretty, ShownBody};
 use crate::{
     actions::event_routing::{self, Reason, Unsent},
     auth::Visit,
@@ -33,9 +37,7 @@ pub(crate) struct EventPage {
     created: Moment,
     ordering_key: Option<String>,
     sequence: Option<i64>,
-    bytes: i64,
-    pretty: Pretty,
-    raw: String,
+    body: ShownBody,
     /// The data that receivers of a thin event fetch from the API.
     full_data: Option<String>,
     lines: Vec<DeliverySummary>,
@@ -116,17 +118,7 @@ fn named_types(types: &[String]) -> String {
 }
 
 pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Paged<EventPage> {
-    let missing = || Problem::not_found("event");
-    // If several tenants use the same ID, the newest event is shown. Our own links use the generated one.
-    let (number, tenant) = events::find_in(&visit.app.pool, visit.session.scope(), &id)
-        .await?
-        .into_iter()
-        .max()
-        .ok_or_else(missing)?;
-    let event = events::load(&visit.app.pool, tenant, &[number])
-        .await?
-        .pop()
-        .ok_or_else(missing)?;
+    let (number, event) = load(&visit, &id).await?;
     let filter = Filter {
         tenant: Some(event.tenant_id),
         event: Some(number),
@@ -150,9 +142,7 @@ pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Paged<EventPag
             .await?
             .unwrap_or_default(),
         created: Moment(DateTime::from_timestamp_millis(number.unix_ms())),
-        bytes: event.body.len() as i64,
-        pretty: Pretty::of(&raw),
-        raw,
+        body: ShownBody::of(number, &raw),
         full_data: event
             .full_data
             .map(|data| Pretty::whole(&String::from_utf8_lossy(&data))),
@@ -162,4 +152,31 @@ pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Paged<EventPag
         sequence: event.sequence,
         lines: found.iter().map(DeliverySummary::from).collect(),
     })
+}
+
+/// The exact bytes that every attempt sends, as a file.
+pub(crate) async fn body(visit: Visit, Path(id): Path<String>) -> Paged<Response> {
+    let (number, event) = load(&visit, &id).await?;
+    // A generated ID has no character that would need quotes.
+    let file = format!("attachment; filename=\"{}.json\"", number.generated());
+    let headers = [
+        (header::CONTENT_TYPE, "application/json".to_owned()),
+        (header::CONTENT_DISPOSITION, file),
+    ];
+    Ok((headers, event.body).into_response())
+}
+
+/// By the generated ID, which our own links use, or by the producer's. If several tenants use the same ID, the newest event.
+async fn load(visit: &Visit, id: &str) -> Result<(EventId, EventRow), Problem> {
+    let missing = || Problem::not_found("event");
+    let (number, tenant) = events::find_in(&visit.app.pool, visit.session.scope(), id)
+        .await?
+        .into_iter()
+        .max()
+        .ok_or_else(missing)?;
+    let event = events::load(&visit.app.pool, tenant, &[number])
+        .await?
+        .pop()
+        .ok_or_else(missing)?;
+    Ok((number, event))
 }

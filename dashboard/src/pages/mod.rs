@@ -12,15 +12,18 @@ pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 pub(crate) mod delivery;
 mod delivery_list;
+pub(crate) mod discards;
 pub(crate) mod docs;
 pub(crate) mod endpoint;
 pub(crate) mod endpoint_actions;
 pub(crate) mod endpoint_alert;
 mod endpoint_form;
 mod endpoint_form_view;
+mod endpoint_glance;
 pub(crate) mod endpoint_secrets;
 pub(crate) mod endpoint_settings;
 mod endpoint_trials;
+mod endpoint_undelivered;
 pub(crate) mod endpoints;
 pub(crate) mod event;
 pub(crate) mod event_type_form;
@@ -35,6 +38,7 @@ pub(crate) mod overview;
 pub(crate) mod people;
 pub(crate) mod portal;
 pub(crate) mod problem;
+pub(crate) mod replay_preview;
 pub(crate) mod replays;
 pub(crate) mod schema_table;
 pub(crate) mod search;
@@ -52,7 +56,7 @@ use std::fmt;
 use askama::{Template, filters::HtmlSafe};
 use chrono::{DateTime, SecondsFormat, Utc};
 use postrider_proto::{
-    DeliveryState, EndpointState,
+    DeliveryState, EndpointState, EventId,
     json::{LaidOut, lay_out_within},
 };
 use serde::Deserialize;
@@ -210,10 +214,12 @@ struct Pretty {
 }
 
 impl Pretty {
-    const KIB_MAX: usize = FORMATTED_BYTES_MAX / 1024;
-
     fn of(body: &str) -> Self {
-        let LaidOut { text, is_cut } = lay_out_within(body, FORMATTED_BYTES_MAX);
+        Self::within(body, FORMATTED_BYTES_MAX)
+    }
+
+    fn within(body: &str, bytes_max: usize) -> Self {
+        let LaidOut { text, is_cut } = lay_out_within(body, bytes_max);
         Self { text, is_cut }
     }
 
@@ -222,6 +228,36 @@ impl Pretty {
         match Self::of(text) {
             Self { is_cut: true, .. } => text.to_owned(),
             Self { text, .. } => text,
+        }
+    }
+}
+
+/// The maximum size of a body on a page, formatted and raw. The rest can be downloaded.
+const BODY_SHOWN_BYTES_MAX: usize = 16 * 1024;
+
+/// The body of an event as pages show it.
+#[derive(Debug, Clone)]
+struct ShownBody {
+    /// The event's generated ID, by which the whole body is downloaded.
+    event: String,
+    pretty: Pretty,
+    raw: String,
+    /// Of the whole body.
+    bytes: usize,
+    is_cut: bool,
+}
+
+impl ShownBody {
+    const KIB_MAX: usize = BODY_SHOWN_BYTES_MAX / 1024;
+
+    fn of(event: EventId, body: &str) -> Self {
+        let shown = &body[..body.floor_char_boundary(BODY_SHOWN_BYTES_MAX)];
+        Self {
+            event: event.generated(),
+            pretty: Pretty::within(body, BODY_SHOWN_BYTES_MAX),
+            raw: shown.to_owned(),
+            bytes: body.len(),
+            is_cut: shown.len() < body.len(),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The pages for bulk replays: the list with progress and time left, the page of a replay, the preview, and the actions
-//! that start and cancel one.
+//! The pages for bulk replays: the list with progress and time left, the page of a replay, and the actions that cancel,
+//! resume and change one. `replay_preview.rs` starts them.
 
 use std::time::Duration;
 
@@ -7,50 +7,35 @@ use askama::Template;
 use askama_web::WebTemplate;
 use axum::{
     Extension,
-    extract::{Path, RawQuery},
-    http::StatusCode,
+    extract::Path,
     response::{IntoResponse, Redirect, Response},
 };
 use chrono::TimeDelta;
-use data_encoding::BASE64URL_NOPAD;
-use postrider_dispatcher::replays::{self, RATE_DEFAULT, Replay};
-use postrider_proto::{
-    DeadReason, ReplayKind, ReplayState, TenantId,
-    api::{NewReplay, ReplayPreview},
-    limits::REPLAY_RATE_MAX,
-};
+use postrider_dispatcher::replays::{self, Replay};
+use postrider_proto::{ReplayKind, ReplayState, limits::REPLAY_RATE_MAX};
 use serde::Deserialize;
 
 use super::{
-    Done, FormErrors, Frame, Markup, Moment, Paged,
-    dead_letters::{self, reason_label},
+    Done, FormErrors, Frame, Markup, Moment, Paged, dead_letters::cause_label, replay_preview::read_rate,
 };
 use crate::{
-    App,
-    actions::replays::{Wanted, begin, dry_run, find, read, stop},
+    actions::replays::{change_rate, find, stop},
     auth::{Confirmed, Submitted, Visit},
-    http::{
-        input::Query,
-        pagination,
-        problem::{Problem, excerpt},
-    },
+    http::{input::Query, pagination, problem::Problem},
     pages::{
         live::{Content, Live, Stream},
         stats_format::{format_duration, format_rate},
     },
-    tables::{
-        self,
-        endpoints::{self, EndpointRow},
-    },
+    tables,
 };
 
 const LINES: i64 = 25;
-/// Groups that can be replayed at once. Each becomes its own replay.
-const GROUPS_MAX: usize = 50;
 const REFRESH: Duration = Duration::from_secs(1);
-const DONE: [(&str, &str); 3] = [
+const DONE: [(&str, &str); 5] = [
     ("started", "Replay started."),
     ("cancelled", "Replay cancelled."),
+    ("resumed", "Replay resumed."),
+    ("changed", "Rate changed."),
     (
         "finished",
         "Nothing was cancelled: the replay had already finished.",
@@ -89,6 +74,11 @@ impl Shown {
         self.replay.state == ReplayState::Running
     }
 
+    /// Cancelled, with deliveries that were not sent.
+    fn can_resume(&self) -> bool {
+        self.replay.state == ReplayState::Cancelled && self.replay.cancelled() > 0
+    }
+
     /// Whether its numbers are final. After a cancellation, attempts in flight still end.
     fn is_settled(&self) -> bool {
         !self.is_running() && self.replay.queued() == 0
@@ -114,8 +104,9 @@ impl Shown {
         }
     }
 
-    fn reason(&self) -> Option<&'static str> {
-        self.replay.reason.map(reason_label)
+    fn reason(&self) -> Option<String> {
+        let Replay { reason, failure, .. } = self.replay;
+        (reason.is_some() || failure.is_some()).then(|| cause_label(reason, failure))
     }
 
     fn time_left(&self) -> String {
@@ -180,6 +171,10 @@ pub(crate) struct ReplayPage {
     shown: Shown,
     actions: Markup,
     now: Markup,
+    /// The rate in the form.
+    rate: String,
+    rate_max: i32,
+    errors: FormErrors,
 }
 
 /// The buttons, a live part.
@@ -202,9 +197,16 @@ pub(crate) async fn show(
     Path(id): Path<String>,
     Query(query): Query<Done>,
 ) -> Paged<ReplayPage> {
-    let shown = Shown::from(find(&visit.app, visit.session.scope(), &id).await?);
-    let frame = Frame::new(visit.session, "replays").with_done(&query.done, &DONE);
+    Ok(page(&visit, &id, &query.done).await?)
+}
+
+async fn page(visit: &Visit, id: &str, done: &str) -> Result<ReplayPage, Problem> {
+    let shown = Shown::from(find(&visit.app, visit.session.scope(), id).await?);
+    let frame = Frame::new(visit.session.clone(), "replays").with_done(done, &DONE);
     Ok(ReplayPage {
+        rate: shown.replay.rate_per_second.to_string(),
+        rate_max: REPLAY_RATE_MAX,
+        errors: FormErrors::default(),
         actions: Markup::of(&Actions {
             frame: &frame,
             shown: &shown,
@@ -237,219 +239,6 @@ pub(crate) async fn follow(
     })
 }
 
-/// One of the replays that would be started.
-struct Preview {
-    form: NewReplay,
-    /// The endpoint's URL, or the given ID if there is no such endpoint.
-    endpoint: String,
-    found: Result<ReplayPreview, String>,
-}
-
-impl Preview {
-    fn reason(&self) -> Option<&'static str> {
-        let given = self.form.reason.as_deref()?;
-        let reason = DeadReason::ALL.iter().find(|reason| reason.as_str() == given)?;
-        Some(reason_label(*reason))
-    }
-}
-
-#[derive(Template, WebTemplate)]
-#[template(path = "replay_preview.html")]
-pub(crate) struct PreviewPage {
-    frame: Frame,
-    previews: Vec<Preview>,
-    total: i64,
-    /// The requests, encoded for the form that starts them.
-    asks: String,
-    rate: String,
-    rate_max: i32,
-    errors: FormErrors,
-}
-
-/// Previews the replay of several groups of dead letters (`group=endpoint~type~reason`), or of one request.
-pub(crate) async fn preview(visit: Visit, RawQuery(query): RawQuery) -> Paged<Response> {
-    let query = query.unwrap_or_default();
-    let forms = read_query(&query);
-    if forms.is_empty() || forms.len() > GROUPS_MAX {
-        let error = match forms.len() {
-            0 => "Select at least one group to replay.".to_owned(),
-            count => format!("Select at most {GROUPS_MAX} groups at a time, not {count}."),
-        };
-        let selected = url::form_urlencoded::parse(query.as_bytes())
-            .filter(|(name, _)| name == "group")
-            .map(|(_, value)| value.into_owned())
-            .collect();
-        let page = dead_letters::rejected(visit, selected, error).await?;
-        return Ok((StatusCode::BAD_REQUEST, page).into_response());
-    }
-    Ok(load_preview(&visit, forms).await?.into_response())
-}
-
-async fn load_preview(visit: &Visit, forms: Vec<NewReplay>) -> Result<PreviewPage, Problem> {
-    let mut previews = Vec::new();
-    for form in forms {
-        let mut endpoint = form.endpoint.clone().unwrap_or_default();
-        let found = match endpoint_of(&visit.app, visit.session.scope(), &form).await {
-            Ok(row) => {
-                let wanted = read(&visit.app, row.tenant_id, &form).await;
-                endpoint = row.settings.url;
-                match wanted {
-                    Ok(wanted) => count_within_share(&visit.app, &wanted).await,
-                    Err(problem) => Err(problem),
-                }
-            }
-            Err(problem) => Err(problem),
-        };
-        let found = found.map_err(|problem| problem.detail);
-        previews.push(Preview {
-            form,
-            endpoint,
-            found,
-        });
-    }
-    let good = previews.iter().filter(|preview| preview.found.is_ok());
-    let asks: Vec<&NewReplay> = good.map(|preview| &preview.form).collect();
-    let asks = BASE64URL_NOPAD.encode(&serde_json::to_vec(&asks).unwrap_or_default());
-    let total = previews.iter().filter_map(|one| one.found.as_ref().ok());
-    let total = total.map(|found| found.total).sum();
-    Ok(PreviewPage {
-        frame: Frame::new(visit.session.clone(), "replays"),
-        total,
-        asks,
-        previews,
-        rate: RATE_DEFAULT.to_string(),
-        rate_max: REPLAY_RATE_MAX,
-        errors: FormErrors::default(),
-    })
-}
-
-async fn count_within_share(app: &App, wanted: &Wanted) -> Result<ReplayPreview, Problem> {
-    let _count = app.limits.counts.take(&wanted.counts_as()).await?;
-    dry_run(app, &mut *app.pool.acquire().await?, wanted).await
-}
-
-fn read_query(query: &str) -> Vec<NewReplay> {
-    let mut one = NewReplay::default();
-    let mut groups = Vec::new();
-    for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
-        let text = Some(value.trim().to_owned()).filter(|value| !value.is_empty());
-        match name.as_ref() {
-            "group" => groups.extend(read_group(&value)),
-            "endpoint" => one.endpoint = text,
-            "kind" => one.kind = text,
-            "state" => one.state = text,
-            "type" => one.r#type = text,
-            "since" => one.since = text.map(in_utc),
-            "until" => one.until = text.map(in_utc),
-            _ => {}
-        }
-    }
-    if groups.is_empty() && one.endpoint.is_some() {
-        let NewReplay { kind, state, .. } = &mut one;
-        // The form has a single choice for both fields.
-        if kind.as_deref() != Some("missing") {
-            *state = state.take().or(kind.take()).filter(|word| word != "failed");
-        }
-        return vec![one];
-    }
-    for group in &mut groups {
-        group.since.clone_from(&one.since);
-        group.until.clone_from(&one.until);
-    }
-    groups
-}
-
-fn read_group(text: &str) -> Option<NewReplay> {
-    let mut parts = text.split('~').map(str::to_owned);
-    Some(NewReplay {
-        endpoint: Some(parts.next()?),
-        r#type: Some(parts.next()?),
-        reason: Some(parts.next()?),
-        state: Some("dead".to_owned()),
-        ..NewReplay::default()
-    })
-}
-
-/// Values of `datetime-local` inputs have no time zone.
-fn in_utc(text: String) -> String {
-    match text.len() {
-        16 => format!("{text}:00Z"),
-        19 => format!("{text}Z"),
-        _ => text,
-    }
-}
-
-/// The endpoint to replay to. Customers find only their own.
-async fn endpoint_of(app: &App, scope: Option<TenantId>, form: &NewReplay) -> Result<EndpointRow, Problem> {
-    let public_id = form.endpoint.as_deref().unwrap_or_default();
-    let missing = || Problem::invalid("/endpoint", format!("there is no endpoint {public_id:?}"));
-    let number = endpoints::find_number(&app.pool, scope, public_id)
-        .await?
-        .ok_or_else(missing)?;
-    endpoints::find_by_id(&app.pool, number)
-        .await?
-        .ok_or_else(missing)
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct StartForm {
-    asks: String,
-    rate_per_second: String,
-}
-
-pub(crate) async fn start(visit: Visit, Submitted(form): Submitted<StartForm>) -> Paged<Response> {
-    let asked = || serde_json::from_slice(&BASE64URL_NOPAD.decode(form.asks.as_bytes()).ok()?).ok();
-    let asks: Vec<NewReplay> =
-        asked().ok_or_else(|| Problem::bad_request("Malformed form. Go back and try again."))?;
-    if asks.is_empty() || asks.len() > GROUPS_MAX {
-        return Err(Problem::bad_request("Nothing to replay.").into());
-    }
-    match begin_all(&visit, &asks, form.rate_per_second.trim()).await {
-        Ok(Some(id)) if asks.len() == 1 => {
-            Ok(Redirect::to(&format!("/replays/{id}?done=started")).into_response())
-        }
-        Ok(_) => Ok(Redirect::to("/replays").into_response()),
-        Err(problem) => {
-            let errors = FormErrors::of(problem)?;
-            let page = PreviewPage {
-                rate: form.rate_per_second,
-                errors,
-                ..load_preview(&visit, asks).await?
-            };
-            Ok((page.errors.status(), page).into_response())
-        }
-    }
-}
-
-/// Returns the id of the first replay.
-async fn begin_all(visit: &Visit, asks: &[NewReplay], rate: &str) -> Result<Option<String>, Problem> {
-    let rate: i64 = rate.parse().map_err(|_| {
-        let detail = format!("must be a whole number, not {:?}", excerpt(rate));
-        Problem::invalid("/rate_per_second", detail)
-    })?;
-    // Before the transaction: a request that holds a connection must not wait for another one.
-    let mut all = Vec::new();
-    for mut ask in asks.iter().cloned() {
-        ask.rate_per_second = Some(rate);
-        let endpoint = endpoint_of(&visit.app, visit.session.scope(), &ask).await?;
-        all.push(read(&visit.app, endpoint.tenant_id, &ask).await?);
-    }
-    let _count = match all.first() {
-        Some(wanted) => Some(visit.app.limits.counts.take(&wanted.counts_as()).await?),
-        None => None,
-    };
-    let mut transaction = tables::begin(&visit.app.pool).await?;
-    let mut first = None;
-    for wanted in all {
-        let replay = begin(&visit.app, &mut transaction, &visit.actor, &wanted).await?;
-        first.get_or_insert(replay.public_id);
-    }
-    transaction.commit().await?;
-    visit.app.wake.now();
-    Ok(first)
-}
-
 pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
     let replay = stop(&visit.app, &visit.actor, visit.session.scope(), &id).await?;
     let done = match replay.state {
@@ -462,27 +251,47 @@ pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>, _: Confirmed) -
     )))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Goes on with what was not sent.
+pub(crate) async fn resume(visit: Visit, Path(id): Path<String>, _: Confirmed) -> Paged<Redirect> {
+    let mut transaction = tables::begin(&visit.app.pool).await?;
+    let scope = visit.session.scope();
+    let replay = crate::actions::replays::resume(&mut transaction, &visit.actor, scope, &id).await?;
+    transaction.commit().await?;
+    visit.app.wake.now();
+    Ok(Redirect::to(&format!(
+        "/replays/{}?done=resumed",
+        replay.public_id
+    )))
+}
 
-    #[test]
-    fn groups_and_single_requests_are_read_from_the_address() {
-        let forms = read_query("group=ep_1~invoice.paid~gone&group=ep_2~a~exhausted&since=2026-01-01T00:00");
-        assert_eq!(forms.len(), 2);
-        assert_eq!(forms[0].endpoint.as_deref(), Some("ep_1"));
-        assert_eq!(forms[1].reason.as_deref(), Some("exhausted"));
-        assert_eq!(forms[1].since.as_deref(), Some("2026-01-01T00:00:00Z"));
-        let one = read_query("endpoint=ep_1&kind=failed&since=");
-        assert_eq!((one.len(), &one[0].state, &one[0].since), (1, &None, &None));
-        assert_eq!(
-            read_query("endpoint=ep_1&kind=delivered")[0].state.as_deref(),
-            Some("delivered")
-        );
-        assert_eq!(
-            read_query("endpoint=ep_1&kind=missing")[0].kind.as_deref(),
-            Some("missing")
-        );
-        assert!(read_query("group=broken").is_empty());
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RateForm {
+    rate_per_second: String,
+}
+
+pub(crate) async fn set_rate(
+    visit: Visit,
+    Path(id): Path<String>,
+    Submitted(form): Submitted<RateForm>,
+) -> Paged<Response> {
+    match try_set_rate(&visit, &id, &form).await {
+        Ok(()) => Ok(Redirect::to(&format!("/replays/{id}?done=changed")).into_response()),
+        Err(problem) => {
+            let page = ReplayPage {
+                errors: FormErrors::of(problem)?,
+                rate: form.rate_per_second,
+                ..page(&visit, &id, "").await?
+            };
+            Ok((page.errors.status(), page).into_response())
+        }
     }
+}
+
+async fn try_set_rate(visit: &Visit, id: &str, form: &RateForm) -> Result<(), Problem> {
+    let rate = read_rate(form.rate_per_second.trim())?;
+    let mut transaction = tables::begin(&visit.app.pool).await?;
+    let scope = visit.session.scope();
+    change_rate(&mut transaction, &visit.actor, scope, id, Some(rate)).await?;
+    Ok(transaction.commit().await?)
 }

@@ -2,6 +2,10 @@
 //! them.
 
 use chrono::{DateTime, Utc};
+use postrider_dispatcher::{
+    bind::BindAll,
+    store::transitions::{FAILING_DAYS, FAILING_PAUSE_DAYS_MAX},
+};
 use postrider_proto::{EndpointId, TenantId};
 use sqlx::{FromRow, PgExecutor};
 
@@ -53,6 +57,9 @@ pub(crate) struct HealthRow {
     pub(crate) circuit_open: bool,
     /// Since its first failure after its last success.
     pub(crate) failing_since: Option<DateTime<Utc>>,
+    /// It is disabled by the first failure after this, unless a delivery succeeds before. None after a break in the
+    /// failures: they start to count again.
+    pub(crate) disabled_after: Option<DateTime<Utc>>,
 }
 
 pub(crate) async fn health(db: impl PgExecutor<'_>, endpoint: EndpointId) -> sqlx::Result<HealthRow> {
@@ -60,9 +67,12 @@ pub(crate) async fn health(db: impl PgExecutor<'_>, endpoint: EndpointId) -> sql
         "select exists (select from postrider.endpoint_activity a
                         join postrider.dispatchers d on d.id = a.writer and d.expires_at > clock_timestamp()
                         where a.endpoint_id = $1 and a.circuit_open) as circuit_open,
-                (select h.failing_since from postrider.endpoint_health h where h.endpoint_id = $1) as failing_since",
+                h.failing_since,
+                case when h.last_failed_on >= (clock_timestamp() at time zone 'UTC')::date - $3::int
+                     then h.failing_since + $2::int * interval '1 day' end as disabled_after
+         from (select $1::int as id) e left join postrider.endpoint_health h on h.endpoint_id = e.id",
     )
-    .bind(endpoint)
+    .bind_all((endpoint, FAILING_DAYS, FAILING_PAUSE_DAYS_MAX))
     .fetch_one(db)
     .await
 }

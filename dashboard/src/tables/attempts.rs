@@ -20,6 +20,7 @@ pub(crate) struct AttemptRow {
     pub(crate) response_head: Option<String>,
     pub(crate) response_body: Option<Vec<u8>>,
     pub(crate) replay_id: Option<String>,
+    pub(crate) timing: Option<String>,
 }
 
 /// Attempts shown of one delivery; the newest are kept.
@@ -63,6 +64,21 @@ pub(crate) async fn list_ended_of_tenant(
         .bind(tenant)
         .bind_all(span.values())
         .bind(span.status)
+        .fetch_all(db)
+        .await
+}
+
+/// Deliveries of a bulk replay.
+pub(crate) async fn list_of_replay(
+    db: impl PgExecutor<'_>,
+    replay: &str,
+    filter: &Filter,
+    span: Span<'_>,
+) -> sqlx::Result<Vec<DeliveryKey>> {
+    sqlx::query_as(include_str!("sql/attempts_list_of_replay.sql"))
+        .bind(replay)
+        .bind_all(span.values())
+        .bind(filter.endpoint)
         .fetch_all(db)
         .await
 }

@@ -1,7 +1,7 @@
 //! `dead_letters`: read here by endpoint or tenant; the recorder inserts them and a replay deletes them.
 
 use postrider_dispatcher::bind::BindAll;
-use postrider_proto::{DeadReason, EndpointId, EndpointState, EventId, TenantId, TypeId};
+use postrider_proto::{DeadReason, EndpointId, EndpointState, EventId, Failure, TenantId, TypeId};
 use sqlx::{FromRow, PgExecutor, Postgres, postgres::PgArguments, query::QueryAs};
 
 use crate::tables::deliveries::{DeliveryKey, Span};
@@ -61,7 +61,7 @@ pub(crate) async fn list(db: impl PgExecutor<'_>, span: Span<'_>) -> sqlx::Resul
     .await
 }
 
-/// Dead letters with the same endpoint, type and reason.
+/// Dead letters with the same endpoint, type, reason and failure.
 #[derive(Debug, Clone, FromRow)]
 pub(crate) struct Group {
     pub(crate) tenant: String,
@@ -71,6 +71,7 @@ pub(crate) struct Group {
     pub(crate) url: String,
     pub(crate) event_type: String,
     pub(crate) reason: DeadReason,
+    pub(crate) failure: Failure,
     pub(crate) count: i64,
     pub(crate) endpoint_state: EndpointState,
 }
@@ -82,6 +83,7 @@ impl Group {
             endpoint: self.endpoint_id,
             type_id: self.type_id,
             reason: self.reason,
+            failure: self.failure,
         }
     }
 }
@@ -93,6 +95,7 @@ pub(crate) struct GroupPosition {
     pub(crate) endpoint: EndpointId,
     pub(crate) type_id: TypeId,
     pub(crate) reason: DeadReason,
+    pub(crate) failure: Failure,
 }
 
 pub(crate) fn read_reason(text: &str) -> Option<DeadReason> {
@@ -110,6 +113,7 @@ pub(crate) struct GroupFilter {
     /// Ids of one type.
     pub(crate) types: Option<Vec<i32>>,
     pub(crate) reason: Option<DeadReason>,
+    pub(crate) failure: Option<Failure>,
     pub(crate) after: Option<GroupPosition>,
 }
 
@@ -117,7 +121,7 @@ macro_rules! groups_of {
     ($counts:literal) => {
         concat!(
             "select t.slug as tenant, c.endpoint_id, c.type_id, e.public_id as endpoint, e.url, y.name as event_type,
-                c.reason, c.count, e.state as endpoint_state
+                c.reason, c.failure, c.count, e.state as endpoint_state
              from ",
             $counts,
             " c
@@ -127,9 +131,11 @@ macro_rules! groups_of {
              where c.count > 0 and ($1::int is null or c.tenant_id = $1) and ($2::int is null or c.endpoint_id = $2)
                and ($3::int[] is null or c.type_id = any($3))
                and ($4::text is null or c.reason = $4::postrider.dead_reason)
-               and ($5::bigint is null
-                    or (-c.count, c.endpoint_id, c.type_id, c.reason) > (-$5::bigint, $6::int, $7::int, $8::text::postrider.dead_reason))
-             order by c.count desc, c.endpoint_id, c.type_id, c.reason limit $9"
+               and ($5::smallint is null or c.failure = $5)
+               and ($6::bigint is null
+                    or (-c.count, c.endpoint_id, c.type_id, c.reason, c.failure)
+                       > (-$6::bigint, $7::int, $8::int, $9::text::postrider.dead_reason, $10::smallint))
+             order by c.count desc, c.endpoint_id, c.type_id, c.reason, c.failure limit $11"
         )
     };
 }
@@ -149,20 +155,20 @@ pub(crate) async fn groups(
     .await
 }
 
-/// The same for a time range: counted row by row, because the counters have no times.
+/// The same for a range of events: counted row by row, because the counters have no times.
 pub(crate) async fn groups_within(
     db: impl PgExecutor<'_>,
     filter: &GroupFilter,
-    lowest: EventId,
-    below: EventId,
+    from: EventId,
+    upto: EventId,
     limit: i64,
 ) -> sqlx::Result<Vec<Group>> {
     let statement = groups_of!(
-        "(select d.tenant_id, d.endpoint_id, d.type_id, d.reason, count(*) from postrider.dead_letters d
-          where d.tenant_id = $1 and d.event_id >= $10 and d.event_id < $11 group by 1, 2, 3, 4)"
+        "(select d.tenant_id, d.endpoint_id, d.type_id, d.reason, d.failure, count(*) from postrider.dead_letters d
+          where d.tenant_id = $1 and d.event_id between $12 and $13 group by 1, 2, 3, 4, 5)"
     );
     bind(sqlx::query_as(statement), filter, limit)
-        .bind_all((lowest, below))
+        .bind_all((from, upto))
         .fetch_all(db)
         .await
 }
@@ -179,9 +185,11 @@ fn bind<'q>(
             filter.types.clone(),
             filter.reason,
         ))
+        .bind(filter.failure)
         .bind(filter.after.map(|after| after.count))
         .bind(filter.after.map(|after| after.endpoint))
         .bind(filter.after.map(|after| after.type_id))
         .bind(filter.after.map(|after| after.reason))
+        .bind(filter.after.map(|after| after.failure))
         .bind(limit)
 }

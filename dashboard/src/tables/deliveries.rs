@@ -148,6 +148,8 @@ pub(crate) struct Filter {
     pub(crate) until: Option<DateTime<Utc>>,
     pub(crate) event_type: Option<String>,
     pub(crate) status_code: Option<i16>,
+    /// Of the bulk replay with this public id, which must be one of the tenant.
+    pub(crate) replay: Option<String>,
     /// Only with state dead.
     pub(crate) reason: Option<DeadReason>,
     /// Of the latest attempt, so that nothing delivered matches.
@@ -297,6 +299,8 @@ pub(crate) async fn find_all(
 
 /// Which tables a list reads.
 enum Scope {
+    /// Attempts of a bulk replay: they have an index.
+    Replay(String),
     /// Attempts with this status code: an index covers the unsuccessful ones.
     Refused(i16),
     /// All tables that a delivery can be in. `queue` and `retries` can be read by endpoint only.
@@ -308,6 +312,9 @@ enum Scope {
 
 impl Scope {
     async fn of(pool: &Pool, filter: &Filter) -> sqlx::Result<Self> {
+        if let Some(replay) = &filter.replay {
+            return Ok(Self::Replay(replay.clone()));
+        }
         match filter.status_code {
             Some(code) if !(200..=299).contains(&code) => Ok(Self::Refused(code)),
             code => Ok(Self::All {
@@ -320,7 +327,9 @@ impl Scope {
     /// Across all tenants only endpoints with pending deliveries are read: most of many thousands have none.
     async fn waiting(pool: &Pool, filter: &Filter) -> sqlx::Result<Vec<EndpointId>> {
         match (filter.state, filter.endpoint, filter.tenant) {
-            (Some(DeliveryState::Delivered | DeliveryState::Dead), _, _) => Ok(Vec::new()),
+            (Some(DeliveryState::Delivered | DeliveryState::Dead | DeliveryState::Discarded), _, _) => {
+                Ok(Vec::new())
+            }
             (_, Some(endpoint), _) => Ok(vec![endpoint]),
             (_, None, Some(tenant)) => {
                 endpoints::live_numbers(pool, Some(tenant), ENDPOINTS_SCANNED_MAX).await
@@ -340,13 +349,14 @@ impl Scope {
         match self {
             Self::Refused(_) => SCAN_STEP_REFUSED,
             Self::All { has_status, .. } if *has_status || is_narrow => SCAN_STEP_NARROW.min(self.step_max()),
-            Self::All { .. } => 0,
+            Self::All { .. } | Self::Replay(_) => 0,
         }
     }
 
     fn step_max(&self) -> i64 {
         match self {
             Self::Refused(_) => SCAN_STEP_REFUSED_MAX,
+            Self::Replay(_) => SCAN_STEP_MAX,
             Self::All { waiting, .. } => SCAN_STEP_MAX.min(WAITING_READ_MAX / waiting.len().max(1) as i64),
         }
     }
@@ -354,6 +364,7 @@ impl Scope {
     /// In the order in which a delivery moves, so that one that moves meanwhile is seen twice rather than missed.
     async fn keys(&self, pool: &Pool, filter: &Filter, span: Span<'_>) -> sqlx::Result<Vec<DeliveryKey>> {
         let (waiting, has_status) = match self {
+            Self::Replay(replay) => return attempts::list_of_replay(pool, replay, filter, span).await,
             Self::Refused(code) => return attempts::list_refused(pool, *code, filter, span).await,
             Self::All { waiting, has_status } => (waiting, *has_status),
         };

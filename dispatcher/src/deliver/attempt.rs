@@ -7,7 +7,9 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use postrider_proto::{DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, TenantId, signature};
+use postrider_proto::{
+    DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, TenantId, Timing, signature,
+};
 use postrider_sender::{read_data, read_data_of_body};
 use sqlx::postgres::PgConnectOptions;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -129,13 +131,18 @@ pub(crate) struct AttemptTask {
 struct Sent {
     outcome: Outcome,
     signature: Option<String>,
+    timing: Timing,
 }
 
 impl Sent {
     fn nothing(error: &str) -> Self {
         let (error, signature) = (error.to_owned(), None);
         let outcome = Outcome::NotSent { error };
-        Self { outcome, signature }
+        Self {
+            outcome,
+            signature,
+            timing: Timing::default(),
+        }
     }
 }
 
@@ -341,8 +348,9 @@ impl Attempts {
             return None;
         }
         // Without an outcome another dispatcher may own the shard by now.
-        let outcome = match permission.only_while_valid(self.sender.send(request)).await? {
-            Ok(outcome) => outcome,
+        let sending = self.sender.send_timed(request);
+        let (outcome, timing) = match permission.only_while_valid(sending).await? {
+            Ok(sent) => sent,
             Err(fault) => {
                 METRICS.own_faults.increment(1);
                 tracing::error!(error = %fault, "request not sent because of a local fault");
@@ -354,6 +362,7 @@ impl Attempts {
         Some(Sent {
             outcome,
             signature: was_sent.then_some(signature),
+            timing,
         })
     }
 
@@ -381,6 +390,8 @@ impl Attempts {
                 started_at,
                 duration,
                 signature: sent.signature,
+                timing: (!sent.outcome.is_success() && sent.timing != Timing::default())
+                    .then_some(sent.timing),
                 outcome: sent.outcome,
                 next,
                 archived,

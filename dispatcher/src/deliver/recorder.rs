@@ -62,6 +62,7 @@ impl Finished {
                     error: "the endpoint is disabled".to_owned(),
                 },
                 next: Next::Dead(reason),
+                timing: None,
                 archived: false,
             },
             result_permit,

@@ -24,7 +24,7 @@ use http::{
     HeaderMap, HeaderValue, Method, Uri, header,
     uri::{PathAndQuery, Scheme},
 };
-use postrider_proto::{Outcome, OutcomeKind};
+use postrider_proto::{Outcome, OutcomeKind, Timing};
 use rustls::ClientConfig;
 use url::Url;
 
@@ -105,13 +105,23 @@ impl HttpSender {
     }
 
     pub async fn send(&self, request: Request<'_>) -> Result<Outcome, OwnFault> {
-        self.exchange(request, &mut None).await
+        self.send_timed(request).await.map(|(outcome, _)| outcome)
+    }
+
+    /// The outcome, and where the time went.
+    pub async fn send_timed(&self, request: Request<'_>) -> Result<(Outcome, Timing), OwnFault> {
+        let mut timing = Timing::default();
+        let outcome = self.exchange(request, &mut None, &mut timing).await?;
+        Ok((outcome, timing))
     }
 
     /// The outcome, and the certificate of a server that responded over TLS.
     pub async fn send_and_see(&self, request: Request<'_>) -> (Outcome, Option<Vec<u8>>) {
         let mut certificate = None;
-        let outcome = match self.exchange(request, &mut certificate).await {
+        let outcome = match self
+            .exchange(request, &mut certificate, &mut Timing::default())
+            .await
+        {
             Ok(outcome) => outcome,
             Err(OwnFault(error)) => Outcome::NotSent { error },
         };
@@ -122,6 +132,7 @@ impl HttpSender {
         &self,
         request: Request<'_>,
         certificate: &mut Option<PeerCertificate>,
+        timing: &mut Timing,
     ) -> Result<Outcome, OwnFault> {
         let limit = request.timeout;
         // Settings may have changed since the URL was saved.
@@ -148,12 +159,15 @@ impl HttpSender {
             let mut connection = match self.connections.take(&receiver) {
                 Some(kept) => kept,
                 None => connector
-                    .connect(&receiver)
+                    .connect(&receiver, timing)
                     .await
                     .map_err(error_text::not_connected)?,
             };
             connected = true;
+            timing.address = Some(connection.address);
+            let began = Instant::now();
             let response = connection.send(outgoing).await;
+            timing.first_byte = response.is_ok().then(|| began.elapsed());
             let response = response.map_err(|error| Ok(error_text::broken(&error)))?;
             certificate.clone_from(&connection.certificate);
             if progress.read(response).await {

@@ -22,7 +22,9 @@ use serde::{
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-pub use deliveries::{Attempt, DeadLetterGroup, Delivery, DeliveryWithAttempts};
+pub use deliveries::{
+    Attempt, AttemptTiming, DeadLetterGroup, Delivery, DeliveryWithAttempts, Discarded, NewDiscard,
+};
 pub use endpoints::{
     AlertSettings, CONCURRENCY, Endpoint, EndpointSettings, RATE_PER_SECOND, TIMEOUT_MS, TlsFingerprints,
     TlsSettings,
@@ -31,7 +33,7 @@ pub use event_types::{Break, Change, Compatibility, EventType, EventTypeSettings
 pub use events::{BatchForm, EmittedEvent, EmittedEvents, Event, EventForm};
 pub use keys::{ApiKey, AuditEntry, NewApiKey};
 pub use problem::{Fault, Problem};
-pub use replays::{NewReplay, Replay, ReplayPreview, ReplaySample};
+pub use replays::{NewReplay, Replay, ReplayPreview, ReplaySample, ReplaySettings};
 pub use secrets::{EndpointSecret, Listener, NewListener, Rotation, SecretValue, Secrets};
 pub use tenants::{Erasure, NewPortalLink, PortalLink, Tenant, TenantSettings};
 pub use trials::{Check, ProbeFinding, ProbeReport, TestAttempt, TestRequest, Verdict};

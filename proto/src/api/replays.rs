@@ -20,6 +20,8 @@ pub struct NewReplay {
     pub r#type: Option<String>,
     #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::dead_reason_or_null))]
     pub reason: Option<String>,
+    /// Only dead letters whose last attempt failed this way: a status code or an outcome, as in the groups of dead letters.
+    pub failure: Option<String>,
     /// Only events created at or after this time.
     pub since: Option<String>,
     /// Only events created before this time.
@@ -28,6 +30,14 @@ pub struct NewReplay {
     pub rate_per_second: Option<i64>,
     /// Only counts the deliveries and returns a sample.
     pub dry_run: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ReplaySettings {
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::replay_rate_or_null))]
+    pub rate_per_second: Option<i64>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -44,6 +54,7 @@ pub struct Replay {
     pub r#type: Option<String>,
     #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::dead_reason_or_null))]
     pub reason: Option<DeadReason>,
+    pub failure: Option<String>,
     pub since: Option<DateTime<Utc>>,
     pub until: Option<DateTime<Utc>>,
     pub total: i64,

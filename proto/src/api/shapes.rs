@@ -83,7 +83,7 @@ shapes! {
         "type": ["integer", "null"], "format": "int32", "minimum": ROTATE_DAYS_MIN, "maximum": ROTATE_DAYS_MAX,
         "description": "Rotate secrets automatically after this many days; null: never.",
     }
-    delivery_state = {"type": "string", "enum": ["pending", "delivered", "dead"]}
+    delivery_state = {"type": "string", "enum": ["pending", "delivered", "dead", "discarded"]}
     delivery_state_or_null = {"type": ["string", "null"], "enum": ["dead", "delivered", "pending", null]}
     dead_reason = {"type": "string", "enum": words(DeadReason::ALL, DeadReason::as_str)}
     dead_reason_or_null = {"type": ["string", "null"], "enum": words_or_null(DeadReason::ALL, DeadReason::as_str)}

@@ -233,6 +233,8 @@ impl Sent {
             request_headers: self.request_headers.clone(),
             response_head: self.outcome.response().map(|response| response.head.clone()),
             response_body: None,
+            response_body_cut: false,
+            timing: None,
             replay: None,
         }
     }

@@ -6,9 +6,10 @@ use std::{
     io,
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use postrider_proto::Timing;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{net::TcpStream, sync::OwnedSemaphorePermit, task::JoinSet};
 use tokio_rustls::{TlsConnector, client::TlsStream};
@@ -62,25 +63,45 @@ pub(super) struct Connector<'s> {
 /// A socket with its permit, which outlives it.
 pub(super) struct Socket {
     stream: TcpStream,
+    /// Of the receiver, also behind a proxy.
+    address: SocketAddr,
     permit: OwnedSemaphorePermit,
 }
 
 impl Connector<'_> {
-    pub(super) async fn connect(&self, receiver: &Receiver) -> Result<Connection, ConnectError> {
-        let wire = self.open(receiver).await?;
+    pub(super) async fn connect(
+        &self,
+        receiver: &Receiver,
+        timing: &mut Timing,
+    ) -> Result<Connection, ConnectError> {
+        let wire = self.open(receiver, timing).await?;
         Connection::over(wire).await.map_err(ConnectError::Http)
     }
 
-    async fn open(&self, receiver: &Receiver) -> Result<Wire, ConnectError> {
+    /// Each phase is noted when it ends, also if it failed.
+    async fn open(&self, receiver: &Receiver, timing: &mut Timing) -> Result<Wire, ConnectError> {
         let host = receiver.host.trim_start_matches('[').trim_end_matches(']');
-        let addresses = self.checked_addresses(host, receiver.port).await?;
-        let Socket { stream, permit } = match &self.guard.egress_proxy {
-            None => self.first_to_connect(addresses).await.map_err(tcp_error)?,
-            Some(_) => self.through_proxy(&addresses).await?,
+        let began = Instant::now();
+        let addresses = self.checked_addresses(host, receiver.port).await;
+        timing.dns = host.parse::<IpAddr>().is_err().then(|| began.elapsed());
+        let addresses = addresses?;
+        timing.address = addresses.first().copied();
+        let began = Instant::now();
+        let socket = match &self.guard.egress_proxy {
+            None => self.first_to_connect(addresses).await.map_err(tcp_error),
+            Some(_) => self.through_proxy(&addresses).await,
         };
+        timing.connect = Some(began.elapsed());
+        let Socket {
+            stream,
+            address,
+            permit,
+        } = socket?;
+        timing.address = Some(address);
         if !receiver.https {
             return Ok(Wire {
                 stream: Either::Left(stream),
+                address,
                 certificate: None,
                 permit,
             });
@@ -88,14 +109,15 @@ impl Connector<'_> {
         let not_a_name = |_| ConnectError::Refused(Refusal::HostName(host.to_owned()));
         let name = host.strip_suffix('.').unwrap_or(host).to_owned();
         let name = ServerName::try_from(name).map_err(not_a_name)?;
-        let stream = TlsConnector::from(self.tls.clone())
-            .connect(name, stream)
-            .await
-            .map_err(ConnectError::Tls)?;
+        let began = Instant::now();
+        let stream = TlsConnector::from(self.tls.clone()).connect(name, stream).await;
+        timing.tls = Some(began.elapsed());
+        let stream = stream.map_err(ConnectError::Tls)?;
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let certificate = shown.map(|der| Arc::from(der.as_ref()));
         Ok(Wire {
             stream: Either::Right(stream),
+            address,
             certificate,
             permit,
         })
@@ -144,7 +166,10 @@ impl Connector<'_> {
                 Err(error) => return Err(unreachable(super::error_text::of_io(&error)).into()),
             };
             match proxy.tunnel(&mut socket.stream, *address).await {
-                Ok(()) => return Ok(socket),
+                Ok(()) => {
+                    let address = *address;
+                    return Ok(Socket { address, ..socket });
+                }
                 Err(error @ TunnelError::Proxy(_)) => return Err(error.into()),
                 Err(error @ (TunnelError::Endpoint(_) | TunnelError::Forbidden(_))) => failed = Some(error),
             }
@@ -209,7 +234,11 @@ async fn connect(
         Ok(stream)
     };
     match connected.await {
-        Ok(stream) => Ok(Socket { stream, permit }),
+        Ok(stream) => Ok(Socket {
+            stream,
+            address,
+            permit,
+        }),
         Err(error) => Err((error, permit)),
     }
 }
@@ -261,6 +290,7 @@ pub(super) type PeerCertificate = Arc<[u8]>;
 /// A connection, plain or TLS, with its permit, which outlives it.
 pub(super) struct Wire {
     pub(super) stream: Either<TcpStream, TlsStream<TcpStream>>,
+    pub(super) address: SocketAddr,
     pub(super) certificate: Option<PeerCertificate>,
     pub(super) permit: OwnedSemaphorePermit,
 }

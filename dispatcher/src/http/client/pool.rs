@@ -8,6 +8,7 @@
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     future::poll_fn,
+    net::SocketAddr,
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -50,6 +51,8 @@ pub(super) struct Receiver {
 /// A connection that serves one request at a time.
 pub(super) struct Connection {
     sender: SendRequest<Body>,
+    /// Of the receiver.
+    pub(super) address: SocketAddr,
     pub(super) certificate: Option<PeerCertificate>,
     /// Drives the socket and is aborted with the connection: a receiver that responds early and then stops reading would
     /// otherwise hold the socket, and the rest of the body, for as long as it likes.
@@ -74,6 +77,7 @@ impl Connection {
     pub(super) async fn over(wire: Wire) -> Result<Self, hyper::Error> {
         let Wire {
             stream,
+            address,
             certificate,
             permit,
         } = wire;
@@ -85,6 +89,7 @@ impl Connection {
         let task = tokio::spawn(Driver { driver, permit }.run());
         Ok(Self {
             sender,
+            address,
             certificate,
             task: AbortOnDropHandle::new(task),
         })

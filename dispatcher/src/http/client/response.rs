@@ -53,7 +53,7 @@ impl Progress {
         while let Some(frame) = response.frame().await {
             let Ok(frame) = frame else { return false };
             let Some(chunk) = frame.data_ref() else { continue };
-            let space = RESPONSE_KEPT_BYTES_MAX - self.body.len();
+            let space = RESPONSE_KEPT_BYTES_MAX + 1 - self.body.len();
             self.body.extend_from_slice(&chunk[..chunk.len().min(space)]);
             read += chunk.len();
             if read >= RESPONSE_READ_BYTES_MAX {

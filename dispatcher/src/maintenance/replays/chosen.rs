@@ -2,7 +2,7 @@
 //! of `store/sql/replay_*.sql`.
 //!
 //! Parameters of every statement: $1 endpoints, $2 after this event, $3 from this event, $4 below this event, $5 when the
-//! replay was asked for, $6 type, $7 reason.
+//! replay was asked for, $6 type, $7 reason, $8 failure.
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EndpointId, EventId, ReplayKind, ReplaySource};
@@ -26,6 +26,7 @@ pub(super) fn bounds(ask: &Ask, requested_at: DateTime<Utc>, oldest: DateTime<Ut
         requested_at,
         type_id: ask.type_id,
         reason: ask.reason,
+        failure: ask.failure,
     }
 }
 
@@ -37,14 +38,16 @@ fn chosen(source: ReplaySource) -> String {
     match source {
         ReplaySource::Dead => format!(
             "from postrider.dead_letters d where {SPAN}
-               and d.died_at <= $5 and ($7::text is null or d.reason = $7::postrider.dead_reason)"
+               and d.died_at <= $5 and ($7::text is null or d.reason = $7::postrider.dead_reason)
+               and ($8::smallint is null or d.failure = $8)"
         ),
         ReplaySource::Delivered => format!(
             "from postrider.attempts d where {SPAN}
-               and d.final is not null and d.final = 'delivered' and d.started_at <= $5 and $7::text is null"
+               and d.final is not null and d.final = 'delivered' and d.started_at <= $5 and $7::text is null and $8::smallint is null"
         ),
         ReplaySource::Retrying => format!(
-            "from postrider.retries d where {SPAN} and $5::timestamptz is not null and $7::text is null"
+            "from postrider.retries d where {SPAN} and $5::timestamptz is not null and $7::text is null
+               and $8::smallint is null"
         ),
         // Events of the tenant that the endpoint subscribes to and has never been sent.
         ReplaySource::Missing => "from (
@@ -55,6 +58,7 @@ fn chosen(source: ReplaySource) -> String {
              join postrider.event_types y on y.id = d.type_id
              join postrider.schemas s on s.id = d.schema_id
              where ($6::int is null or d.type_id = $6) and $5::timestamptz is not null and $7::text is null
+               and $8::smallint is null
                and y.matches && p.types
                and (p.versions is null or coalesce(p.versions ->> y.name, s.version) = s.version)
                and not exists (select from postrider.queue q where q.endpoint_id = e.id and q.event_id = d.event_id)
@@ -118,7 +122,7 @@ pub async fn sample(
     for source in ask.sources() {
         let statement = format!(
             "select c.event_id, e.id as endpoint_id from unnest($1::int[]) as e (id)
-             cross join lateral (select d.event_id {} order by d.event_id limit $8) c limit $8",
+             cross join lateral (select d.event_id {} order by d.event_id limit $9) c limit $9",
             chosen(*source)
         );
         let found: Vec<(EventId, EndpointId)> = sqlx::query_as(AssertSqlSafe(statement))

@@ -14,8 +14,8 @@ pub(crate) mod withdraw;
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{
-    DeadReason, DeliveryState, EndpointId, ReplayId, ReplayKind, ReplaySource, ReplayState, Shard, TenantId,
-    TypeId,
+    DeadReason, DeliveryState, EndpointId, EventId, Failure, ReplayId, ReplayKind, ReplaySource, ReplayState,
+    Shard, TenantId, TypeId,
 };
 use sqlx::{FromRow, PgConnection, PgExecutor};
 
@@ -42,6 +42,7 @@ pub struct Ask {
     pub state: Option<DeliveryState>,
     pub type_id: Option<TypeId>,
     pub reason: Option<DeadReason>,
+    pub failure: Option<Failure>,
     pub since: Option<DateTime<Utc>>,
     pub until: Option<DateTime<Utc>>,
 }
@@ -50,12 +51,14 @@ impl Ask {
     fn sources(&self) -> &'static [ReplaySource] {
         match (self.kind, self.state) {
             (ReplayKind::Missing, _) => &[ReplaySource::Missing],
-            (ReplayKind::Deliveries, None) if self.reason.is_none() => {
+            (ReplayKind::Deliveries, None) if self.reason.is_none() && self.failure.is_none() => {
                 &[ReplaySource::Dead, ReplaySource::Retrying]
             }
             (ReplayKind::Deliveries, None | Some(DeliveryState::Dead)) => &[ReplaySource::Dead],
             (ReplayKind::Deliveries, Some(DeliveryState::Delivered)) => &[ReplaySource::Delivered],
             (ReplayKind::Deliveries, Some(DeliveryState::Pending)) => &[ReplaySource::Retrying],
+            // Someone decided that these need not be delivered. Each can be replayed on its own.
+            (ReplayKind::Deliveries, Some(DeliveryState::Discarded)) => &[],
         }
     }
 }
@@ -80,6 +83,7 @@ pub struct Replay {
     pub delivery_state: Option<String>,
     pub event_type: Option<String>,
     pub reason: Option<DeadReason>,
+    pub failure: Option<Failure>,
     pub since: Option<DateTime<Utc>>,
     pub until: Option<DateTime<Utc>>,
     pub rate_per_second: i32,
@@ -154,13 +158,13 @@ pub async fn begin(
     asked_by: &str,
 ) -> Result<ReplayId, sqlx::Error> {
     let id: ReplayId = sqlx::query_scalar(
-        "insert into postrider.replays (public_id, tenant_id, kind, endpoint_id, delivery_state, type_id, reason, since,
-            until, rate_per_second, asked_by)
-         values ($1, $2, $3::postrider.replay_kind, $4, $5, $6, $7::postrider.dead_reason, $8, $9, $10, $11)
+        "insert into postrider.replays (public_id, tenant_id, kind, endpoint_id, delivery_state, type_id, reason, failure,
+            since, until, rate_per_second, asked_by)
+         values ($1, $2, $3::postrider.replay_kind, $4, $5, $6, $7::postrider.dead_reason, $8, $9, $10, $11, $12)
          returning id",
     )
     .bind_all((public_id, ask.tenant, ask.kind, ask.endpoint))
-    .bind_all((ask.state.map(DeliveryState::as_str), ask.type_id, ask.reason))
+    .bind_all((ask.state.map(DeliveryState::as_str), ask.type_id, ask.reason, ask.failure))
     .bind_all((ask.since, ask.until, rate_per_second, asked_by))
     .fetch_one(&mut *connection)
     .await?;
@@ -203,6 +207,60 @@ pub async fn cancel(connection: &mut PgConnection, id: ReplayId) -> Result<Optio
     .fetch_all(connection)
     .await?;
     Ok(Some(shards))
+}
+
+/// Runs a cancelled replay again, from the first delivery that the cancellation withdrew. Returns false when it is not
+/// cancelled, or when the withdrawal is not complete.
+pub async fn resume(connection: &mut PgConnection, id: ReplayId) -> Result<bool, sqlx::Error> {
+    let resumed = sqlx::query(
+        "update postrider.replays r
+         set state = 'running', ended_at = null, step_at = clock_timestamp(), idle_ms = 0,
+             measured_per_second = null, measured_at = null, measured_done = null
+         where r.id = $1 and r.state = 'cancelled'
+           and not exists (select from postrider.replay_parts p
+                           join postrider.queue q on q.endpoint_id = p.endpoint_id and q.replay_id = r.public_id
+                           where p.replay_id = r.id)",
+    )
+    .bind(id)
+    .execute(&mut *connection)
+    .await?;
+    if resumed.rows_affected() == 0 {
+        return Ok(false);
+    }
+    let withdrawn: Vec<(EndpointId, ReplaySource, EventId)> = sqlx::query_as(
+        "select endpoint_id, source, withdrawn_from from postrider.replay_parts
+         where replay_id = $1 and withdrawn_from is not null",
+    )
+    .bind(id)
+    .fetch_all(&mut *connection)
+    .await?;
+    sqlx::query(
+        "update postrider.replay_parts p
+         set after_event = w.after_event, withdrawn_from = null, ended = false, skipped = 0, stepped_at = null
+         from unnest($2::int[], $3::postrider.replay_source[], $4::uuid[]) w (endpoint_id, source, after_event)
+         where p.replay_id = $1 and p.endpoint_id = w.endpoint_id and p.source = w.source",
+    )
+    .bind(id)
+    .bind(withdrawn.iter().map(|one| one.0.0).collect::<Vec<_>>())
+    .bind(withdrawn.iter().map(|one| one.1).collect::<Vec<_>>())
+    .bind(withdrawn.iter().map(|one| one.2.pred().0).collect::<Vec<_>>())
+    .execute(connection)
+    .await?;
+    Ok(true)
+}
+
+/// Returns false when the replay is not running.
+pub async fn set_rate(
+    db: impl PgExecutor<'_>,
+    id: ReplayId,
+    rate_per_second: i32,
+) -> Result<bool, sqlx::Error> {
+    let changed =
+        sqlx::query("update postrider.replays set rate_per_second = $2 where id = $1 and state = 'running'")
+            .bind_all((id, rate_per_second))
+            .execute(db)
+            .await?;
+    Ok(changed.rows_affected() > 0)
 }
 
 /// Of one tenant, or of any.

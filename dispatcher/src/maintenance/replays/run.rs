@@ -11,8 +11,8 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{
-    DeadReason, DeliveryState, EndpointId, EndpointState, EventId, ReplayId, ReplayKind, ReplaySource,
-    ReplayState, TenantId, TypeId,
+    DeadReason, DeliveryState, EndpointId, EndpointState, EventId, Failure, ReplayId, ReplayKind,
+    ReplaySource, ReplayState, TenantId, TypeId,
 };
 use sqlx::{Connection, FromRow, PgConnection, PgPool, Postgres, Transaction};
 use tokio::task::{self, JoinSet};
@@ -122,6 +122,7 @@ struct HeldPart {
     kind: ReplayKind,
     type_id: Option<TypeId>,
     reason: Option<DeadReason>,
+    failure: Option<Failure>,
     since: Option<DateTime<Utc>>,
     until: Option<DateTime<Utc>>,
     created_at: DateTime<Utc>,
@@ -423,6 +424,7 @@ impl HeldPart {
             state: None::<DeliveryState>,
             type_id: self.type_id,
             reason: self.reason,
+            failure: self.failure,
             since: self.since,
             until: self.until,
         }

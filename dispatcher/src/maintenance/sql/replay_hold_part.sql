@@ -1,4 +1,4 @@
-select r.public_id, r.tenant_id, r.kind, r.type_id, r.reason, r.since, r.until, r.created_at,
+select r.public_id, r.tenant_id, r.kind, r.type_id, r.reason, r.failure, r.since, r.until, r.created_at,
    r.rate_per_second, p.after_event, p.stepped_at, e.state as endpoint_state, clock_timestamp() as now,
    (select count(*) from postrider.queue q
     where q.endpoint_id = p.endpoint_id and q.replay_id is not null) as queued

@@ -1,5 +1,5 @@
 select r.id, r.public_id, t.slug as tenant, r.kind, e.public_id as endpoint, e.url, r.delivery_state,
-   y.name as event_type, r.reason, r.since, r.until, r.rate_per_second, r.state, r.asked_by, r.created_at,
+   y.name as event_type, r.reason, r.failure, r.since, r.until, r.rate_per_second, r.state, r.asked_by, r.created_at,
    r.ended_at, r.measured_per_second, p.total, p.moved, p.skipped, p.queued, p.retrying, p.dead
 from postrider.replays r
 join postrider.tenants t on t.id = r.tenant_id

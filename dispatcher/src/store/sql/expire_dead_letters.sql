@@ -12,11 +12,11 @@ with old as materialized (
 expired as (
     delete from postrider.dead_letters d using old o
     where d.endpoint_id = o.endpoint_id and d.event_id = o.event_id
-    returning d.endpoint_id, d.type_id, d.reason
+    returning d.endpoint_id, d.type_id, d.reason, d.failure
 ),
 uncounted as (
     update postrider.dead_letter_counts n set count = n.count - x.count
-    from (select endpoint_id, type_id, reason, count(*) from expired group by 1, 2, 3) x
-    where n.endpoint_id = x.endpoint_id and n.type_id = x.type_id and n.reason = x.reason
+    from (select endpoint_id, type_id, reason, failure, count(*) from expired group by 1, 2, 3, 4) x
+    where n.endpoint_id = x.endpoint_id and n.type_id = x.type_id and n.reason = x.reason and n.failure = x.failure
 )
 select count(*) from expired

@@ -1,6 +1,6 @@
 -- Records attempts of any outcome: the delivery moves to delivered, dead or retries, or is dropped by a filter.
--- $1 owner; $2..$20 one array per column of `result`; $21 the most days between two days of failure, $22 days of failure
--- after which an endpoint is disabled, $23 the fewest of them on which an attempt failed.
+-- $1 owner; $2..$22 one array per column of `result`; $23 the most days between two days of failure, $24 days of failure
+-- after which an endpoint is disabled, $25 the fewest of them on which an attempt failed.
 -- Returns the rows that matched, with the time of the next attempt if there is one.
 --
 -- Each CTE that takes a row also returns its result, so that nothing is joined twice: the planner can't estimate
@@ -16,9 +16,9 @@ result as materialized (
     from unnest($2::int[], $3::uuid[], $4::bigint[], $5::bigint[], $6::int[], $7::timestamptz[],
                 $8::int[], $9::smallint[], $10::smallint[], $11::text[], $12::text[], $13::text[],
                 $14::bytea[], $15::postrider.final_state[], $16::postrider.dead_reason[],
-                $17::smallint[], $18::bigint[], $19::bool[], $20::bool[])
+                $17::smallint[], $18::bigint[], $19::bool[], $20::bool[], $21::smallint[], $22::text[])
         as i(endpoint_id, event_id, shard, epoch, number, started_at, duration_ms, outcome, status, error,
-             signature, head, body, final, reason, step, wait_ms, filtered, archived)
+             signature, head, body, final, reason, step, wait_ms, filtered, archived, failure, timing)
     where i.shard << 48 | i.epoch = any (array(select o.shard::bigint << 48 | o.epoch from owned o))
 ),
 from_queue as (
@@ -52,38 +52,38 @@ matched as materialized (
 attempt as (
     insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
                                     outcome, status, error, signature, response_head, response_body,
-                                    replay_id, final)
+                                    replay_id, final, timing)
     select event_id, endpoint_id, kept_number, tenant_id, type_id, started_at, duration_ms, outcome, status, error,
-           signature, head, body, replay_id, final
+           signature, head, body, replay_id, final, timing
     from matched where not filtered and not archived
     on conflict (event_id, endpoint_id, number) do update
         set started_at = excluded.started_at, duration_ms = excluded.duration_ms, outcome = excluded.outcome,
             status = excluded.status, error = excluded.error, signature = excluded.signature,
             response_head = excluded.response_head, response_body = excluded.response_body,
-            replay_id = excluded.replay_id, final = excluded.final
+            replay_id = excluded.replay_id, final = excluded.final, timing = excluded.timing
 ),
 archived_attempt as (
     insert into postrider.archived_attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
                                          outcome, status, error, signature, response_head, response_body,
-                                         replay_id, final)
+                                         replay_id, final, timing)
     select event_id, endpoint_id, kept_number, tenant_id, type_id, started_at, duration_ms, outcome, status, error,
-           signature, head, body, replay_id, final
+           signature, head, body, replay_id, final, timing
     from matched where not filtered and archived
     on conflict (event_id, endpoint_id, number) do update
         set started_at = excluded.started_at, duration_ms = excluded.duration_ms, outcome = excluded.outcome,
             status = excluded.status, error = excluded.error, signature = excluded.signature,
             response_head = excluded.response_head, response_body = excluded.response_body,
-            replay_id = excluded.replay_id, final = excluded.final
+            replay_id = excluded.replay_id, final = excluded.final, timing = excluded.timing
 ),
 dead as (
-    insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt, replay_id)
-    select endpoint_id, event_id, tenant_id, type_id, reason, kept_number, replay_id from matched where final = 'dead'
+    insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, failure, attempt, replay_id)
+    select endpoint_id, event_id, tenant_id, type_id, reason, failure, kept_number, replay_id from matched where final = 'dead'
 ),
 counted as (
-    insert into postrider.dead_letter_counts as c (endpoint_id, type_id, reason, tenant_id, count)
-    select endpoint_id, type_id, reason, min(tenant_id), count(*) from matched where final = 'dead'
-    group by endpoint_id, type_id, reason
-    on conflict (endpoint_id, type_id, reason) do update set count = c.count + excluded.count
+    insert into postrider.dead_letter_counts as c (endpoint_id, type_id, reason, failure, tenant_id, count)
+    select endpoint_id, type_id, reason, failure, min(tenant_id), count(*) from matched where final = 'dead'
+    group by endpoint_id, type_id, reason, failure
+    on conflict (endpoint_id, type_id, reason, failure) do update set count = c.count + excluded.count
 ),
 recovered as (
     delete from postrider.endpoint_health h
@@ -100,8 +100,8 @@ failing as (
 -- Once a day. After a long pause it is unknown whether the endpoint failed all that time: it starts over.
 failing_again as (
     update postrider.endpoint_health h
-    set failing_since = case when h.last_failed_on < d.today - $21::int then clock_timestamp() else h.failing_since end,
-        failed_days = case when h.last_failed_on < d.today - $21::int then 1 else least(h.failed_days + 1, 1000) end,
+    set failing_since = case when h.last_failed_on < d.today - $23::int then clock_timestamp() else h.failing_since end,
+        failed_days = case when h.last_failed_on < d.today - $23::int then 1 else least(h.failed_days + 1, 1000) end,
         last_failed_on = d.today
     from (select (clock_timestamp() at time zone 'UTC')::date as today) d
     where h.endpoint_id = any (array(select f.endpoint_id from failed f)) and h.last_failed_on < d.today
@@ -111,9 +111,9 @@ failing_long as materialized (
     select h.endpoint_id
     from postrider.endpoint_health h, (select (clock_timestamp() at time zone 'UTC')::date as today) d
     where h.endpoint_id = any (array(select f.endpoint_id from failed f))
-      and h.failing_since < clock_timestamp() - $22::int * interval '1 day'
-      and h.last_failed_on >= d.today - $21::int
-      and h.failed_days + (h.last_failed_on < d.today)::int >= $23
+      and h.failing_since < clock_timestamp() - $24::int * interval '1 day'
+      and h.last_failed_on >= d.today - $23::int
+      and h.failed_days + (h.last_failed_on < d.today)::int >= $25
 ),
 to_disable as (
     insert into postrider.endpoints_to_disable (endpoint_id, cause)

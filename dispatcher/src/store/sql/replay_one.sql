@@ -19,11 +19,11 @@ revived as (
     delete from postrider.dead_letters d using postrider.endpoints e
     where d.endpoint_id = $2 and d.event_id = $1 and d.attempt = $4
       and e.id = d.endpoint_id and e.state in ('active', 'paused')
-    returning d.event_id, d.endpoint_id, d.tenant_id, d.type_id, d.attempt as number, e.shard, d.reason
+    returning d.event_id, d.endpoint_id, d.tenant_id, d.type_id, d.attempt as number, e.shard, d.reason, d.failure
 ),
 uncounted as (
     update postrider.dead_letter_counts n set count = n.count - 1 from revived r
-    where n.endpoint_id = r.endpoint_id and n.type_id = r.type_id and n.reason = r.reason
+    where n.endpoint_id = r.endpoint_id and n.type_id = r.type_id and n.reason = r.reason and n.failure = r.failure
 )
 insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id, replay_id, attempt)
 select endpoint_id, event_id, shard, tenant_id, type_id, $3, number from cleared

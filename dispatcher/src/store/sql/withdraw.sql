@@ -12,20 +12,23 @@ taken as (
     delete from postrider.queue q
     where exists (select from owned) and exists (select from existing)
       and q.endpoint_id = $4 and q.replay_id = any($5) and q.was_source is not null
+      -- One that was resumed meanwhile goes on.
+      and exists (select from postrider.replays c where c.public_id = q.replay_id and c.state = 'cancelled')
       and not exists (select from unnest($6::uuid[], $7::int[]) a (event_id, number)
                       where a.event_id = q.event_id and q.attempt < a.number)
     returning q.*
 ),
 dead as (
-    insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, attempt, died_at, replay_id)
-    select endpoint_id, event_id, tenant_id, type_id, was_reason, attempt, was_at, was_replay
+    insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, failure, attempt, died_at,
+                                        replay_id)
+    select endpoint_id, event_id, tenant_id, type_id, was_reason, was_failure, attempt, was_at, was_replay
     from taken where was_source = 'dead'
 ),
 counted as (
-    insert into postrider.dead_letter_counts as c (endpoint_id, type_id, reason, tenant_id, count)
-    select endpoint_id, type_id, was_reason, min(tenant_id), count(*) from taken where was_source = 'dead'
-    group by endpoint_id, type_id, was_reason
-    on conflict (endpoint_id, type_id, reason) do update set count = c.count + excluded.count
+    insert into postrider.dead_letter_counts as c (endpoint_id, type_id, reason, failure, tenant_id, count)
+    select endpoint_id, type_id, was_reason, was_failure, min(tenant_id), count(*) from taken where was_source = 'dead'
+    group by endpoint_id, type_id, was_reason, was_failure
+    on conflict (endpoint_id, type_id, reason, failure) do update set count = c.count + excluded.count
 ),
 ended as (
     update postrider.attempts a set final = t.was_source::text::postrider.final_state from taken t
@@ -43,7 +46,8 @@ retrying as (
     select endpoint_id, event_id, tenant_id, type_id, key_id, sequence, was_replay, attempt, was_step, was_at
     from taken where was_source = 'retrying'
 )
-update postrider.replay_parts p set moved = p.moved - t.count
-from (select replay_id, was_source, count(*) from taken group by replay_id, was_source) t
+update postrider.replay_parts p set moved = p.moved - t.count, withdrawn_from = least(p.withdrawn_from, t.first)
+from (select replay_id, was_source, count(*), (array_agg(event_id order by event_id))[1] as first
+      from taken group by replay_id, was_source) t
 join postrider.replays r on r.public_id = t.replay_id
 where p.replay_id = r.id and p.endpoint_id = $4 and p.source = t.was_source

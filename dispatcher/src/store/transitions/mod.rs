@@ -9,7 +9,8 @@ mod remove;
 mod replay;
 
 pub(crate) use record::{AttemptRecord, RecordedRow, record_batch, record_delivered};
-pub use remove::remove_forwarded;
+pub use record::{FAILING_DAYS, FAILING_PAUSE_DAYS_MAX};
+pub use remove::{DiscardBounds, discard_batch, discard_one, remove_forwarded};
 pub(crate) use remove::{
     PendingRows, TenantRows, delete_archived_attempts, delete_attempts, drop_endpoint, erase_tenant,
     expire_dead_letters,

@@ -3,18 +3,20 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use postrider_proto::{DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, OutcomeKind, Shard};
+use postrider_proto::{
+    DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, OutcomeKind, Shard, Timing,
+};
 use sqlx::{FromRow, PgConnection};
 use uuid::Uuid;
 
 use crate::deliver::retry::Next;
 
 /// An endpoint is disabled when it has failed for this many days without a success,
-const FAILING_DAYS: i32 = 5;
+pub const FAILING_DAYS: i32 = 5;
 /// on at least this many of them,
 const FAILED_ON_DAYS_MIN: i32 = 3;
 /// and with at most this many days between two days of failure.
-const FAILING_PAUSE_DAYS_MAX: i32 = 2;
+pub const FAILING_PAUSE_DAYS_MAX: i32 = 2;
 
 /// An attempt that has ended, as it is recorded.
 #[derive(Debug, Clone)]
@@ -30,6 +32,8 @@ pub(crate) struct AttemptRecord {
     pub(crate) signature: Option<String>,
     pub(crate) outcome: Outcome,
     pub(crate) next: Next,
+    /// Of an attempt that failed: successes are many, and few people look at them.
+    pub(crate) timing: Option<Timing>,
     /// Its event has outlived its partition, and so do its attempts.
     pub(crate) archived: bool,
 }
@@ -158,6 +162,8 @@ pub(crate) async fn record_batch(
         .bind(column(batch, AttemptRecord::retry_wait_ms))
         .bind(column(batch, |one| one.next == Next::Filtered))
         .bind(column(batch, |one| one.archived))
+        .bind(column(batch, |one| one.outcome.failure()))
+        .bind(column(batch, |one| one.timing.map(|timing| timing.to_string())))
         .bind(FAILING_PAUSE_DAYS_MAX)
         .bind(FAILING_DAYS)
         .bind(FAILED_ON_DAYS_MIN)

@@ -1,7 +1,7 @@
 //! Removing deliveries and what was recorded of them.
 
 use chrono::{DateTime, Utc};
-use postrider_proto::{EndpointId, EventId, TenantId};
+use postrider_proto::{DeadReason, DeliveryId, EndpointId, EventId, Failure, TenantId, TypeId};
 use sqlx::PgExecutor;
 use uuid::Uuid;
 
@@ -94,7 +94,51 @@ pub(crate) async fn expire_dead_letters(
     Ok(expired.unsigned_abs())
 }
 
-/// delivered → gone: the attempts of events that are deleted.
+/// Which dead letters of an endpoint are discarded.
+#[derive(Debug, Clone)]
+pub struct DiscardBounds {
+    pub from: EventId,
+    /// Inclusive.
+    pub upto: EventId,
+    /// Those that died later are left alone.
+    pub died_by: Option<DateTime<Utc>>,
+    pub type_id: Option<TypeId>,
+    pub reason: Option<DeadReason>,
+    pub failure: Option<Failure>,
+}
+
+/// dead → discarded: up to `limit` dead letters of one endpoint, oldest first. Returns how many.
+pub async fn discard_batch(
+    db: impl PgExecutor<'_>,
+    endpoint: EndpointId,
+    bounds: &DiscardBounds,
+    limit: i64,
+) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar(include_str!("../sql/discard.sql"))
+        .bind_all((endpoint, bounds.from, bounds.upto, bounds.died_by))
+        .bind_all((bounds.type_id, bounds.reason, bounds.failure, limit))
+        .bind(None::<i16>)
+        .fetch_one(db)
+        .await
+}
+
+/// dead → discarded: one dead letter whose last attempt has this number. Returns false when there is none.
+pub async fn discard_one(
+    db: impl PgExecutor<'_>,
+    delivery: DeliveryId,
+    last_attempt: i16,
+) -> Result<bool, sqlx::Error> {
+    let DeliveryId { event, endpoint } = delivery;
+    let count: i64 = sqlx::query_scalar(include_str!("../sql/discard.sql"))
+        .bind_all((endpoint, event, event, None::<DateTime<Utc>>))
+        .bind_all((None::<TypeId>, None::<DeadReason>, None::<Failure>, 1_i64))
+        .bind(last_attempt)
+        .fetch_one(db)
+        .await?;
+    Ok(count > 0)
+}
+
+/// delivered | discarded → gone: the attempts of events that are deleted.
 pub(crate) async fn delete_attempts(db: impl PgExecutor<'_>, events: &[EventId]) -> Result<(), sqlx::Error> {
     sqlx::query("delete from postrider.attempts a using unnest($1::uuid[]) u (id) where a.event_id = u.id")
         .bind(events)
@@ -103,7 +147,7 @@ pub(crate) async fn delete_attempts(db: impl PgExecutor<'_>, events: &[EventId])
     Ok(())
 }
 
-/// delivered → gone: the attempts of archived events that are deleted.
+/// delivered | discarded → gone: the attempts of archived events that are deleted.
 pub(crate) async fn delete_archived_attempts(
     db: impl PgExecutor<'_>,
     events: &[EventId],

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{
-    DeadReason, DeliveryId, EndpointId, Epoch, EventId, ReplaySource, Shard, TypeId,
+    DeadReason, DeliveryId, EndpointId, Epoch, EventId, Failure, ReplaySource, Shard, TypeId,
     limits::ATTEMPTS_PER_DELIVERY_MAX,
 };
 use sqlx::{FromRow, PgExecutor};
@@ -22,15 +22,23 @@ pub(crate) struct ReplayBounds {
     pub(crate) requested_at: DateTime<Utc>,
     pub(crate) type_id: Option<TypeId>,
     pub(crate) reason: Option<DeadReason>,
+    pub(crate) failure: Option<Failure>,
 }
 
 impl ReplayBounds {
-    /// $2 to $7 of a statement.
+    /// $2 to $8 of a statement.
     pub(crate) fn parameters(&self) -> impl for<'q> Parameters<'q> + use<> {
         let Self {
             after, lowest, below, ..
         } = *self;
-        (after, lowest, below, self.requested_at, self.type_id, self.reason)
+        let Self {
+            requested_at,
+            type_id,
+            reason,
+            failure,
+            ..
+        } = *self;
+        (after, lowest, below, requested_at, type_id, reason, failure)
     }
 }
 
@@ -52,7 +60,7 @@ pub(crate) struct Fence {
     pub(crate) epoch: Epoch,
 }
 
-/// delivered | dead → queue: one delivery whose last attempt has this number. Returns false when it has another, or when
+/// delivered | dead | discarded → queue: one delivery whose last attempt has this number. Returns false when it has another, or when
 /// its endpoint receives nothing.
 pub async fn replay_one(
     db: impl PgExecutor<'_>,
