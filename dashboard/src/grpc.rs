@@ -4,6 +4,8 @@
 pub(crate) mod codec;
 mod connections;
 mod gate;
+#[cfg(test)]
+mod generated_tests;
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -29,15 +31,15 @@ use crate::{
     tables::pool::proves_rollback,
 };
 
-/// The generated code.
+/// Generated from `proto/postrider/v1/emit.proto`.
 #[allow(missing_docs, clippy::all, reason = "generated")]
 pub mod v1 {
-    tonic::include_proto!("postrider.v1");
+    include!("grpc/generated/postrider.v1.rs");
 }
 
 use v1::emitter_server::{Emitter, EmitterServer};
 
-const DESCRIPTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/postrider.bin"));
+const DESCRIPTION: &[u8] = include_bytes!("grpc/generated/postrider.v1.bin");
 const CALL_TIME_MAX: Duration = Duration::from_secs(20);
 /// Between two events of a stream.
 const STREAM_SILENCE_MAX: Duration = Duration::from_secs(60);
