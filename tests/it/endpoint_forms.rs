@@ -249,6 +249,12 @@ async fn the_form_has_the_schedule_in_force_certificates_and_the_alert() {
     assert_eq!(status, StatusCode::OK);
     assert!(saved.contains("Alert saved."), "{saved}");
     assert_eq!(api.get(&format!("{path}/alert")).await["dead_letters"], 25);
+    let unheard = "so nobody receives this alert";
+    assert!(saved.contains(unheard), "{saved}");
+    let types = json!({ "types": ["postrider.alert.*"] });
+    api.endpoint("acme", &receiver.url("/alerts"), types).await;
+    let (_, heard) = person.visit(&page).await;
+    assert!(!heard.contains(unheard), "{heard}");
     assert!(person.submit(&form("")).await.0.is_redirection());
     let (status, _) = api.call(Method::GET, &format!("{path}/alert"), None).await;
     assert_eq!(status, StatusCode::NOT_FOUND);

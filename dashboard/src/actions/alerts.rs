@@ -1,6 +1,6 @@
 //! Alerts of endpoints: set, find, delete.
 
-use postrider_proto::{api::AlertSettings, limits::ALERT_DEAD_LETTERS_MAX};
+use postrider_proto::{api::AlertSettings, limits::ALERT_DEAD_LETTERS_MAX, routing::matching_patterns};
 use serde_json::json;
 
 use crate::{
@@ -14,6 +14,15 @@ use crate::{
         endpoints,
     },
 };
+
+/// What an alert emits.
+const EVENT_TYPE: &str = "postrider.alert.dead_letters";
+
+/// Whether anybody would be told: some endpoint must subscribe to the event type of alerts.
+pub(crate) async fn has_receiver(app: &App, tenant: &Tenant) -> Result<bool, Problem> {
+    let patterns = matching_patterns(EVENT_TYPE);
+    Ok(alerts::has_receiver(&app.pool, tenant.id, &patterns).await?)
+}
 
 pub(crate) async fn put(
     app: &App,

@@ -26,6 +26,8 @@ pub(super) struct AlertView {
     pub(super) fields: AlertFields,
     pub(super) errors: FormErrors,
     pub(super) row: Option<AlertRow>,
+    /// Some endpoint gets the event of the alert.
+    pub(super) has_receiver: bool,
 }
 
 impl AlertView {
@@ -38,6 +40,7 @@ impl AlertView {
         Ok(Self {
             fields: AlertFields { dead_letters },
             errors: FormErrors::default(),
+            has_receiver: alerts::has_receiver(&visit.app, &subject.tenant).await?,
             row,
         })
     }

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::bind::BindAll;
-use postrider_proto::EndpointId;
+use postrider_proto::{EndpointId, TenantId};
 use serde::Serialize;
 use sqlx::{FromRow, PgExecutor};
 use utoipa::ToSchema;
@@ -45,6 +45,26 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, endpoint: EndpointId) -> sqlx:
     )
     .bind(endpoint)
     .fetch_optional(db)
+    .await
+}
+
+/// Whether an endpoint would get the events of this tenant's alerts: one of its own, or of the team that gets those of all
+/// tenants. `patterns` are those that match the event type.
+pub(crate) async fn has_receiver(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+    patterns: &[String],
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar(
+        "select exists (
+            select from postrider.endpoints where tenant_id = $1 and state = 'active' and types && $2
+        ) or exists (
+            select from postrider.tenants t join postrider.endpoints e on e.tenant_id = t.id
+            where t.all_operational_events and t.deleted_at is null and e.state = 'active' and e.types && $2
+        )",
+    )
+    .bind_all((tenant, patterns))
+    .fetch_one(db)
     .await
 }
 

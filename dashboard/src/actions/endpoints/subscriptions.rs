@@ -22,7 +22,7 @@ use crate::{
 /// How many of the tenant's newest events are searched for those of the endpoint's types.
 pub(crate) const EVENTS_SEARCHED_MAX: i64 = 500;
 /// How many of these a filter is tested with.
-pub(crate) const EVENTS_TESTED_MAX: usize = 20;
+const EVENTS_TESTED_MAX: usize = 20;
 /// Of all bodies that are read for one test.
 const BYTES_TESTED_MAX: i64 = 2 * 1024 * 1024;
 
