@@ -134,16 +134,7 @@ fn read_filter(tenant: TenantId, form: &NewReplay, faults: &mut Faults) -> Wante
         DeadReason::as_str,
         faults,
     );
-    let failure = form.failure.as_deref().and_then(|text| {
-        let read = text.parse::<Failure>();
-        let read = read.map_err(|_| {
-            faults.add(
-                "failure",
-                format!("`{}` is not a status code or an outcome", excerpt(text)),
-            );
-        });
-        read.ok()
-    });
+    let failure = read_failure(form.failure.as_deref(), faults);
     let mut time = |field: &str, value: &Option<String>| {
         let time = value.as_deref().map(|text| parse_time(field, text)).transpose();
         time.unwrap_or_else(|problem| {
@@ -160,23 +151,6 @@ fn read_filter(tenant: TenantId, form: &NewReplay, faults: &mut Faults) -> Wante
         form.rate_per_second,
         1..=REPLAY_RATE_MAX.into(),
     );
-    if kind == ReplayKind::Missing {
-        if form.endpoint.is_none() {
-            faults.add("endpoint", "is required for `kind: missing`");
-        }
-        if state.is_some() || reason.is_some() || failure.is_some() {
-            faults.add(
-                "kind",
-                "`missing` can't be combined with `state`, `reason` or `failure`",
-            );
-        }
-    } else if state.is_some_and(|state| state != DeliveryState::Dead) {
-        for (field, is_given) in [("reason", reason.is_some()), ("failure", failure.is_some())] {
-            if is_given {
-                faults.add(field, "is only allowed for dead letters");
-            }
-        }
-    }
     let ask = Ask {
         tenant,
         kind,
@@ -188,10 +162,45 @@ fn read_filter(tenant: TenantId, form: &NewReplay, faults: &mut Faults) -> Wante
         since,
         until,
     };
+    check_combination(form, &ask, faults);
     Wanted {
         ask,
         rate: rate.unwrap_or(RATE_DEFAULT),
     }
+}
+
+/// Fields that exclude each other.
+fn check_combination(form: &NewReplay, ask: &Ask, faults: &mut Faults) {
+    let (has_reason, has_failure) = (ask.reason.is_some(), ask.failure.is_some());
+    if ask.kind == ReplayKind::Missing {
+        if form.endpoint.is_none() {
+            faults.add("endpoint", "is required for `kind: missing`");
+        }
+        if ask.state.is_some() || has_reason || has_failure {
+            faults.add(
+                "kind",
+                "`missing` can't be combined with `state`, `reason` or `failure`",
+            );
+        }
+    } else if ask.state.is_some_and(|state| state != DeliveryState::Dead) {
+        for (field, is_given) in [("reason", has_reason), ("failure", has_failure)] {
+            if is_given {
+                faults.add(field, "is only allowed for dead letters");
+            }
+        }
+    }
+}
+
+fn read_failure(given: Option<&str>, faults: &mut Faults) -> Option<Failure> {
+    let given = given?;
+    let failure = given.parse().ok();
+    if failure.is_none() {
+        faults.add(
+            "failure",
+            format!("`{}` is not a status code or an outcome", excerpt(given)),
+        );
+    }
+    failure
 }
 
 fn read_word<T: Copy>(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{
-    DeadReason, EndpointId, Epoch, EventId, FinalState, Outcome, OutcomeKind, Shard, Timing,
+    DeadReason, EndpointId, Epoch, EventId, Failure, FinalState, Outcome, OutcomeKind, Shard, Timing,
 };
 use sqlx::{FromRow, PgConnection};
 use uuid::Uuid;
@@ -17,6 +17,9 @@ pub const FAILING_DAYS: i32 = 5;
 const FAILED_ON_DAYS_MIN: i32 = 3;
 /// and with at most this many days between two days of failure.
 pub const FAILING_PAUSE_DAYS_MAX: i32 = 2;
+
+/// The status of a receiver that wants no more requests.
+const GONE: i16 = 410;
 
 /// An attempt that has ended, as it is recorded.
 #[derive(Debug, Clone)]
@@ -72,6 +75,14 @@ impl AttemptRecord {
         match self.next {
             Next::Dead(reason) => Some(reason),
             Next::Delivered | Next::Retry { .. } | Next::Filtered => None,
+        }
+    }
+
+    /// All deliveries that are dead because of one 410 have failed the same way, also those that were not sent after it.
+    fn failure(&self) -> Failure {
+        match self.next {
+            Next::Dead(DeadReason::Gone) => Failure::new(Some(GONE), OutcomeKind::Refused as i16),
+            _ => self.outcome.failure(),
         }
     }
 
@@ -162,7 +173,7 @@ pub(crate) async fn record_batch(
         .bind(column(batch, AttemptRecord::retry_wait_ms))
         .bind(column(batch, |one| one.next == Next::Filtered))
         .bind(column(batch, |one| one.archived))
-        .bind(column(batch, |one| one.outcome.failure()))
+        .bind(column(batch, AttemptRecord::failure))
         .bind(column(batch, |one| one.timing.map(|timing| timing.to_string())))
         .bind(FAILING_PAUSE_DAYS_MAX)
         .bind(FAILING_DAYS)
