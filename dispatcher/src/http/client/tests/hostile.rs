@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use postrider_proto::limits::RESPONSE_KEPT_BYTES_MAX;
+use postrider_proto::{Timing, limits::RESPONSE_KEPT_BYTES_MAX};
 
 use super::*;
 
@@ -304,7 +304,7 @@ async fn an_address_in_the_url_is_checked_where_the_socket_is_made_too() {
             port,
             tls: None,
         };
-        match connector.connect(&receiver).await {
+        match connector.connect(&receiver, &mut Timing::default()).await {
             Err(error) => assert!(
                 error.to_string().ends_with("is not on the public internet"),
                 "{error}"
