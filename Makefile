@@ -14,7 +14,7 @@ help: ## lists the commands
 
 run: ## installs what is missing, builds, and starts everything on a private Postgres in .postrider/
 	@sh deploy/install.sh postgres
-	@echo "Building Postrider. The first build compiles about 450 crates and takes several minutes; later ones are fast."
+	@echo "Building Postrider. The first build compiles about 350 crates and takes several minutes; later ones are fast."
 	cargo build --release
 	@exec $${CARGO_TARGET_DIR:-target}/release/postrider up
 

@@ -175,7 +175,10 @@ mod tests {
             if path.is_dir() {
                 let entries = fs::read_dir(&path).expect("a room");
                 open.extend(entries.map(|entry| entry.expect("an entry").path()));
-            } else if path.is_file() && !path.ends_with("tests.rs") {
+            } else if path.extension().is_some_and(|ending| ending == "rs")
+                && path.is_file()
+                && !path.ends_with("tests.rs")
+            {
                 let text = fs::read_to_string(&path).expect("a source file");
                 let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
                 found.push((path.display().to_string(), code.to_owned()));

@@ -84,14 +84,17 @@ pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router
 }
 
 impl Routes {
-    #[rustfmt::skip]
     fn pages(self) -> Self {
-        use Rule::{Account, Administer, Ask, Manage, Open, Operate, See, Session, SignedIn};
+        self.ways_in().pages_of_tenants().pages_of_team()
+    }
+
+    /// Signing in and out, and what needs no session.
+    #[rustfmt::skip]
+    fn ways_in(self) -> Self {
+        use Rule::{Open, Session};
         self
             .get("/docs", Open, pages::docs::show)
             .get("/assets/docs.css", Open, pages::assets::docs_style)
-            .get("/", See, pages::overview::show)
-            .get("/live/overview", See, pages::overview::follow)
             .get("/assets/style.css", Open, pages::assets::style)
             .get("/assets/app.js", Open, pages::assets::script)
             .get("/assets/mark.svg", Open, pages::assets::mark)
@@ -102,6 +105,15 @@ impl Routes {
             .post("/sign-out", Session, pages::sign_in::leave)
             .post("/sign-out-everywhere", Session, pages::sign_in::leave_everywhere)
             .get("/portal", Open, pages::portal::enter)
+    }
+
+    /// For customers, too: each sees their own tenant.
+    #[rustfmt::skip]
+    fn pages_of_tenants(self) -> Self {
+        use Rule::{Account, Administer, Ask, Manage, Operate, See, SignedIn};
+        self
+            .get("/", See, pages::overview::show)
+            .get("/live/overview", See, pages::overview::follow)
             .read("/deliveries", See, pages::deliveries::show)
             .read("/deliveries/export", See, pages::deliveries::export)
             .get("/live/deliveries", See, pages::deliveries::follow)
@@ -153,6 +165,13 @@ impl Routes {
             .get("/verify", See, pages::verify::show)
             .get("/signatures", See, pages::signatures::show)
             .post("/signatures", Ask, pages::signatures::check)
+    }
+
+    /// For the people who run the installation.
+    #[rustfmt::skip]
+    fn pages_of_team(self) -> Self {
+        use Rule::{Administer, SignedIn};
+        self
             .read("/tenants", SignedIn, pages::tenants::list)
             .post("/tenants", Administer, pages::tenants::make)
             .read("/tenants/{slug}", SignedIn, pages::tenants::show)

@@ -26,11 +26,16 @@ fn place_of(history: &History, wanted: impl Fn(&Request) -> bool) -> usize {
         .expect("a request to plant the bug in")
 }
 
-/// One that was made while nothing was done to the installation.
+/// Those that were made while nothing was done to the installation: the others are not judged.
+fn calm_probes(history: &History, kind: &str) -> Vec<Probe> {
+    let is_calm = |probe: &&Probe| probe.kind == kind && probe.asked > Duration::from_secs(2);
+    history.probes.iter().filter(is_calm).cloned().collect()
+}
+
 fn calm_probe(history: &History, kind: &str) -> Probe {
-    let mut probes = history.probes.iter().filter(|probe| probe.kind == kind);
-    let probe = probes.rfind(|probe| probe.asked > Duration::from_secs(2));
-    probe.expect("a probe to plant the bug in").clone()
+    calm_probes(history, kind)
+        .pop()
+        .expect("a probe to plant the bug in")
 }
 
 fn request_of<'a>(history: &'a History, probe: &Probe) -> &'a Request {
@@ -297,8 +302,7 @@ const BUGS: &[(&str, Rule, Plant)] = &[
         "one in fifty of a steady tenant's events takes two seconds",
         Rule::Delayed,
         |history| {
-            let probes = history.probes.clone();
-            let probes: Vec<Probe> = probes.into_iter().filter(|p| p.kind == "emit by SQL").collect();
+            let probes = calm_probes(history, "emit by SQL");
             // As many as a run of minutes has.
             for (number, probe) in probes.iter().cycle().take(500).enumerate() {
                 let mark = format!("{}-again-{number}", probe.mark);

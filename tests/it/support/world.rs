@@ -159,7 +159,9 @@ impl World {
             ("grace@example.com", "operator"),
             ("ada@example.com", "read-only"),
         ] {
-            let (status, page) = admin.post("/people", &[("login", login), ("role", role)]).await;
+            let (status, page) = admin
+                .post_and_follow("/people", &[("login", login), ("role", role)])
+                .await;
             assert!(status.is_success(), "{page}");
         }
     }
