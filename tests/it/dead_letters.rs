@@ -160,6 +160,11 @@ async fn one_dead_letter_is_discarded_and_nothing_else_can_be() {
     let path = format!("/tenants/acme/deliveries/{id}/discard");
     let (status, problem) = api.call(Method::POST, &path, None).await;
     assert_eq!(status, StatusCode::CONFLICT, "{problem}");
+    let event = dead[0]["event"].as_str().expect("an event");
+    let (_, page) = person.visit(&format!("/events?tenant=acme&event={event}")).await;
+    assert!(page.contains("discarded"), "{page}");
+    let (_, page) = person.visit("/events?tenant=acme&deliveries=none").await;
+    assert!(!page.contains(event), "it had a delivery: {page}");
     let other = dead[1]["id"].as_str().expect("an id");
     let path = format!("/tenants/acme/deliveries/{other}/discard");
     let (status, delivery) = api.call(Method::POST, &path, None).await;

@@ -73,6 +73,13 @@ async fn nothing_is_published_that_was_not_reviewed_as_it_is() {
     assert_eq!(status, StatusCode::OK);
     assert!(page.contains("Compatible: no breaking changes"), "{page}");
 
+    let thin = blank(&page)
+        .with("schema", OPEN)
+        .fill("thin", "on")
+        .with("step", "publish");
+    let (status, page) = person.submit(&thin).await;
+    assert_eq!(status, StatusCode::OK, "it was not reviewed as thin: {page}");
+
     // Changed after the review: the page shows the report of what would be published instead.
     let changed = blank(&page).with("schema", SECOND).with("step", "publish");
     let (status, page) = person.submit(&changed).await;
@@ -92,6 +99,11 @@ async fn nothing_is_published_that_was_not_reviewed_as_it_is() {
     let now = blank(&page).with("schema", SECOND).with("step", "publish");
     let (status, page) = person.submit(&now).await;
     assert!(status.is_redirection(), "{page}");
+
+    let (_, page) = person.visit("/event-types/new-type").await;
+    let unnamed = blank(&page).fill("name", "a\0").with("schema", OPEN);
+    let (status, page) = person.submit(&unnamed.with("step", "review")).await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{page}");
 
     // A version is published once, and a type is created once.
     let (_, page) = person.visit("/event-types/invoice.paid/new-version").await;

@@ -613,6 +613,17 @@ async fn a_cancelled_replay_is_resumed_with_what_was_not_sent_and_its_rate_is_ch
     let rate = json!({ "rate_per_second": 5 });
     let (status, problem) = api.call(Method::PATCH, &path, Some(rate.clone())).await;
     assert_eq!(status, StatusCode::CONFLICT, "it does not run: {problem}");
+    database
+        .execute("update postrider.endpoints set state = 'disabled', state_reason = 'failing'")
+        .await;
+    let (_, problem) = api.call(Method::POST, &resume, None).await;
+    assert_eq!(
+        problem["type"], "urn:postrider:problem:endpoint-disabled",
+        "it would skip everything: {problem}"
+    );
+    let enabled = json!({ "enabled": true });
+    let at = format!("/tenants/acme/endpoints/{}", endpoint.id);
+    assert!(api.call(Method::PATCH, &at, Some(enabled)).await.0.is_success());
 
     let mut person = Person::signed_in(&program).await;
     let (_, page) = person.visit(&format!("/replays/{id}")).await;

@@ -5,7 +5,6 @@ use postrider_dispatcher::store::transitions::{self, DiscardBounds};
 use postrider_proto::{
     DeliveryId, DeliveryState, EventId, TenantId,
     api::{Discarded, NewDiscard, NewReplay},
-    limits::DISCARDED_MAX,
 };
 use serde_json::json;
 use sqlx::PgConnection;
@@ -134,7 +133,7 @@ pub(crate) async fn discard(
         form,
     } = wanted;
     let discarded = transitions::discard_batch(&mut *connection, endpoint.id, bounds, limit).await;
-    let discarded = discarded.map_err(|error| {
+    let (discarded, is_complete) = discarded.map_err(|error| {
         or_timeout(
             error,
             "Finding these dead letters took too long. Narrow them by time.",
@@ -151,7 +150,7 @@ pub(crate) async fn discard(
     }
     Ok(Discarded {
         discarded,
-        is_complete: discarded < limit.min(DISCARDED_MAX),
+        is_complete,
     })
 }
 

@@ -6,7 +6,7 @@ use data_encoding::HEXLOWER;
 use postrider_proto::{
     api::{Break, EventTypeSettings},
     json::find_duplicate,
-    routing::version_rank,
+    routing::{is_type_name, version_rank},
 };
 use serde_json::{Value, value::RawValue};
 use sha2::{Digest, Sha256};
@@ -56,7 +56,15 @@ pub(crate) async fn review(app: &App, draft: &Draft) -> Result<Review, Problem> 
         faults.extend(at_fields(problem, &draft.version)?);
     }
     let reviewed = match draft.settings() {
-        Ok(settings) => event_types::review(app, &draft.name, &settings).await,
+        // A name that can't be one has no versions, and the database could not even read it.
+        Ok(settings) => {
+            let name = if is_type_name(&draft.name) {
+                &draft.name
+            } else {
+                ""
+            };
+            event_types::review(app, name, &settings).await
+        }
         Err(problem) => Err(problem),
     };
     let (published, report) = match reviewed {
@@ -135,9 +143,11 @@ impl Draft {
     fn digest(&self, previous: Option<&str>) -> String {
         let mut hash = Sha256::new();
         for part in [
-            &self.name,
+            self.name.as_str(),
             &self.version,
             &self.schema,
+            &self.description,
+            if self.thin { "thin" } else { "" },
             previous.unwrap_or_default(),
         ] {
             hash.update((part.len() as u64).to_be_bytes());

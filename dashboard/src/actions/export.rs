@@ -148,7 +148,8 @@ pub(crate) fn stream(
                     return sender.abort(sqlx::Error::Encode(Box::new(error)));
                 }
             }
-            if !text.is_empty() && sender.send_data(std::mem::take(&mut text).into()).await.is_err() {
+            // Also without text: this is how a client that has gone is noticed.
+            if sender.send_data(std::mem::take(&mut text).into()).await.is_err() {
                 return;
             }
             remaining -= found.len() as i64;

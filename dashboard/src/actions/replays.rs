@@ -24,7 +24,8 @@ use crate::{
     tables::{
         self,
         audit::{self, Action, Entry},
-        endpoints, event_types, is_public_id, random_public_id,
+        endpoints::{self, EndpointRow},
+        event_types, is_public_id, random_public_id,
     },
 };
 
@@ -61,19 +62,28 @@ impl Wanted {
     }
 }
 
+/// A replay to a disabled endpoint would skip everything.
+fn check_enabled(row: &EndpointRow) -> Result<(), Problem> {
+    let settings = &row.settings;
+    if settings.state != EndpointState::Disabled {
+        return Ok(());
+    }
+    let reason = settings.state_reason.as_deref().unwrap_or_default();
+    Err(Problem::endpoint_disabled(format!(
+        "The endpoint is disabled ({reason}). Enable it first."
+    )))
+}
+
 /// Reports all errors, not only the first one.
 pub(crate) async fn read(app: &App, tenant: TenantId, form: &NewReplay) -> Result<Wanted, Problem> {
     let mut faults = Faults::default();
     let mut wanted = read_filter_and_type(app, tenant, form, &mut faults).await?;
     if let Some(public_id) = &form.endpoint {
         match endpoints::find(&app.pool, tenant, public_id).await? {
-            Some(row) if row.settings.state == EndpointState::Disabled => {
-                let reason = row.settings.state_reason.unwrap_or_default();
-                return Err(Problem::endpoint_disabled(format!(
-                    "The endpoint is disabled ({reason}). Enable it first."
-                )));
+            Some(row) => {
+                check_enabled(&row)?;
+                wanted.ask.endpoint = Some(row.id);
             }
-            Some(row) => wanted.ask.endpoint = Some(row.id),
             None => faults.add(
                 "endpoint",
                 format!("endpoint `{}` does not exist", excerpt(public_id)),
@@ -352,6 +362,10 @@ pub(crate) async fn resume(
         return Err(missing());
     }
     check_running(connection, owner).await?;
+    if let Some(endpoint) = &replay.endpoint {
+        let row = endpoints::find(&mut *connection, owner, endpoint).await?;
+        row.map_or(Ok(()), |row| check_enabled(&row))?;
+    }
     if !replays::resume(&mut *connection, replay.id).await? {
         return Err(Problem::conflict(match replay.state {
             ReplayState::Running => "The replay is running.",

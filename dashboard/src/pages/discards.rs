@@ -131,6 +131,17 @@ pub(crate) async fn submit(visit: Visit, Submitted(form): Submitted<DiscardForm>
         wanted.bounds.died_by = Some(as_of);
         all.push(wanted);
     }
+    // In one order, so that two requests for the same groups wait for each other instead of deadlocking.
+    all.sort_by_key(|wanted| {
+        let bounds = &wanted.bounds;
+        let reason = bounds.reason.map(|reason| reason.to_string());
+        (
+            wanted.endpoint.id.0,
+            bounds.type_id.map(|id| id.0),
+            reason,
+            bounds.failure.map(|failure| failure.to_string()),
+        )
+    });
     let mut transaction = tables::begin(&visit.app.pool).await?;
     let (mut left, mut is_complete) = (DISCARDED_MAX, true);
     for wanted in &all {

@@ -20,6 +20,8 @@ use crate::{
 /// Events read for one page if few may match: of one tenant, and of all.
 const SCAN_MAX: i64 = 1_000;
 const SCAN_OF_ALL_MAX: i64 = 200;
+/// Of one tenant without deliveries: each may have to be looked for at every endpoint.
+const SCAN_UNSENT_MAX: i64 = 200;
 /// Tenants whose events are looked up for a list of all.
 const TENANTS_PROBED_MAX: i64 = 20_000;
 /// One probe for each tenant and day: a list of many tenants covers fewer days.
@@ -56,6 +58,7 @@ pub(crate) struct EventSummary {
     pub(crate) chosen_id: Option<String>,
     pub(crate) delivered: i64,
     pub(crate) dead: i64,
+    pub(crate) discarded: i64,
     pub(crate) pending: i64,
 }
 
@@ -74,12 +77,13 @@ impl EventSummary {
             ("delivered", self.delivered),
             ("pending", self.pending),
             ("dead", self.dead),
+            ("discarded", self.discarded),
         ];
         all.into_iter().filter(|(_, count)| *count > 0).collect()
     }
 
     pub(crate) fn deliveries(&self) -> i64 {
-        self.delivered + self.dead + self.pending
+        self.delivered + self.dead + self.discarded + self.pending
     }
 }
 
@@ -97,7 +101,7 @@ pub(crate) async fn summaries(
         may_match: true,
     };
     let keys: Vec<EventKey> = found.iter().map(key).collect();
-    summarize(db, &keys).await
+    summarize(db, &keys, false).await
 }
 
 /// Returns a page and, if there may be more, the event before which to continue.
@@ -123,6 +127,7 @@ pub(crate) async fn list(
     let lowest = filter.since.map_or(EventId::LOWEST, first_id_of);
     let is_narrow = types.is_some() || filter.is_unsent;
     let (window, scan_max) = match filter.tenant {
+        Some(_) if filter.is_unsent => (lowest, SCAN_UNSENT_MAX),
         Some(_) => (lowest, SCAN_MAX),
         None => (window(pool, before).await?.max(lowest), SCAN_OF_ALL_MAX),
     };
@@ -131,16 +136,18 @@ pub(crate) async fn list(
     } else {
         limit + 1
     };
-    let keys = keys(pool, filter.tenant, (window, before), scan, types.as_deref()).await?;
+    let mut keys = keys(pool, filter.tenant, (window, before), scan, types.as_deref()).await?;
     let read_to = match keys.last() {
         Some(last) if keys.len() as i64 == scan => Some(last.id),
         _ => Some(window).filter(|window| *window > lowest),
     };
+    // An event that is being archived is in both tables.
+    keys.dedup_by_key(|key| key.id);
     let mut found = Vec::new();
     let matching: Vec<EventKey> = keys.into_iter().filter(|key| key.may_match).collect();
     // In parts: the first may be enough.
     for part in matching.chunks(limit as usize + 1) {
-        let part = summarize(pool, part).await?;
+        let part = summarize(pool, part, filter.is_unsent).await?;
         found.extend(
             part.into_iter()
                 .filter(|event| !filter.is_unsent || event.deliveries() == 0),
@@ -182,20 +189,21 @@ async fn keys(
         None => include_str!("sql/events_list_in_all_tenants.sql"),
     };
     let query = sqlx::query_as(statement).bind_all((from, before, limit, types));
-    let mut keys: Vec<EventKey> = match tenant {
-        Some(tenant) => query.bind(tenant).fetch_all(db).await?,
-        None => query.bind(TENANTS_PROBED_MAX).fetch_all(db).await?,
-    };
-    // An event that is being archived is in both tables.
-    keys.dedup_by_key(|key| key.id);
-    Ok(keys)
+    match tenant {
+        Some(tenant) => query.bind(tenant).fetch_all(db).await,
+        None => query.bind(TENANTS_PROBED_MAX).fetch_all(db).await,
+    }
 }
 
-async fn summarize(db: impl PgExecutor<'_>, keys: &[EventKey]) -> sqlx::Result<Vec<EventSummary>> {
+async fn summarize(
+    db: impl PgExecutor<'_>,
+    keys: &[EventKey],
+    is_unsent: bool,
+) -> sqlx::Result<Vec<EventSummary>> {
     let ids: Vec<Uuid> = keys.iter().map(|key| key.id.0).collect();
     let tenants: Vec<i32> = keys.iter().map(|key| key.tenant_id.0).collect();
     sqlx::query_as(include_str!("sql/events_summarize.sql"))
-        .bind_all((ids, tenants, ENDED_COUNTED_MAX))
+        .bind_all((ids, tenants, ENDED_COUNTED_MAX, is_unsent))
         .fetch_all(db)
         .await
 }

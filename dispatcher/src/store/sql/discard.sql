@@ -1,7 +1,8 @@
 -- Discards up to $8 dead letters of one endpoint: they are no longer dead letters, and their last attempt says what became of
 -- them. The deleted row is the guard.
 -- $1 endpoint, $2 from this event, $3 up to this event, $4 died by this time, or null, $5 type, $6 reason, $7 failure, $8 limit, $9 number of the
--- last attempt, or null for any. Returns how many were discarded.
+-- last attempt, or null for any. Returns how many were discarded, and whether none were left to pick: a concurrent request may
+-- have taken the picked ones.
 with picked as materialized (
     select d.event_id from postrider.dead_letters d
     where d.endpoint_id = $1 and d.event_id between $2 and $3 and ($4::timestamptz is null or d.died_at <= $4)
@@ -29,4 +30,4 @@ marked_archived as (
     update postrider.archived_attempts a set final = 'discarded' from discarded x
     where a.event_id = x.event_id and a.endpoint_id = $1 and a.number = x.attempt
 )
-select count(*) from discarded
+select (select count(*) from discarded) as discarded, (select count(*) from picked) < $8 as is_exhausted

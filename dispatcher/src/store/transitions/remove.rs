@@ -107,14 +107,15 @@ pub struct DiscardBounds {
     pub failure: Option<Failure>,
 }
 
-/// dead → discarded: up to `limit` dead letters of one endpoint, oldest first. Returns how many.
+/// dead → discarded: up to `limit` dead letters of one endpoint, oldest first. Returns how many, and whether none
+/// were left.
 pub async fn discard_batch(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
     bounds: &DiscardBounds,
     limit: i64,
-) -> Result<i64, sqlx::Error> {
-    sqlx::query_scalar(include_str!("../sql/discard.sql"))
+) -> Result<(i64, bool), sqlx::Error> {
+    sqlx::query_as(include_str!("../sql/discard.sql"))
         .bind_all((endpoint, bounds.from, bounds.upto, bounds.died_by))
         .bind_all((bounds.type_id, bounds.reason, bounds.failure, limit))
         .bind(None::<i16>)
