@@ -28,7 +28,7 @@ use crate::{
     dedicated_connection::DedicatedConnection,
     deliver::{
         attempt::{Attempts, Picked},
-        bodies::LargeBodies,
+        bodies::{LargeBodies, Prefetched},
         capacity::Capacity,
         change_watcher::{self, Commits},
         engine::{Engine, EngineMessage, State},
@@ -104,6 +104,7 @@ struct Parts {
     to_disable: Wake,
     /// Interrupts the reader's wait for changes.
     interrupt: Wake,
+    commits: Commits,
 }
 
 /// The receiving ends of what the engine sends to background tasks.
@@ -133,6 +134,7 @@ impl Parts {
             statistics: Statistics::default(),
             to_disable: Wake::default(),
             interrupt: Wake::default(),
+            commits: Commits::default(),
         }
     }
 }
@@ -173,21 +175,22 @@ async fn start(dispatcher: Dispatcher, stop: &CancellationToken) -> Result<Start
     let (withdrawals, withdrawals_out) = mpsc::unbounded_channel();
     let (applied, applied_out) = watch::channel(None);
     let (activity, activity_out) = watch::channel(Vec::new());
-    let commits = Commits::default();
     let reader = Reader {
         wake: dispatcher.wake.clone(),
-        commits: commits.clone(),
+        commits: parts.commits.clone(),
         interrupt: parts.interrupt.clone(),
         options: parts.direct.clone(),
         clock: parts.clock.clone(),
         cycles: cycles_out,
         out: rows_in,
+        prefetched: attempts.prefetched.clone(),
+        with_traces: dispatcher.tracer.is_on(),
     };
     let surveyor = Surveyor::new(parts.direct.clone(), surveys_out, parts.engine.clone());
     start_ownership(&dispatcher, &parts, drained_out, stop).await?;
     let recorder = tokio::spawn(recorder.run(abandon.clone()));
     parts.background.spawn(reader.run(parts.leave.clone()));
-    let watcher = change_watcher::run(parts.direct.clone(), commits.clone(), parts.leave.clone());
+    let watcher = change_watcher::run(parts.direct.clone(), parts.commits.clone(), parts.leave.clone());
     parts.background.spawn(watcher);
     tokio::spawn(surveyor.run(parts.leave.clone()));
     let output = EngineOutput {
@@ -207,7 +210,7 @@ async fn start(dispatcher: Dispatcher, stop: &CancellationToken) -> Result<Start
         finished,
         started: Instant::now(),
         cycles,
-        commits,
+        commits: parts.commits.clone(),
         interrupt: parts.interrupt.clone(),
         drained,
         deleted,
@@ -254,6 +257,7 @@ fn attempts(
         tasks: TaskTracker::new(),
         workers: WorkerPool::new(),
         large_bodies: LargeBodies::new(&parts.direct, dispatcher.tracer.is_on()),
+        prefetched: Prefetched::default(),
         tracer: dispatcher.tracer.clone(),
     })
 }
@@ -327,12 +331,14 @@ fn start_maintenance(dispatcher: &Dispatcher, parts: &Parts, output: EngineOutpu
     let runner = Runner {
         pool: parts.pool.clone(),
         wake: dispatcher.wake.clone(),
+        commits: parts.commits.clone(),
         retention: dispatcher.settings.retention,
         stop: leave.clone(),
     };
     let notifier = Notifier {
         pool: parts.pool.clone(),
         wake: dispatcher.wake.clone(),
+        commits: parts.commits.clone(),
         public_url: dispatcher.settings.public_url.clone(),
     };
     let jobs = jobs::run(

@@ -2,6 +2,7 @@
 //! Deliveries are picked by `engine.rs`; results are written by `recorder.rs`.
 
 use std::{
+    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -19,7 +20,7 @@ use crate::{
     clock::Clock,
     dedicated_connection::DedicatedConnection,
     deliver::{
-        bodies::{self, Content, LargeBodies, SMALL_BYTES_MAX, Stored},
+        bodies::{self, Content, LargeBodies, Prefetched, SMALL_BYTES_MAX, Stored},
         capacity::SLOW,
         division::Holder,
         endpoint::Endpoint,
@@ -118,6 +119,7 @@ pub(crate) struct Attempts {
     pub(crate) tasks: TaskTracker,
     pub(crate) workers: WorkerPool<AttemptTask>,
     pub(crate) large_bodies: LargeBodies,
+    pub(crate) prefetched: Prefetched,
     pub(crate) tracer: Tracer,
 }
 
@@ -184,12 +186,16 @@ impl Attempts {
             .collect();
         events.sort_unstable();
         events.dedup();
+        let mut stored = self.prefetched.find(&mut events);
         let read = async {
+            if events.is_empty() {
+                return Ok(HashMap::new());
+            }
             let connection = connection.open().await?;
             bodies::read(connection, &events, SMALL_BYTES_MAX, self.tracer.is_on()).await
         };
-        let stored = match read.await {
-            Ok(stored) => stored,
+        match read.await {
+            Ok(read) => stored.extend(read),
             Err(error) => {
                 connection.close();
                 // Dropping the guards hands the deliveries back.
@@ -197,7 +203,7 @@ impl Attempts {
                 tokio::time::sleep(READ_AGAIN).await;
                 return;
             }
-        };
+        }
         for picked in batch {
             let stored = stored.get(&picked.delivery.event).cloned();
             if let Err(work) = self.workers.offer(AttemptTask { picked, stored }) {

@@ -13,7 +13,7 @@ mod tail;
 mod wanted;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     ops::{ControlFlow, Range},
     time::{Duration, Instant},
 };
@@ -30,6 +30,7 @@ use crate::{
     clock::Clock,
     db_timeout::WithDbTimeout,
     deliver::{
+        bodies::Prefetched,
         change_watcher::Commits,
         endpoint::{self, EndpointRow},
         lane::{DueRead, DueRows, ReadNumber, Refill},
@@ -124,6 +125,9 @@ pub(crate) struct Reader {
     pub(crate) interrupt: Wake,
     pub(crate) cycles: mpsc::Receiver<Cycle>,
     pub(crate) out: mpsc::Sender<ReaderMessage>,
+    /// Where attempts find bodies that came with their rows.
+    pub(crate) prefetched: Prefetched,
+    pub(crate) with_traces: bool,
 }
 
 /// State that belongs to one connection.
@@ -239,6 +243,7 @@ impl Session {
                 return send(out, done).await;
             }
         }
+        reader.prefetched.clear();
         let begin = "begin isolation level repeatable read, read only; \
                      select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()";
         let asked_at = Instant::now();
