@@ -32,6 +32,7 @@ use crate::{
         round_robin::RoundRobin,
         worker_pool::WorkerPool,
     },
+    health::database::warn_unless_outage,
     http::{
         client::{HttpSender, Request},
         headers::{Marker, RequestHeaders},
@@ -193,7 +194,7 @@ impl Attempts {
             Err(error) => {
                 connection.close();
                 // Dropping the guards hands the deliveries back.
-                tracing::warn!(%error, "reading event bodies failed; retrying");
+                warn_unless_outage!(error, "reading event bodies failed; retrying");
                 tokio::time::sleep(READ_AGAIN).await;
                 return;
             }
@@ -235,7 +236,7 @@ impl Attempts {
             Ok(content) => Some((content, Some(share))),
             Err(error) => {
                 drop(share);
-                tracing::warn!(%error, "reading a large event body failed; retrying");
+                warn_unless_outage!(error, "reading a large event body failed; retrying");
                 tokio::time::sleep(READ_AGAIN).await;
                 None
             }
