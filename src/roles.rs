@@ -8,6 +8,7 @@ use postrider_dashboard::{App, Emits, Pool, RequestRates, Reserves, Trials, Trus
 use postrider_dispatcher::{
     Dispatcher, Wake,
     guard::Guard,
+    health,
     key_holders::{self, HELD_SECONDS, Holding},
     partitions, relay, schema, sealed,
     traces::Tracer,
@@ -157,6 +158,7 @@ pub(crate) fn dispatcher_part(parts: &mut Parts, shared: Shared, pool: PgPool, d
         wake: shared.wake,
         tracer: shared.tracer,
     };
+    health::expect_dispatcher();
     parts.add("dispatcher", |stop| dispatcher.run(stop));
 }
 

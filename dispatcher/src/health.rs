@@ -29,6 +29,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(10);
 static ROLE: OnceLock<Role> = OnceLock::new();
 static STARTED: AtomicBool = AtomicBool::new(false);
 static STOPPING: AtomicBool = AtomicBool::new(false);
+static HAS_DISPATCHER: AtomicBool = AtomicBool::new(false);
 static DISPATCHER: Mutex<Option<Arc<Vital>>> = Mutex::new(None);
 
 /// Why this process is not ready.
@@ -109,6 +110,12 @@ pub fn is_stopping() -> bool {
     STOPPING.load(Ordering::Acquire)
 }
 
+/// There will be a dispatcher in this process. Until it runs, the process is not ready: after a restore, its first start
+/// may take a while.
+pub fn expect_dispatcher() {
+    HAS_DISPATCHER.store(true, Ordering::Release);
+}
+
 /// The dispatcher of this process.
 pub(crate) fn watch(vital: Arc<Vital>) {
     *lock(&DISPATCHER) = Some(vital);
@@ -119,14 +126,14 @@ pub fn not_ready() -> Vec<Reason> {
     if is_stopping() {
         return vec![Reason::Stopping];
     }
+    let vital = dispatcher();
+    let has_all = vital.is_some() || !HAS_DISPATCHER.load(Ordering::Acquire);
     let mut reasons = Vec::new();
-    if !STARTED.load(Ordering::Acquire) {
+    if !(STARTED.load(Ordering::Acquire) && has_all) {
         reasons.push(Reason::Starting);
     }
     reasons.extend(database::reason());
-    if let Some(vital) = dispatcher() {
-        reasons.extend(vital.reasons());
-    }
+    reasons.extend(vital.iter().flat_map(|vital| vital.reasons()));
     reasons
 }
 
