@@ -113,10 +113,10 @@ impl Every {
 
 async fn push_ticks(pool: PgPool, every: Every, stop: CancellationToken) -> Result<(), WorkerError> {
     // Also this hour's, unless another node has: a process that is restarted often must not miss them all.
-    if let Err(error) = push_tick(every.this_tick(), Data(pool.clone())).await {
-        if !database::reports(&*error) {
-            tracing::warn!(%error, "scheduling the hourly duties failed");
-        }
+    if let Err(error) = push_tick(every.this_tick(), Data(pool.clone())).await
+        && !database::reports(&*error)
+    {
+        tracing::warn!(%error, "scheduling the hourly duties failed");
     }
     let worker = WorkerBuilder::new(worker_name("ticks"))
         .backend(CronScheduler::new(every))
