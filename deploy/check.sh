@@ -1,6 +1,7 @@
 #!/bin/sh
 # Checks the files in deploy/, and that clients can be generated from the OpenAPI document. Checks whose tool is missing are
-# skipped with a message. (Documented settings and metrics are checked by src/settings/tests.rs and tests/it/figures.rs.)
+# skipped with a message. (Documented settings and metrics, and runbooks, are checked by src/settings/tests.rs,
+# tests/it/figures.rs and tests/it/runbooks.rs.)
 # usage: check.sh
 set -eu
 cd "$(dirname "$0")/.."
@@ -44,7 +45,7 @@ check shellcheck shellcheck deploy/check.sh deploy/install.sh
 check hadolint hadolint deploy/Dockerfile
 check yamllint yamllint -s -c deploy/.yamllint deploy
 check promtool promtool check rules deploy/prometheus/alerts.yaml
-check promtool promtool test rules deploy/prometheus/alerts_test.yaml
+check promtool promtool test rules deploy/prometheus/alerts_test.yaml deploy/prometheus/outages_test.yaml
 for file in deploy/kubernetes/*.yaml; do
     case $file in
     # kustomization.yaml is not a cluster resource, and migrate.yaml uses generateName.

@@ -79,7 +79,10 @@ enum Role {
 pub(crate) fn run() -> ExitCode {
     tls::install_provider();
     match CommandLine::parse().command {
-        Command::Role(role) => finish(run_role(role)),
+        Command::Role(role) => {
+            let as_json = role.flags().log_as_json();
+            finish(run_role(role), as_json)
+        }
         Command::Tool(tool) => run_tool(tool),
         Command::Openapi { json: _ } => {
             exit_on_closed_pipe();
@@ -97,25 +100,48 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
+impl Role {
+    fn flags(&self) -> &Flags {
+        let (Self::Up(flags)
+        | Self::Dispatcher(flags)
+        | Self::Dashboard(flags)
+        | Self::Migrate { flags, .. }
+        | Self::RotateMasterKey { flags, .. }) = self;
+        flags
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Up(_) => "up",
+            Self::Dispatcher(_) => "dispatcher",
+            Self::Dashboard(_) => "dashboard",
+            Self::Migrate { .. } => "migrate",
+            Self::RotateMasterKey { .. } => "rotate-master-key",
+        }
+    }
+}
+
 fn run_role(role: Role) -> anyhow::Result<()> {
-    let (Role::Up(flags)
-    | Role::Dispatcher(flags)
-    | Role::Dashboard(flags)
-    | Role::Migrate { flags, .. }
-    | Role::RotateMasterKey { flags, .. }) = &role;
-    let settings = Settings::read(flags, &Environment::of_process())?;
+    let settings = Settings::read(role.flags(), &Environment::of_process())?;
     log::start(&settings.values);
+    let (name, version) = (role.name(), env!("CARGO_PKG_VERSION"));
+    tracing::info!(
+        version,
+        role = name,
+        settings = settings.changed.join(" "),
+        "starting"
+    );
     for variable in &settings.unknown_variables {
         tracing::warn!(variable, "unknown setting: the variable is ignored");
     }
     start_runtime()?.block_on(async {
-        metrics::start()?;
+        metrics::start(name)?;
         tokio::spawn(metrics::keep_tidy());
-        let stop = stop_on_signal()?;
+        let stop = stop_on_signal(matches!(role, Role::Up(_)))?;
         match role {
-            Role::Up(_) => up::up(settings, stop).await,
-            Role::Dispatcher(_) => roles::dispatcher(settings, stop).await,
-            Role::Dashboard(_) => roles::dashboard(settings, stop).await,
+            Role::Up(_) => stopped(up::up(settings, stop).await),
+            Role::Dispatcher(_) => stopped(roles::dispatcher(settings, stop).await),
+            Role::Dashboard(_) => stopped(roles::dashboard(settings, stop).await),
             Role::Migrate {
                 outbox_only: false, ..
             } => roles::migrate(settings).await,
@@ -127,12 +153,19 @@ fn run_role(role: Role) -> anyhow::Result<()> {
     })
 }
 
+fn stopped(result: anyhow::Result<()>) -> anyhow::Result<()> {
+    if result.is_ok() {
+        tracing::info!("stopped");
+    }
+    result
+}
+
 fn run_tool(tool: Tool) -> ExitCode {
     exit_on_closed_pipe();
     let environment = Environment::of_process();
     match start_runtime() {
         Ok(runtime) => runtime.block_on(postrider_cli::run(tool, &environment, command())),
-        Err(error) => finish(Err(error)),
+        Err(error) => finish(Err(error), false),
     }
 }
 
@@ -161,11 +194,11 @@ pub(crate) fn command() -> clap::Command {
     CommandLine::command()
 }
 
-fn finish(result: anyhow::Result<()>) -> ExitCode {
+fn finish(result: anyhow::Result<()>, as_json: bool) -> ExitCode {
     let Err(error) = result else {
         return ExitCode::SUCCESS;
     };
-    eprintln!("postrider: {}", in_one_line(&error));
+    log::fatal(as_json, &in_one_line(&error));
     match error.is::<SettingError>() {
         true => ExitCode::from(EXIT_USAGE),
         false => ExitCode::FAILURE,
@@ -185,24 +218,34 @@ fn in_one_line(error: &anyhow::Error) -> String {
 }
 
 /// SIGTERM and SIGINT both request a clean stop. A second one exits immediately: a stop that hangs must not need a
-/// `kill -9` from another terminal.
-fn stop_on_signal() -> std::io::Result<CancellationToken> {
+/// `kill -9` from another terminal. SIGHUP changes nothing, because no setting can change while a process runs; only `up`
+/// in a terminal stops when that is closed.
+fn stop_on_signal(is_up: bool) -> std::io::Result<CancellationToken> {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let has_terminal = is_up && std::io::IsTerminal::is_terminal(&std::io::stderr());
     let requested = stop.clone();
     tokio::spawn(async move {
-        for first in [true, false] {
+        let mut asked = false;
+        loop {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
+                _ = hangup.recv() => {
+                    if !has_terminal {
+                        tracing::info!("SIGHUP ignored: restart to change settings");
+                        continue;
+                    }
+                }
             }
-            if first {
-                tracing::info!("stopping");
-                requested.cancel();
-            } else {
+            if asked {
                 std::process::exit(1);
             }
+            asked = true;
+            tracing::info!("stopping");
+            requested.cancel();
         }
     });
     Ok(stop)

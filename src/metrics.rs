@@ -3,7 +3,7 @@
 use std::{sync::OnceLock, time::Duration};
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use postrider_dispatcher::telemetry::metrics;
+use postrider_dispatcher::{health, telemetry::metrics};
 
 /// Seconds, from a fast read to an attempt that times out.
 const SECONDS: [f64; 14] = [
@@ -23,7 +23,7 @@ const TIDY_EVERY: Duration = Duration::from_secs(5);
 static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
 
 /// Call before anything is counted: earlier counts are lost.
-pub(crate) fn start() -> anyhow::Result<()> {
+pub(crate) fn start(role: &'static str) -> anyhow::Result<()> {
     let builder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
         .set_buckets_for_metric(
@@ -35,15 +35,18 @@ pub(crate) fn start() -> anyhow::Result<()> {
     let handle = builder.install_recorder()?;
     let _ = HANDLE.set(handle);
     let (help, version) = (
-        "Always 1; the label is the running version",
+        "Always 1; the labels are the running version and role",
         env!("CARGO_PKG_VERSION"),
     );
-    metrics::labelled_gauge("postrider_build_info", help, &[("version", version)]).set(1.0);
+    let labels = [("version", version), ("role", role)];
+    metrics::labelled_gauge("postrider_build_info", help, &labels).set(1.0);
+    health::begin(role);
     Ok(())
 }
 
 pub(crate) fn render() -> String {
     metrics::sample_pools();
+    health::sample();
     HANDLE.get().map(PrometheusHandle::render).unwrap_or_default()
 }
 

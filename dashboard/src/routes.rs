@@ -78,7 +78,8 @@ pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router
         .layer(from_fn_with_state(app.clone(), pages::problem::render))
         .layer(map_response(secure))
         .layer(compression())
-        .layer(TraceLayer::new_for_http().make_span_with(span))
+        // Errors are logged where they happen, with their cause.
+        .layer(TraceLayer::new_for_http().make_span_with(span).on_failure(()))
         .with_state(reading.unwrap_or(app));
     (router, routes.list)
 }

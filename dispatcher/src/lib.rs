@@ -9,6 +9,7 @@ mod clock;
 pub mod db_timeout;
 mod dedicated_connection;
 mod deliver;
+pub mod health;
 pub mod http;
 mod lock;
 pub mod maintenance;

@@ -38,6 +38,7 @@ use crate::{
         survey::Surveyor,
         worker_pool::WorkerPool,
     },
+    health::{self, Vital},
     http::client::HttpSender,
     maintenance::{
         deleted_endpoints, disable, jobs,
@@ -200,7 +201,10 @@ async fn start(dispatcher: Dispatcher, stop: &CancellationToken) -> Result<Start
         activity: activity_out,
     };
     start_maintenance(&dispatcher, &parts, output, stop);
+    let vital = Arc::new(Vital::new(parts.lease.clone()));
+    health::watch(vital.clone());
     let engine = Engine {
+        vital,
         capacity: Capacity::new(dispatcher.settings.max_in_flight),
         settings: dispatcher.settings,
         vault: dispatcher.vault,
@@ -290,6 +294,7 @@ async fn start_ownership(
         id: parts.id,
         name: dispatcher.settings.name.clone(),
         lease: parts.lease.clone(),
+        had_lease: false,
         engine: parts.engine.clone(),
         drained,
     };

@@ -122,6 +122,7 @@ fn alerts_and_dashboards_use_only_figures_that_there_are() {
     let files = [
         include_str!("../../deploy/prometheus/alerts.yaml"),
         include_str!("../../deploy/prometheus/alerts_test.yaml"),
+        include_str!("../../deploy/prometheus/outages_test.yaml"),
         include_str!("../../deploy/grafana/postrider.json"),
         include_str!("../../deploy/kubernetes/autoscaling.yaml"),
     ];

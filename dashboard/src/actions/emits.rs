@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use postrider_dispatcher::Wake;
+use postrider_dispatcher::{Wake, health::database};
 use postrider_sender::{EmitError, Emitted, Emitter, LockWait, NewEvent};
 use sqlx::{Postgres, Transaction};
 use tokio::{sync::oneshot, time::timeout};
@@ -290,8 +290,10 @@ impl Worker {
     /// Emits that take no lock can be grouped again; each of the others could be the cause.
     fn take_apart(&self, group: Vec<Waiting>, error: &sqlx::Error) {
         tracing::debug!(%error, members = group.len(), "splitting an emit group");
-        if !proves_rollback(error) {
-            tracing::warn!(%error, members = group.len(), "emit group failed");
+        if database::is_outage(error) || !proves_rollback(error) {
+            if !database::reports(error) {
+                tracing::warn!(%error, members = group.len(), "emit group failed");
+            }
             for waiting in group {
                 waiting.reply(Err(Problem::busy()));
             }
@@ -352,8 +354,14 @@ impl Worker {
 
     async fn try_alone(&self, event: &OwnedEvent) -> Result<Emitted, Alone> {
         let mut transaction = tables::begin(&self.pool).await?;
-        let emitted = self.emitter.emit(&mut transaction, &event.borrow()).await?;
-        if let Err(error) = transaction.commit().await {
+        let borrowed = event.borrow();
+        let emitted = tokio::select! {
+            biased;
+            emitted = self.emitter.emit(&mut transaction, &borrowed) => emitted?,
+            // Without a commit nothing is stored.
+            () = database::down() => return Err(sqlx::Error::Io(ErrorKind::NotConnected.into()).into()),
+        };
+        if let Err(error) = database::unless_down(transaction.commit()).await {
             return Err(match proves_rollback(&error) {
                 true => error.into(),
                 false => Alone::Unknown(emitted),
@@ -383,7 +391,7 @@ impl From<sqlx::Error> for Alone {
 }
 
 async fn in_time<T>(work: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
-    timeout(GROUP_TIME_MAX, work)
+    timeout(GROUP_TIME_MAX, database::unless_down(work))
         .await
         .unwrap_or_else(|_| Err(sqlx::Error::Io(ErrorKind::TimedOut.into())))
 }

@@ -14,7 +14,7 @@ mod erasures;
 mod event_types;
 pub(crate) mod events;
 pub(crate) mod export;
-mod health;
+pub(crate) mod health;
 mod listeners;
 mod portal_links;
 mod replays;

@@ -33,6 +33,7 @@ use crate::{
         round_robin::RoundRobin,
         worker_pool::WorkerPool,
     },
+    health::database::warn_unless_outage,
     http::{
         client::{HttpSender, Request},
         headers::{Marker, RequestHeaders},
@@ -199,7 +200,7 @@ impl Attempts {
             Err(error) => {
                 connection.close();
                 // Dropping the guards hands the deliveries back.
-                tracing::warn!(%error, "reading event bodies failed; retrying");
+                warn_unless_outage!(error, "reading event bodies failed; retrying");
                 tokio::time::sleep(READ_AGAIN).await;
                 return;
             }
@@ -241,7 +242,7 @@ impl Attempts {
             Ok(content) => Some((content, Some(share))),
             Err(error) => {
                 drop(share);
-                tracing::warn!(%error, "reading a large event body failed; retrying");
+                warn_unless_outage!(error, "reading a large event body failed; retrying");
                 tokio::time::sleep(READ_AGAIN).await;
                 None
             }

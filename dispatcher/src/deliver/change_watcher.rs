@@ -23,7 +23,12 @@ use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Wake, backoff::Backoff, db_timeout::WithDbTimeout};
+use crate::{
+    Wake,
+    backoff::Backoff,
+    db_timeout::WithDbTimeout,
+    health::database::{self, warn_unless_outage},
+};
 
 const CHANNEL: &str = "postrider";
 /// Sent by the holder when it has released the lock.
@@ -129,7 +134,7 @@ pub(crate) async fn run(options: PgConnectOptions, commits: Commits, stop: Cance
             return;
         }
         if let Err(error) = ended {
-            tracing::warn!(%error, "waiting for notifications failed; polling the database");
+            warn_unless_outage!(error, "waiting for notifications failed; polling the database");
         }
         tokio::time::sleep(RECONNECT_WAIT).await;
     }
@@ -165,7 +170,12 @@ async fn watch(pool: &sqlx::PgPool, commits: &Commits, stop: &CancellationToken)
         contention_checked_at: now,
         check_at: now,
     };
-    while watcher.step(stop).await?.is_continue() {}
+    let opened_at = Instant::now();
+    while watcher.step(stop).await?.is_continue() {
+        if database::is_outdated(opened_at.elapsed()) {
+            break;
+        }
+    }
     Ok(())
 }
 

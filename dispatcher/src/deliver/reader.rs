@@ -37,6 +37,7 @@ use crate::{
         queued_delivery::QueuedDelivery,
         snapshot::Snapshot,
     },
+    health::database,
     telemetry::metrics::METRICS,
 };
 
@@ -133,6 +134,7 @@ pub(crate) struct Reader {
 /// State that belongs to one connection.
 struct Session {
     connection: PgConnection,
+    opened_at: Instant,
     previous: Option<Snapshot>,
     known: Known,
 }
@@ -168,10 +170,23 @@ enum ReadError {
     Database(#[from] sqlx::Error),
     #[error("the server is in recovery (a replica)")]
     InRecovery,
+    #[error("the database was read-only since this connection was opened")]
+    Outdated,
     #[error("invalid snapshot from the server: {0}")]
     Snapshot(String),
     #[error("the engine has stopped")]
     Closed,
+}
+
+impl ReadError {
+    /// Whether it is part of an outage that is logged elsewhere.
+    fn is_reported(&self) -> bool {
+        match self {
+            Self::Database(error) => database::reports_from(module_path!(), error),
+            Self::InRecovery | Self::Outdated => true,
+            Self::Snapshot(_) | Self::Closed => false,
+        }
+    }
 }
 
 impl Reader {
@@ -200,7 +215,9 @@ impl Reader {
                 Ok(()) => backoff.reset(),
                 Err(ReadError::Closed) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "connection to the database lost; reloading every shard");
+                    if !error.is_reported() {
+                        tracing::warn!(%error, "connection to the database lost; reloading every shard");
+                    }
                     session = None;
                     let jitter = 0.5 + rand::random::<f64>() / 2.0;
                     tokio::time::sleep(backoff.delay().mul_f64(jitter)).await;
@@ -218,6 +235,7 @@ impl Session {
         let connection = PgConnection::connect_with(options).with_db_timeout().await?;
         Ok(Self {
             connection,
+            opened_at: Instant::now(),
             previous: None,
             known: Known::default(),
         })
@@ -225,6 +243,9 @@ impl Session {
 
     async fn cycle(&mut self, cycle: &Cycle, reader: &Reader) -> Result<(), ReadError> {
         let Reader { clock, out, .. } = reader;
+        if database::is_outdated(self.opened_at.elapsed()) {
+            return Err(ReadError::Outdated);
+        }
         self.known.forget(&cycle.forget);
         if cycle.may_wait && self.previous.is_some() {
             let interrupted = wait_for_change(reader).await.is_break();

@@ -143,6 +143,7 @@ impl Node {
             surveys,
             applied,
             activity,
+            vital: std::sync::Arc::new(crate::health::Vital::new(crate::ownership::lease::Lease::new())),
             capacity: Capacity::new(64),
             state: State::default(),
         };

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sqlx::{FromRow, PgConnection, PgPool};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Wake, bind::BindAll, deliver::change_watcher::Commits};
+use crate::{Wake, bind::BindAll, deliver::change_watcher::Commits, health::database::warn_unless_outage};
 
 /// Unless notices are notified.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -104,7 +104,7 @@ impl Notifier {
                 () = stop.cancelled() => return,
             }
             wait = self.check().await.unwrap_or_else(|error| {
-                tracing::warn!(%error, "emitting operational events failed; retrying");
+                warn_unless_outage!(error, "emitting operational events failed; retrying");
                 Some(LOOK_AGAIN_AFTER_ERROR)
             });
         }
@@ -165,7 +165,11 @@ impl Notifier {
                 }
                 Err(error @ sqlx::Error::Database(_)) => {
                     part.rollback().await?;
-                    tracing::warn!(%error, endpoint = notice.endpoint, "emitting an operational event failed; retrying");
+                    warn_unless_outage!(
+                        error,
+                        endpoint = notice.endpoint,
+                        "emitting an operational event failed; retrying"
+                    );
                 }
                 Err(error) => return Err(error),
             }
@@ -236,7 +240,11 @@ impl Notifier {
                 Ok(()) => emitted += 1,
                 // A failure does not affect the others.
                 Err(error @ sqlx::Error::Database(_)) => {
-                    tracing::warn!(%error, endpoint = alert.endpoint, "emitting an alert failed; retrying");
+                    warn_unless_outage!(
+                        error,
+                        endpoint = alert.endpoint,
+                        "emitting an alert failed; retrying"
+                    );
                 }
                 Err(error) => return Err(error),
             }

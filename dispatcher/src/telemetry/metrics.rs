@@ -108,7 +108,8 @@ series! {
     lease_failed: Counter = lease_renewals("failed");
     lease_expired: Counter = counter("postrider_lease_expirations_total",
         "Lease expirations; sending stops until the lease is renewed");
-    shards_owned: Gauge = gauge("postrider_shards_owned", "Shards owned by this dispatcher, of 64");
+    lease_valid: Gauge = gauge("postrider_lease_valid", "Whether this dispatcher may send: 1 or 0");
+    shards_owned: Gauge = gauge("postrider_shards_owned", "Shards owned by this dispatcher under a valid lease, of 64");
     in_flight: Gauge = gauge("postrider_in_flight", "Requests in flight");
     in_flight_max: Gauge = gauge("postrider_in_flight_max", "Maximum requests in flight in this dispatcher");
     unrecorded: Gauge = gauge("postrider_results_unrecorded", "Attempts in flight and results not yet recorded");
@@ -167,8 +168,8 @@ impl Metrics {
         }
     }
 
+    /// `health::sample` sets the others when they are scraped: the lease may end at any time.
     pub(crate) fn set_gauges(&self, gauges: &EngineGauges) {
-        self.shards_owned.set(gauges.shards as f64);
         self.in_flight.set(gauges.in_flight as f64);
         self.in_flight_max.set(gauges.in_flight_max as f64);
         self.unrecorded.set(gauges.unrecorded as f64);
@@ -176,8 +177,6 @@ impl Metrics {
         self.bulkheads_full.set(gauges.bulkheads_full as f64);
         self.waiting.set(gauges.waiting as f64);
         self.spilled.set(gauges.spilled as f64);
-        self.oldest_by_endpoint.set(gauges.oldest_by_endpoint);
-        self.oldest_by_dispatcher.set(gauges.oldest_by_dispatcher);
         self.circuits_closed
             .set(gauges.lanes.saturating_sub(gauges.open + gauges.probing) as f64);
         self.circuits_open.set(gauges.open as f64);

@@ -195,6 +195,8 @@ impl Postrider {
             .set("POSTRIDER_ALLOW_NETWORKS", "127.0.0.0/8")
             .set("POSTRIDER_ALLOW_HTTP", "true")
             .set("POSTRIDER_RETRY_JITTER", "0")
+            // Most tests have nobody who would notice.
+            .set("POSTRIDER_DRAIN_DELAY", "0s")
     }
 
     /// On the embedded database, as `make run` does.
@@ -214,6 +216,15 @@ impl Postrider {
 
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
+    }
+
+    /// A URL of its metrics listener, where one is set beside the API's.
+    pub(crate) async fn health_url(&self, path: &str) -> String {
+        let address = until("the address of the metrics listener is told", || async {
+            self.log_lines().iter().find_map(|line| announced(line, "health"))
+        })
+        .await;
+        format!("http://{address}{path}")
     }
 
     /// What it has told the person at the terminal.

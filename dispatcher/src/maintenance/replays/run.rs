@@ -29,6 +29,7 @@ use crate::{
     bind::BindAll,
     db_timeout::WithDbTimeout,
     deliver::change_watcher::Commits,
+    health::database::warn_unless_outage,
     store::transitions::{Moved, replay_batch},
 };
 
@@ -145,7 +146,7 @@ impl Runner {
         while !self.stop.is_cancelled() {
             let begun_due = self.begin_due(&mut turns, &mut running, &mut begun).await;
             let wait = begun_due.unwrap_or_else(|error| {
-                tracing::warn!(%error, "listing due replays failed; retrying");
+                warn_unless_outage!(error, "listing due replays failed; retrying");
                 Some(LOOK_AGAIN_AFTER_ERROR)
             });
             tokio::select! {
@@ -232,7 +233,7 @@ impl Runner {
 
     async fn turn(&self, id: ReplayId) {
         let pause = self.take_turn(id).await.unwrap_or_else(|error| {
-            tracing::warn!(replay = %id, %error, "replay turn failed; retrying");
+            warn_unless_outage!(error, replay = %id, "replay turn failed; retrying");
             ERROR_WAIT
         });
         self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
@@ -282,7 +283,7 @@ impl Runner {
                     Round::Moved
                 }
                 Err(error @ sqlx::Error::Database(_)) => {
-                    tracing::warn!(replay = %id, endpoint = %part.endpoint_id, %error, "replay step failed; retrying");
+                    warn_unless_outage!(error, replay = %id, endpoint = %part.endpoint_id, "replay step failed; retrying");
                     Round::Failed
                 }
                 Err(error) => return Err(error),
