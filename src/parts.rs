@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use postrider_dashboard::Pool;
 use postrider_dispatcher::telemetry::metrics;
+use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -53,9 +54,20 @@ impl Parts {
     /// Metrics of the whole installation.
     pub(crate) fn add_database_metrics(&mut self, pool: Pool) {
         self.add("database metrics", |stop| async move {
-            metrics::watch_database(pool, stop).await;
+            let sizes = metrics::watch_table_bytes(pool.clone(), stop.clone());
+            tokio::join!(metrics::watch_database(pool, stop), sizes);
             Ok::<(), anyhow::Error>(())
         });
+    }
+
+    /// The endpoints with the most failed attempts, if the operator wants any.
+    pub(crate) fn add_top_endpoints(&mut self, pool: PgPool, count: usize) {
+        if count > 0 {
+            self.add("metric of failing endpoints", |stop| async move {
+                metrics::watch_top_endpoints(pool, count, stop).await;
+                Ok::<(), anyhow::Error>(())
+            });
+        }
     }
 
     /// Returns when every part has ended: without an error if they were asked to stop.
