@@ -132,7 +132,7 @@ fn alerts_and_dashboards_use_only_figures_that_there_are() {
         include_str!("../../deploy/prometheus/slo.yaml"),
         include_str!("../../deploy/prometheus/slo_test.yaml"),
         include_str!("../../deploy/grafana/postrider.json"),
-        include_str!("../../deploy/kubernetes/autoscaling.yaml"),
+        include_str!("../../deploy/kubernetes/components/autoscaling/dispatcher.yaml"),
     ];
     let mut used = BTreeSet::new();
     for file in files {
