@@ -20,6 +20,8 @@ pub(super) struct Sizing {
     /// More, if the producer gives the event an id of its own.
     pub(super) own_id_bytes: f64,
     pub(super) wal_bytes: f64,
+    /// More for each further endpoint of the event.
+    pub(super) further_wal_bytes: f64,
     pub(super) postrider_cpu_ms: f64,
     pub(super) postgres_cpu_ms: f64,
 }
@@ -33,12 +35,13 @@ impl Sizing {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "\nsizing: {:.0} bytes an event, {:.0} an attempt, {:.0} an own id; {:.0} bytes of WAL; {:.2} ms of CPU (Postrider), \
-             {:.2} ms (Postgres)",
+            "\nsizing: {:.0} bytes an event, {:.0} an attempt, {:.0} an own id; {:.0} bytes of WAL, {:.0} for each further \
+             endpoint; {:.2} ms of CPU (Postrider), {:.2} ms (Postgres)",
             self.event_bytes,
             self.attempt_bytes,
             self.own_id_bytes,
             self.wal_bytes,
+            self.further_wal_bytes,
             self.postrider_cpu_ms,
             self.postgres_cpu_ms
         )?;

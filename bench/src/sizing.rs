@@ -12,8 +12,12 @@ use crate::{
     world::{Ground, World},
 };
 
-/// Delivered events that are counted.
+/// Deliveries that are counted.
 const COUNTED: i64 = 20_000;
+/// Endpoints of an event, to tell what each further one costs.
+const FAN_OUT: i64 = 10;
+/// A steady load, where less is done at a time than under pressure: events per second of each producer.
+const STEADY_RATE: u64 = 250;
 const BATCH: i32 = 1_000;
 /// Producers that emit one event per transaction.
 const PRODUCERS: i64 = 4;
@@ -25,6 +29,20 @@ enum Emitted {
     BatchesWithIds,
     /// Each in a transaction of its own, as most applications do it.
     OneByOne,
+    /// The same at a steady rate.
+    Steadily,
+    /// The same to several endpoints.
+    ToMany,
+}
+
+impl Emitted {
+    fn endpoints(self) -> i64 {
+        if self == Self::ToMany { FAN_OUT } else { 1 }
+    }
+
+    fn events(self) -> i64 {
+        COUNTED / self.endpoints()
+    }
 }
 
 /// Totals of a database at one moment.
@@ -64,8 +82,33 @@ pub(super) async fn run(ground: &mut Ground, report: &mut Report) -> anyhow::Res
         "(o) one emit per transaction: ms of CPU, Postgres",
         one_by_one.postgres_cpu_ms,
     );
+    let steadily = measure(ground, Emitted::Steadily).await?;
+    report.note(
+        "(o) 1,000 events/s, one emit per transaction: ms of CPU, Postrider",
+        steadily.postrider_cpu_ms,
+    );
+    report.note(
+        "(o) 1,000 events/s, one emit per transaction: ms of CPU, Postgres",
+        steadily.postgres_cpu_ms,
+    );
+    let to_many = measure(ground, Emitted::ToMany).await?;
+    // Of one event to ten endpoints, what one event to one endpoint does not explain.
+    let further = |many: f64, one: f64| (many - one) / (FAN_OUT - 1) as f64;
+    let further_wal = further(to_many.wal_bytes, one_by_one.wal_bytes);
+    report.note("(o) each further endpoint: bytes of WAL", further_wal);
+    report.note(
+        "(o) each further endpoint: ms of CPU, Postrider",
+        further(to_many.postrider_cpu_ms, one_by_one.postrider_cpu_ms),
+    );
+    report.note(
+        "(o) each further endpoint: ms of CPU, Postgres",
+        further(to_many.postgres_cpu_ms, one_by_one.postgres_cpu_ms),
+    );
     report.sizing = Some(Sizing {
         own_id_bytes: with_ids.own_id_bytes,
+        further_wal_bytes: further_wal,
+        postrider_cpu_ms: steadily.postrider_cpu_ms,
+        postgres_cpu_ms: steadily.postgres_cpu_ms,
         ..one_by_one
     });
     Ok(())
@@ -74,14 +117,16 @@ pub(super) async fn run(ground: &mut Ground, report: &mut Report) -> anyhow::Res
 async fn measure(ground: &mut Ground, how: Emitted) -> anyhow::Result<Sizing> {
     let mut world = ground.world().await?;
     world.tenants(1).await?;
-    world.endpoints(0, 1, "/fast", 256).await?;
+    for _ in 0..how.endpoints() {
+        world.endpoints(0, 1, "/fast", 256).await?;
+    }
     world.start().await?;
     world.wait_until_owned(1).await?;
     let before = totals(ground, &world).await?;
     match how {
         Emitted::Batches => emit_batches(&world, false).await?,
         Emitted::BatchesWithIds => emit_batches(&world, true).await?,
-        Emitted::OneByOne => emit_one_by_one(&world).await?,
+        Emitted::OneByOne | Emitted::Steadily | Emitted::ToMany => emit_one_by_one(&world, how).await?,
     }
     world
         .wait("every delivery to be recorded", RECORDED_WAIT, || async {
@@ -93,13 +138,15 @@ async fn measure(ground: &mut Ground, how: Emitted) -> anyhow::Result<Sizing> {
         .await?;
     let after = totals(ground, &world).await?;
     world.end().await?;
-    let each = |before: i64, after: i64| (after - before) as f64 / COUNTED as f64;
-    let ms = |before: Duration, after: Duration| (after - before).as_secs_f64() * 1000.0 / COUNTED as f64;
+    let events = how.events() as f64;
+    let each = |before: i64, after: i64| (after - before) as f64 / events;
+    let ms = |before: Duration, after: Duration| (after - before).as_secs_f64() * 1000.0 / events;
     Ok(Sizing {
         event_bytes: each(before.events, after.events),
         attempt_bytes: each(before.attempts, after.attempts),
         own_id_bytes: each(before.event_ids, after.event_ids),
         wal_bytes: each(before.wal, after.wal),
+        further_wal_bytes: 0.0,
         postrider_cpu_ms: ms(before.postrider_cpu, after.postrider_cpu),
         postgres_cpu_ms: ms(before.postgres_cpu, after.postgres_cpu),
     })
@@ -121,13 +168,17 @@ async fn emit_batches(world: &World, with_ids: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn emit_one_by_one(world: &World) -> anyhow::Result<()> {
+async fn emit_one_by_one(world: &World, how: Emitted) -> anyhow::Result<()> {
     let mut producers = JoinSet::new();
     for _ in 0..PRODUCERS {
         let mut connection = PgConnection::connect_with(&world.options).await?;
         producers.spawn(async move {
             let data = data_of_a_kilobyte();
-            for _ in 0..COUNTED / PRODUCERS {
+            let mut tick = tokio::time::interval(Duration::from_micros(1_000_000 / STEADY_RATE));
+            for _ in 0..how.events() / PRODUCERS {
+                if how == Emitted::Steadily {
+                    tick.tick().await;
+                }
                 sqlx::query("select postrider.emit('t0', 'bench.ran', $1)")
                     .bind(&data)
                     .execute(&mut connection)
