@@ -14,6 +14,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    health_command::{self, HealthArguments},
     log, master_key, metrics, roles,
     settings::{Environment, Flags, SettingError, Settings, reference},
     up,
@@ -42,6 +43,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Check that the process on this machine is ready, for container health checks
+    Health(HealthArguments),
     /// Print every setting with its default and description
     Settings {
         /// Output JSON
@@ -89,6 +92,7 @@ pub(crate) fn run() -> ExitCode {
             print!("{}", postrider_dashboard::openapi_document());
             ExitCode::SUCCESS
         }
+        Command::Health(arguments) => run_health(arguments),
         Command::Settings { json } => {
             exit_on_closed_pipe();
             match json {
@@ -167,6 +171,14 @@ fn run_tool(tool: Tool) -> ExitCode {
         Ok(runtime) => runtime.block_on(postrider_cli::run(tool, &environment, command())),
         Err(error) => finish(Err(error), false),
     }
+}
+
+fn run_health(arguments: HealthArguments) -> ExitCode {
+    exit_on_closed_pipe();
+    let environment = Environment::of_process();
+    let done =
+        start_runtime().and_then(|runtime| runtime.block_on(health_command::run(arguments, &environment)));
+    done.unwrap_or_else(|error| finish(Err(error)))
 }
 
 /// The reader of a tool's output may stop early, as `head` does. The tool then exits quietly, as others do.

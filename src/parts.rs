@@ -10,7 +10,7 @@ use postrider_dispatcher::{
     health::{self, database},
     telemetry::metrics,
 };
-use sqlx::postgres::PgConnectOptions;
+use sqlx::{PgPool, postgres::PgConnectOptions};
 use tokio::{
     net::TcpListener,
     task::JoinSet,
@@ -114,7 +114,19 @@ impl Parts {
 
     /// Metrics of the whole installation.
     pub(crate) fn add_database_metrics(&mut self, pool: Pool) {
+        self.last
+            .spawn(metrics::watch_table_bytes(pool.clone(), self.end.clone()));
         self.last.spawn(metrics::watch_database(pool, self.end.clone()));
+    }
+
+    /// The endpoints with the most failed attempts, if the operator wants any.
+    pub(crate) fn add_top_endpoints(&mut self, pool: PgPool, count: usize) {
+        if count > 0 {
+            self.add("metric of failing endpoints", |stop| async move {
+                metrics::watch_top_endpoints(pool, count, stop).await;
+                Ok::<(), anyhow::Error>(())
+            });
+        }
     }
 
     /// Returns when every part has ended: without an error if they were asked to stop.

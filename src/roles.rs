@@ -148,6 +148,7 @@ pub(crate) struct Serving<'r> {
 }
 
 pub(crate) fn dispatcher_part(parts: &mut Parts, shared: Shared, pool: PgPool, direct: &PgConnectOptions) {
+    parts.add_top_endpoints(pool.clone(), shared.settings.values.metrics_top_endpoints);
     let dispatcher = Dispatcher {
         pool,
         direct: connect::named(direct, "dispatcher"),

@@ -43,10 +43,8 @@ pub fn lively(options: PgPoolOptions) -> PgPoolOptions {
     lively_reads(options)
         .before_acquire(|connection, opened| {
             Box::pin(async move {
-                match database::is_outdated(opened.age) {
-                    true => Ok(false),
-                    false => is_alive(connection).await,
-                }
+                Ok(!database::is_outdated(opened.age)
+                    && (opened.idle_for < ALIVE_MAX || is_alive(connection).await?))
             })
         })
         .after_release(|connection, _| Box::pin(async move { is_idle(connection, PRIMARY_IS_IDLE).await }))

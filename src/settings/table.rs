@@ -160,6 +160,9 @@ settings! {
             "headers for the collector: `name=value`, separated by commas";
         value otlp_sample: f64 = "POSTRIDER_OTLP_SAMPLE", "1", parse::fraction,
             "fraction of the traces started by Postrider that are sent; 0 to 1";
+        value metrics_top_endpoints: usize = "POSTRIDER_METRICS_TOP_ENDPOINTS", "0",
+            |text| parse::number(text, 0, 100),
+            "how many of the [endpoints with the most failed attempts](#failing-endpoints) dispatchers export as a metric; 0 to 100";
     } ""
 }
 

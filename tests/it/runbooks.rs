@@ -9,7 +9,11 @@ const SECTIONS: [&str; 3] = ["## What it means", "## How to look", "## What to d
 
 #[test]
 fn each_alert_has_its_runbook_and_each_runbook_its_alert() {
-    let rules = fs::read_to_string(root().join("deploy/prometheus/alerts.yaml")).expect("the rules");
+    let rules = ["alerts", "slo"].map(|name| {
+        let file = root().join(format!("deploy/prometheus/{name}.yaml"));
+        fs::read_to_string(file).expect("the rules")
+    });
+    let rules = rules.concat();
     let mut alerts = BTreeSet::new();
     for rule in rules.split("- alert: ").skip(1) {
         let name = rule.lines().next().expect("a name").trim();

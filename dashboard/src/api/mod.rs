@@ -9,6 +9,7 @@ mod catalogue;
 mod dead_letters;
 mod deliveries;
 pub(crate) mod description;
+mod endpoint_health;
 mod endpoints;
 mod erasures;
 mod event_types;
@@ -41,6 +42,7 @@ pub(crate) fn operations() -> impl Iterator<Item = Operation> {
         ("Events", events::operations()),
         ("Events", batch::operations()),
         ("Endpoints", endpoints::operations()),
+        ("Endpoints", endpoint_health::operations()),
         ("Endpoints", secrets::operations()),
         ("Endpoints", rotations::operations()),
         ("Endpoints", trials::operations()),

@@ -301,6 +301,9 @@ impl Attempts {
         if picked.delivery.attempt == 0 && !replayed {
             METRICS.first_attempt(picked.delivery.event.unix_ms(), started_at);
         }
+        if next == Next::Delivered && !replayed {
+            METRICS.delivered(picked.delivery.event.unix_ms(), started_at, duration);
+        }
         if let Some(traced) = &traced {
             let details = AttemptDetails {
                 public_id: public_id.as_deref().unwrap_or_default(),
@@ -415,14 +418,16 @@ impl Attempts {
 /// fill the log.
 fn log_failure(event: Option<&str>, picked: &Picked, outcome: &Outcome, next: Next) {
     let (delivery, attempt) = (picked.delivery_id(), picked.delivery.number());
+    let (tenant, endpoint) = (&*picked.endpoint.tenant_name, &*picked.endpoint.public_id);
     let (kind, status, error) = (outcome.kind().as_str(), outcome.status(), outcome.error());
     match next {
         Next::Dead(reason) => tracing::info!(
-            event, %delivery, attempt, outcome = kind, status, error, reason = reason.as_str(),
+            tenant, endpoint, event, %delivery, attempt, outcome = kind, status, error, reason = reason.as_str(),
             "attempt failed; delivery moved to dead letters"
         ),
         Next::Retry { wait, .. } => tracing::debug!(
-            event, %delivery, attempt, outcome = kind, status, error, next_in_ms = wait.as_millis() as u64,
+            tenant, endpoint, event, %delivery, attempt, outcome = kind, status, error,
+            next_in_ms = wait.as_millis() as u64,
             "attempt failed"
         ),
         Next::Delivered | Next::Filtered => {}

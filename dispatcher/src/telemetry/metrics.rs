@@ -1,10 +1,13 @@
 //! Prometheus metrics. Every series is registered once, with its help text, and is an atomic from then on: the delivery
 //! path takes no lock to count.
 //!
-//! Invariant: labels have few values, known at compile time. No tenant, no URL, no endpoint.
+//! Invariant: labels have few values, known at compile time. No tenant, no URL, no endpoint, except in
+//! `top_endpoints.rs`, which operators turn on and which is bounded.
 
 mod database;
 mod pools;
+mod table_bytes;
+mod top_endpoints;
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -14,6 +17,8 @@ use postrider_proto::{DeadReason, OutcomeKind};
 
 pub use database::watch as watch_database;
 pub use pools::{sample as sample_pools, watch as watch_pool};
+pub use table_bytes::watch as watch_table_bytes;
+pub use top_endpoints::{text as top_endpoints_text, watch as watch_top_endpoints};
 
 use crate::deliver::lane::Activity;
 
@@ -87,6 +92,8 @@ series! {
     attempt_seconds: Histogram = histogram("postrider_attempt_seconds", "Duration of delivery attempts");
     first_attempt_delay: Histogram = histogram("postrider_first_attempt_delay_seconds",
         "Delay from emit to the start of the first attempt of each delivery");
+    delivery_seconds: Histogram = histogram("postrider_delivery_seconds",
+        "Time from emit to the accepted response of each delivery, retries included");
     /// In the order of [`DeadReason::ALL`].
     dead_letters: Vec<Counter> = DeadReason::ALL.iter().map(dead_letters).collect();
     record_seconds: Histogram = histogram("postrider_record_seconds", "Duration of one statement that records results");
@@ -160,6 +167,13 @@ impl Metrics {
     pub(crate) fn first_attempt(&self, emitted_ms: i64, started_at: DateTime<Utc>) {
         let delay = (started_at.timestamp_millis() - emitted_ms).max(0);
         self.first_attempt_delay.record(delay as f64 / 1000.0);
+    }
+
+    /// The id of the event tells when it was emitted, so that nothing has to be read or stored for this.
+    pub(crate) fn delivered(&self, emitted_ms: i64, started_at: DateTime<Utc>, duration: Duration) {
+        let until_start = (started_at.timestamp_millis() - emitted_ms).max(0);
+        self.delivery_seconds
+            .record(until_start as f64 / 1000.0 + duration.as_secs_f64());
     }
 
     pub(crate) fn died(&self, reason: DeadReason) {
