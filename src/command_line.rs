@@ -178,7 +178,7 @@ fn run_health(arguments: HealthArguments) -> ExitCode {
     let environment = Environment::of_process();
     let done =
         start_runtime().and_then(|runtime| runtime.block_on(health_command::run(arguments, &environment)));
-    done.unwrap_or_else(|error| finish(Err(error)))
+    done.unwrap_or_else(|error| finish(Err(error), false))
 }
 
 /// The reader of a tool's output may stop early, as `head` does. The tool then exits quietly, as others do.
