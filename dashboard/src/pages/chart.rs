@@ -70,15 +70,14 @@ impl Drawing {
         ));
     }
 
-    /// Begins a link to the deliveries of a step's events. Not a stop of the Tab key: a chart has dozens, and the filter
-    /// by time does the same.
+    /// Begins a link to the deliveries that were attempted in a step. Not a stop of the Tab key: a chart has dozens, and the
+    /// filter by time does the same.
     fn begin_link(&mut self, series: &Series, index: usize, filters: &str) {
-        let time = |at: DateTime<Utc>| at.format("%Y-%m-%dT%H:%M:%SZ").to_string();
         let (since, until) = (series.at(index), series.at(index) + series.step);
         self.add(format_args!(
-            "<a href=\"/deliveries?{filters}since={}&amp;until={}\" tabindex=\"-1\" aria-label=\"Deliveries from {}\">",
-            time(since),
-            time(until),
+            "<a href=\"/deliveries?{filters}attempted_since={}&amp;attempted_until={}\" tabindex=\"-1\" aria-label=\"Deliveries attempted from {}\">",
+            address_time(since),
+            address_time(until),
             utc(since)
         ));
     }
@@ -87,6 +86,11 @@ impl Drawing {
         self.0.push_str("</svg>");
         Svg(self.0)
     }
+}
+
+/// A time in an address.
+pub(crate) fn address_time(at: DateTime<Utc>) -> String {
+    at.format("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 fn utc(at: DateTime<Utc>) -> String {

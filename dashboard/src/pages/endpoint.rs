@@ -222,6 +222,8 @@ struct Now {
     pending: Pending,
     oldest: Option<String>,
     state: EndpointState,
+    /// When the period began, for addresses.
+    since: String,
 }
 
 impl Now {
@@ -318,6 +320,7 @@ async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
         endpoint: row.public_id.clone(),
         pending: pending::of_endpoints(pool, &[row.id]).await?,
         state: row.settings.state,
+        since: chart::address_time(series.begin),
         total,
         activity,
         concurrency,
