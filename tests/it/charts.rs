@@ -25,24 +25,25 @@ async fn bars_and_failures_lead_to_the_deliveries_that_were_attempted_then() {
     let api = program.api();
     let schedule = json!({ "retry_schedule": ["0s", "10ms"] });
     let endpoint = api.acme(&receiver.url("/hook"), schedule).await;
-    // Two fail first; all arrive.
-    receiver.script([
-        Answer::Status(204),
-        Answer::Status(500),
-        Answer::Status(204),
-        Answer::Status(503),
-        Answer::Status(204),
-    ]);
-    for (count, id) in ["old", "new-1", "new-2"].iter().enumerate() {
+    // Both fail first, and both arrive.
+    receiver.script([500, 204, 503, 204].map(Answer::Status));
+    for (count, id) in ["new-1", "new-2"].iter().enumerate() {
         let event = json!({ "id": id, "type": "invoice.paid", "data": {} });
         api.emit("acme", event).await;
         api.wait_for_state("acme", "delivered", count + 1).await;
     }
-    // As if one had been attempted ten minutes earlier, although its event is as new as the others.
+    // One that was attempted ten minutes ago, long after its event was created.
     database
         .execute(
-            "update postrider.attempts a set started_at = date_trunc('minute', now(), 'UTC') - interval '595 seconds'
-             from postrider.event_ids i where i.event_id = a.event_id and i.id = 'old';
+            "with old as (
+                 insert into postrider.events (id, tenant_id, type_id, schema_id, chosen_id, body)
+                 select postrider.uuid_at(now() - interval '30 minutes'), tenant_id, type_id, schema_id, 'old', body
+                 from postrider.events limit 1 returning id, tenant_id, type_id)
+             insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
+                 outcome, status, final)
+             select o.id, e.id, 1, o.tenant_id, o.type_id, date_trunc('minute', now(), 'UTC') - interval '595 seconds', 1,
+                 1, 204, 'delivered'
+             from old o, postrider.endpoints e;
              insert into postrider.minute_statistics (endpoint_id, minute, writer, delivered, retried, dead, any_failed,
                  classes, durations)
              values (0, date_trunc('minute', now(), 'UTC') - interval '10 minutes', gen_random_uuid(), 1, 0, 0,

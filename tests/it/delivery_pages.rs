@@ -176,8 +176,11 @@ async fn deliveries_are_found_by_kind_of_failure_and_number_of_attempts_and_expo
         let (_, page) = person.visit(&format!("/endpoints/{}", missing.id)).await;
         let links = [
             overview.contains("href=\"/deliveries?attempted_since="),
-            overview.contains("&amp;failure=any\""),
-            page.contains(&format!("/deliveries?endpoint={}&amp;failure=4xx\"", missing.id)),
+            overview.contains("&amp;failure=any&amp;attempted_since="),
+            page.contains(&format!(
+                "/deliveries?endpoint={}&amp;failure=4xx&amp;attempted_since=",
+                missing.id
+            )),
             page.contains(&format!(
                 "/deliveries?endpoint={}&amp;attempted_since=",
                 missing.id

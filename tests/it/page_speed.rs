@@ -29,7 +29,7 @@ const ASSETS: [&str; 4] = [
 
 /// Beside the history: many tenants, dead letters that were discarded, events that no endpoint got.
 const MORE: &str = "
-    insert into postrider.tenants (slug, name) select 'customer-' || n, 'Customer ' || n from generate_series(1, 20000) n;
+    insert into postrider.tenants (slug, name) select 'customer_' || n, 'Customer ' || n from generate_series(1, 20000) n;
     with picked as materialized (
         select d.endpoint_id, d.event_id from postrider.dead_letters d join postrider.tenants t on t.id = d.tenant_id
         where t.slug in ('seed-1', 'seed-2') order by d.event_id limit 2000),
@@ -43,11 +43,11 @@ const MORE: &str = "
         where c.endpoint_id = g.endpoint_id and c.type_id = g.type_id and c.reason = g.reason and c.failure = g.failure)
     update postrider.attempts a set final = 'discarded' from gone g
     where a.event_id = g.event_id and a.endpoint_id = g.endpoint_id;
-    select postrider.emit('customer-7', 'seed.paid', '{}', 'order-' || n) from generate_series(1, 100) n;
+    select postrider.emit('customer_7', 'seed.paid', '{}', 'order-' || n) from generate_series(1, 100) n;
     analyze postrider.tenants, postrider.attempts, postrider.dead_letters";
 
 /// Filters that links of other pages do not have, or that once were slow.
-const LISTS: [&str; 24] = [
+const LISTS: [&str; 25] = [
     "/?range=24h",
     "/?range=7d",
     "/deliveries?state=pending",
@@ -61,13 +61,14 @@ const LISTS: [&str; 24] = [
     "/deliveries?tenant=seed-1&failure=5xx",
     "/deliveries?failure=tls",
     "/deliveries?status_code=500",
+    "/deliveries?failure=any&attempted_until=2020-01-01T00:00:00Z",
     "/deliveries?status_code=299",
     "/deliveries?attempts=2",
     "/deliveries?type=seed.paid&within=1h",
     "/deliveries?tenant=seed-3&type=seed.refunded",
     "/events?tenant=seed-1",
     "/events?deliveries=none",
-    "/events?tenant=customer-7&deliveries=none",
+    "/events?tenant=customer_7&deliveries=none",
     "/search?q=seed-1",
     "/search?q=example.com/hook/3",
     "/search/suggestions?q=order-7",

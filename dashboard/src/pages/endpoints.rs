@@ -174,7 +174,7 @@ async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLin
         .map(|row| {
             let series = series.remove(&row.id).unwrap_or_else(|| empty.clone());
             EndpointLine {
-                health: chart::health(&series, None),
+                health: chart::small_health(&series),
                 success: series.total().success_percent().map(format_percent),
                 activity: activity.remove(&row.id),
                 outdated_pins: outdated_pins.remove(&row.id).map(|pins| pins.join(" ")),

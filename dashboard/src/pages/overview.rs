@@ -211,7 +211,7 @@ async fn failing(
     let worst = statistics::worst(pool, scope, since, WORST_MAX).await?;
     let ids: Vec<EndpointId> = worst.iter().map(|row| row.id).collect();
     let counts = match range.is_by_minutes(scope) {
-        true => statistics::plain_minutes(pool, &ids, since).await?,
+        true => statistics::sums_of_minutes(pool, &ids, since).await?,
         false => statistics::plain_hours(pool, &ids, since).await?,
     };
     let with_counts = |row: WorstRow| {

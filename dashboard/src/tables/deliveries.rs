@@ -44,6 +44,9 @@ pub(crate) struct Span<'a> {
     pub(crate) attempted: Option<Attempted>,
     /// Only deliveries with an attempt that failed.
     pub(crate) has_failed: bool,
+    pub(crate) attempts_min: Option<i16>,
+    /// Of the latest attempt.
+    pub(crate) failure: Option<Failure>,
 }
 
 /// When an attempt ended, to the second; `until` is exclusive.
@@ -64,7 +67,45 @@ impl<'a> Span<'a> {
     pub(crate) fn ended_values(&self) -> EndedValues {
         let Attempted { since, until } = self.attempted.unwrap_or_default();
         let state = self.state.map(DeliveryState::as_str);
-        (self.status, state, since, until, self.has_failed)
+        (
+            self.status,
+            state,
+            since,
+            until,
+            self.has_failed,
+            self.attempts_min,
+        )
+    }
+
+    /// Whether a delivery without an attempt can't match.
+    pub(crate) fn is_attempted(&self) -> bool {
+        let asked = [
+            self.status.is_some(),
+            self.attempted.is_some(),
+            self.attempts_min.is_some(),
+            self.failure.is_some(),
+        ];
+        asked.contains(&true)
+    }
+
+    /// What a dead letter has failed with, as it is stored: from and to. None if any, or if it can't be told by a range.
+    pub(crate) fn failures(&self) -> (Option<i16>, Option<i16>) {
+        let Some(Failure::Class(class)) = self.failure else {
+            return (None, None);
+        };
+        let range = |from: i16, upto: i16| (Some(from), Some(upto));
+        let one = |kind: OutcomeKind| range(kind as i16, kind as i16);
+        match class {
+            Class::Redirected => range(300, 399),
+            Class::ClientError => range(400, 499),
+            Class::NameNotFound => one(OutcomeKind::NameNotFound),
+            Class::ConnectionFailed => one(OutcomeKind::ConnectionFailed),
+            Class::TlsFailed => one(OutcomeKind::TlsFailed),
+            Class::TimedOut => one(OutcomeKind::TimedOut),
+            Class::InvalidResponse => one(OutcomeKind::InvalidResponse),
+            Class::Forbidden => one(OutcomeKind::Forbidden),
+            Class::Accepted | Class::ServerError | Class::NotSent => (None, None),
+        }
     }
 }
 
@@ -74,6 +115,7 @@ type EndedValues = (
     Option<DateTime<Utc>>,
     Option<DateTime<Utc>>,
     bool,
+    Option<i16>,
 );
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
@@ -235,6 +277,8 @@ impl Filter {
             state: self.state,
             attempted: self.attempted,
             has_failed: self.attempted.is_some() && self.failure.is_some(),
+            attempts_min: self.attempts_min,
+            failure: self.failure.filter(|_| self.attempted.is_none()),
         }
     }
 }

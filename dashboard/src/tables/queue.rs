@@ -22,11 +22,10 @@ pub(crate) async fn list(
     span: Span<'_>,
 ) -> sqlx::Result<Vec<DeliveryKey>> {
     let endpoints: Vec<i32> = endpoints.iter().map(|id| id.0).collect();
-    let is_attempted = span.status.is_some() || span.attempted.is_some();
     sqlx::query_as(include_str!("sql/queue_list.sql"))
         .bind(endpoints)
         .bind_all(span.values())
-        .bind(is_attempted)
+        .bind(span.is_attempted())
         .fetch_all(db)
         .await
 }
