@@ -30,7 +30,7 @@ use crate::{
     },
 };
 
-const LINES: i64 = 50;
+const LINES: i64 = 30;
 const TEXT_BYTES_MAX: usize = 200;
 const HOURS_SHOWN: usize = 24;
 
