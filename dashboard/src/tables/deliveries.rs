@@ -1,7 +1,7 @@
 //! Deliveries as the API shows them. They have no table: each is a row of `queue` or `retries`, or the attempt that
 //! ended it. A list merges those by (event, endpoint), newest first; the cursor is that pair.
 //! Invariant: a page takes at most `SCAN_STEPS_MAX` steps, and no further one after `SCAN_MAX` deliveries were
-//! examined, however few of them match. The cursor continues from there.
+//! examined or `LOADED_MAX` loaded, however few of them match. The cursor continues from there.
 
 use std::collections::HashSet;
 
@@ -21,6 +21,8 @@ use crate::{
 
 /// Deliveries examined for one page before it is returned as it is, with a cursor.
 const SCAN_MAX: usize = 2_000;
+/// Deliveries loaded for one page because their rows could not tell whether they match.
+const LOADED_MAX: usize = 1_000;
 const SCAN_STEPS_MAX: usize = 5;
 /// Deliveries looked up in one statement, if that many are available.
 const DESCRIBED_LEAST: usize = 100;
@@ -323,7 +325,7 @@ pub(crate) async fn list(
     let step_max = scope.step_max().max(step);
     let mut span = filter.span(after, step, types.as_deref());
     let mut found: Vec<Delivery> = Vec::new();
-    let mut scanned = 0;
+    let (mut scanned, mut loaded) = (0, 0);
     for _ in 0..SCAN_STEPS_MAX {
         let keys = scope.keys(pool, filter, span).await?;
         let matching: Vec<DeliveryKey> = keys.iter().filter(|key| key.may_match).copied().collect();
@@ -335,6 +337,7 @@ pub(crate) async fn list(
             found.push(delivery);
         }
         scanned += keys.len();
+        loaded += matching.len();
         match keys.last() {
             Some(last) if keys.len() as i64 == span.limit => {
                 span.before = DeliveryId {
@@ -346,7 +349,7 @@ pub(crate) async fn list(
             }
             _ => return Ok((found, None)),
         }
-        if scanned >= SCAN_MAX {
+        if scanned >= SCAN_MAX || loaded >= LOADED_MAX {
             break;
         }
     }
