@@ -163,6 +163,7 @@ impl Routes {
             .get("/event-types/new-type", Administer, pages::event_type_form::new_type)
             .read("/event-types/{type}", See, pages::event_types::show)
             .get("/event-types/{type}/new-version", Administer, pages::event_type_form::new_version)
+            .post("/event-types/{type}/delete", Administer, pages::event_types::delete)
             .get("/verify", See, pages::verify::show)
             .get("/signatures", See, pages::signatures::show)
             .post("/signatures", Ask, pages::signatures::check)

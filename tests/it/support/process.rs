@@ -22,6 +22,11 @@ pub(crate) const MASTER_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8
 const LOG_LINES_SHOWN: usize = 80;
 const STOP_WAIT: Duration = Duration::from_secs(30);
 
+/// The program under test: the one built with the tests, or another build of it, for a measurement.
+fn program() -> String {
+    std::env::var("POSTRIDER_TEST_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_postrider").to_owned())
+}
+
 /// What to start and with which settings. Nothing of the tester's own environment gets through.
 #[derive(Clone)]
 pub(crate) struct Launch {
@@ -64,7 +69,7 @@ impl Launch {
 
     fn command(&self) -> Command {
         let mut words = self.wrapper.clone();
-        words.push(env!("CARGO_BIN_EXE_postrider").to_owned());
+        words.push(program());
         words.extend(self.role.split(' ').map(ToOwned::to_owned));
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).env_clear();
