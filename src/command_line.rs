@@ -14,6 +14,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    doctor::{self, DoctorArguments},
     log, master_key, metrics, roles,
     settings::{Environment, Flags, SettingError, Settings, reference},
     up,
@@ -65,7 +66,12 @@ enum Role {
         /// Only the emit function and a small outbox, in a producer's own database; POSTRIDER_SOURCES relays from it
         #[arg(long)]
         outbox_only: bool,
+        /// Print what would be applied and change nothing; the exit status is 0 if there is nothing, 3 if there is something
+        #[arg(long, conflicts_with = "outbox_only")]
+        check: bool,
     },
+    /// Check the installation and say what to do; the exit status is 0 if all is well, 3 with warnings, 1 with errors
+    Doctor(DoctorArguments),
     /// Encrypt stored secrets with the first key of POSTRIDER_MASTER_KEY, without downtime
     RotateMasterKey {
         #[command(flatten)]
@@ -97,11 +103,12 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-fn run_role(role: Role) -> anyhow::Result<()> {
+fn run_role(role: Role) -> anyhow::Result<ExitCode> {
     let (Role::Up(flags)
     | Role::Dispatcher(flags)
     | Role::Dashboard(flags)
     | Role::Migrate { flags, .. }
+    | Role::Doctor(DoctorArguments { flags, .. })
     | Role::RotateMasterKey { flags, .. }) = &role;
     let settings = Settings::read(flags, &Environment::of_process())?;
     log::start(&settings.values);
@@ -113,17 +120,20 @@ fn run_role(role: Role) -> anyhow::Result<()> {
         tokio::spawn(metrics::keep_tidy());
         let stop = stop_on_signal()?;
         match role {
-            Role::Up(_) => up::up(settings, stop).await,
-            Role::Dispatcher(_) => roles::dispatcher(settings, stop).await,
-            Role::Dashboard(_) => roles::dashboard(settings, stop).await,
+            Role::Up(_) => up::up(settings, stop).await?,
+            Role::Dispatcher(_) => roles::dispatcher(settings, stop).await?,
+            Role::Dashboard(_) => roles::dashboard(settings, stop).await?,
+            Role::Migrate { check: true, .. } => return roles::check_migrations(settings).await,
             Role::Migrate {
                 outbox_only: false, ..
-            } => roles::migrate(settings).await,
+            } => roles::migrate(settings).await?,
             Role::Migrate {
                 outbox_only: true, ..
-            } => roles::migrate_outbox(settings).await,
-            Role::RotateMasterKey { force, .. } => master_key::rotate(settings, force, stop).await,
+            } => roles::migrate_outbox(settings).await?,
+            Role::Doctor(arguments) => return doctor::run(&arguments, &settings).await,
+            Role::RotateMasterKey { force, .. } => master_key::rotate(settings, force, stop).await?,
         }
+        Ok(ExitCode::SUCCESS)
     })
 }
 
@@ -161,9 +171,10 @@ pub(crate) fn command() -> clap::Command {
     CommandLine::command()
 }
 
-fn finish(result: anyhow::Result<()>) -> ExitCode {
-    let Err(error) = result else {
-        return ExitCode::SUCCESS;
+fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
+    let error = match result {
+        Ok(status) => return status,
+        Err(error) => error,
     };
     eprintln!("postrider: {}", in_one_line(&error));
     match error.is::<SettingError>() {

@@ -9,7 +9,7 @@ use postrider_dispatcher::telemetry::metrics;
 use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::health;
+use crate::{health, log};
 
 /// The last resort for a part that does not stop by itself: longer than the longest attempt.
 const STOP_TIMEOUT: Duration = Duration::from_secs(75);
@@ -54,6 +54,14 @@ impl Parts {
     pub(crate) fn add_database_metrics(&mut self, pool: Pool) {
         self.add("database metrics", |stop| async move {
             metrics::watch_database(pool, stop).await;
+            Ok::<(), anyhow::Error>(())
+        });
+    }
+
+    /// Follows the log filter that operators set while this process runs.
+    pub(crate) fn add_log_filter(&mut self, pool: Pool) {
+        self.add("log filter", |stop| async move {
+            log::follow(pool, stop).await;
             Ok::<(), anyhow::Error>(())
         });
     }

@@ -127,6 +127,7 @@ impl Installation {
             &self.database.direct,
         );
         parts.add_database_metrics(reserves.rest.clone());
+        parts.add_log_filter(reserves.rest.clone());
         roles::dashboard_part(&mut parts, shared, serving)?;
         let banner = Banner {
             public_url,

@@ -122,6 +122,7 @@ declare
     v_named    uuid[];
     v_done     postrider.emission[];
     v_repeated boolean;
+    v_counted  bigint;
 begin
     v_valid := pg_current_xact_id() is not null;      -- as in `emit_one`
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -151,11 +152,12 @@ begin
     ),
     -- What many events have in common is looked up once.
     kind as materialized (
-        select row_number() over () as kind, k.tenant, k.type, k.asked, t.id as tenant_id, y.id as type_id, y.thin, y.matches,
+        select row_number() over () as kind, k.tenant, k.type, k.asked, t.id as tenant_id, t.limited, y.id as type_id, y.thin, y.matches,
                s.id as schema_id, s.version as found, s.emitted
         from (select distinct tenant, type, asked from given) k
         left join lateral (
-            select t.id from postrider.tenants t where t.slug = k.tenant and t.deleted_at is null limit 1
+            select t.id, t.usage_since is not null as limited from postrider.tenants t
+            where t.slug = k.tenant and t.deleted_at is null limit 1
         ) t on true
         left join lateral (
             select y.id, y.thin, y.matches from postrider.event_types y
@@ -167,11 +169,29 @@ begin
             order by s.rank desc limit 1
         ) s on true
     ),
+    -- Empty unless a tenant has a quota. Its first events are admitted; an id that exists is not a new event.
+    quota as materialized (
+        select k.tenant_id, q.emits, q.bytes from (select distinct tenant_id from kind where limited) k
+        cross join lateral postrider.quota_left(k.tenant_id) q
+    ),
+    over_quota as materialized (
+        select o.n, case when o.emits < o.place then 9 else 10 end as fault
+        from (select g.n, q.emits, q.bytes, row_number() over given_order as place,
+                     sum(postrider.counted_bytes(g.data)) over given_order as total
+              from quota q
+              join (select distinct tenant, tenant_id from kind where limited) k on k.tenant_id = q.tenant_id
+              join given g on g.tenant = k.tenant
+              where not exists (select from postrider.event_ids i where i.tenant_id = q.tenant_id and i.id = g.id)
+              window given_order as (partition by q.tenant_id order by g.n)) o
+        where o.emits < o.place or o.bytes < o.total
+    ),
     judged as materialized (
         select g.*, postrider.uuid_at(g.at) as event_id, k.kind, k.tenant_id, k.type_id, k.thin, k.schema_id, k.found,
-               k.emitted, postrider.find_fault(k.tenant_id, g.type, false, k.type_id, k.schema_id, g.checked_schema, g.error,
-                                               g.id, g.ordering_key) as fault
+               k.emitted,
+               coalesce(postrider.find_fault(k.tenant_id, g.type, false, k.type_id, k.schema_id, g.checked_schema, g.error,
+                                             g.id, g.ordering_key), o.fault) as fault
         from given g join kind k on k.tenant = g.tenant and k.type = g.type and k.asked = g.asked
+        left join over_quota o on o.n = g.n
     ),
     -- Waits for another transaction that emits the same id until that one has ended.
     taken as (
@@ -225,6 +245,11 @@ begin
         insert into postrider.traces (event_id, context)
         select e.event_id, e.context from every e where e.context is not null
     ),
+    counted as materialized (
+        select postrider.count_usage(u.tenant_id, u.emits, u.bytes)
+        from (select e.tenant_id, count(*) as emits, sum(postrider.counted_bytes(e.data))::bigint as bytes
+              from every e join quota q on q.tenant_id = e.tenant_id group by e.tenant_id) u
+    ),
     target as materialized (
         select k.kind, e.id, e.shard
         from kind k
@@ -246,8 +271,8 @@ begin
                     else row(j.n - 1, e.event_id, e.public_id, date_trunc('milliseconds', j.at), e.event_id is null,
                              null, null, null, j.found, e.sequence)::postrider.emission end
                order by j.n),
-           bool_or(j.fault is null and e.event_id is null)
-    into v_done, v_repeated
+           bool_or(j.fault is null and e.event_id is null), (select count(*) from counted)
+    into v_done, v_repeated, v_counted
     from judged j left join every e on e.event_id = j.event_id;
 
     if v_repeated then
@@ -283,6 +308,7 @@ declare
     v_matches text[];
     v_schema  int;
     v_emitted boolean;
+    v_limited boolean;
     v_key     bigint;
     v_at      timestamptz;
 begin
@@ -298,10 +324,10 @@ begin
         v_error := postrider.data_error(emit_one.data);
     end if;
 
-    select t.id, y.id, y.thin, y.matches, s.id, s.version, s.emitted, clock_timestamp(),
+    select t.id, t.usage_since is not null, y.id, y.thin, y.matches, s.id, s.version, s.emitted, clock_timestamp(),
            postrider.find_fault(t.id, emit_one.type, emit_one.reserved, y.id, s.id, emit_one.checked_schema, v_error,
                                 emit_one.id, emit_one.ordering_key)
-    into v_tenant, v_type, v_thin, v_matches, v_schema, result.version, v_emitted, v_at, v_fault
+    into v_tenant, v_limited, v_type, v_thin, v_matches, v_schema, result.version, v_emitted, v_at, v_fault
     from (select 1) one
     left join postrider.tenants t on t.slug = emit_one.tenant and t.deleted_at is null
     left join postrider.event_types y on y.name = emit_one.type and y.deleted_at is null
@@ -310,6 +336,9 @@ begin
         where s.type_id = y.id and (emit_one.version is null or s.version = emit_one.version)
         order by s.rank desc limit 1
     ) s on true;
+    if v_fault is null and v_limited and not emit_one.reserved then
+        v_fault := postrider.quota_fault(v_tenant, emit_one.data, emit_one.id);
+    end if;
     if v_fault is not null then
         return postrider.refuse(0, v_fault, emit_one.tenant, emit_one.type, emit_one.version, v_error);
     end if;
@@ -361,6 +390,10 @@ begin
     if emit_one.context is not null then
         insert into postrider.traces (event_id, context) values (result.event_id, emit_one.context);
     end if;
+    if v_limited then
+        perform postrider.count_usage(v_tenant, case when emit_one.reserved then 0 else 1 end,
+                                      postrider.counted_bytes(emit_one.data));
+    end if;
     return result;
 end $$;
 
@@ -383,9 +416,9 @@ $$;
 create or replace function postrider.refuse("position" int, fault int, tenant text, type text, version text, error text)
 returns postrider.emission language sql immutable as $$
     select row("position", null, null, null, false,
-        case fault when 1 then 'PR404' when 5 then 'PR000' else 'PR422' end,
+        case fault when 1 then 'PR404' when 5 then 'PR000' when 9 then 'PR429' when 10 then 'PR507' else 'PR422' end,
         case fault when 1 then 'tenant' when 2 then 'type' when 3 then 'type' when 4 then 'version' when 5 then 'version'
-                   when 6 then 'data' when 7 then 'id' else 'ordering_key' end,
+                   when 6 then 'data' when 7 then 'id' when 8 then 'ordering_key' else 'tenant' end,
         case fault
             when 1 then format('tenant %L not found', left(tenant, 64))
             when 2 then 'event types that start with "postrider." are reserved'
@@ -394,7 +427,9 @@ returns postrider.emission language sql immutable as $$
             when 5 then 'a newer version of the type was just published: try again'
             when 6 then error
             when 7 then 'an event id must be 1 to 128 of the characters A-Z a-z 0-9 _ : -'
-            else 'an ordering key must be 1 to 255 bytes' end,
+            when 8 then 'an ordering key must be 1 to 255 bytes'
+            when 9 then format('tenant %L has used its quota of emits for this minute', tenant)
+            else format('tenant %L has used its quota of stored bytes', tenant) end,
         null, null)::postrider.emission
 $$;
 

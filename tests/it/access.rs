@@ -113,6 +113,7 @@ pub(crate) fn all_routes() -> Vec<Route> {
         public_url: "http://127.0.0.1".to_owned(),
         admin_api_key: ADMIN_API_KEY.to_owned(),
         metrics: String::new,
+        check_log_filter: |_| Ok(()),
         tracer: Default::default(),
         trials: Trials::new(Default::default()).expect("a client"),
         request_rates: RequestRates::new(NonZeroU32::MAX, NonZeroU32::MAX).into(),

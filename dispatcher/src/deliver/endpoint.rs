@@ -177,13 +177,15 @@ impl EndpointRow {
     }
 }
 
-/// Loads endpoints by id, as of the connection's snapshot.
+/// Loads endpoints by id, as of the connection's snapshot. Those of a paused tenant are paused.
 pub(crate) async fn load(
     connection: &mut PgConnection,
     ids: &[EndpointId],
 ) -> Result<Vec<EndpointRow>, sqlx::Error> {
     sqlx::query_as(
-        "select e.id, e.tenant_id, e.shard, e.state, e.state_reason, e.url, e.concurrency, e.rate_per_second, e.ordered,
+        "select e.id, e.tenant_id, e.shard, e.state_reason, e.url,
+                case when t.paused_at is not null and e.state <> 'deleted' then 'paused' else e.state end as state,
+                e.concurrency, e.rate_per_second, e.ordered,
                 e.retry_schedule, e.timeout_ms, e.signature, e.headers, e.tls, e.filter,
                 exists (select from postrider.endpoint_health h
                         where h.endpoint_id = e.id
@@ -194,6 +196,7 @@ pub(crate) async fn load(
                       where q.endpoint_id = e.id and q.replay_id is not null and q.was_source is not null
                         and r.state = 'cancelled' and e.state <> 'deleted') as cancelled
          from postrider.endpoints e
+         join postrider.tenants t on t.id = e.tenant_id
          left join lateral (
              select array_agg(s.ciphertext order by s.id desc) as secrets,
                     array_agg(s.retires_at order by s.id desc) as retire

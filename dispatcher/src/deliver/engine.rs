@@ -36,6 +36,7 @@ use crate::{
         queued_delivery::QueuedDelivery,
         reader::{Cycle, QueueRow, ReaderMessage},
         recorder::{Fate, Finished, Recorded},
+        sending_switch::SendingSwitch,
         survey::{self, Found, Reason, Report},
     },
     telemetry::metrics::{EngineGauges, METRICS},
@@ -110,6 +111,7 @@ pub(crate) struct Engine {
     /// Load of each endpoint, published about once a second.
     pub(crate) activity: watch::Sender<Vec<Activity>>,
     pub(crate) capacity: Capacity,
+    pub(crate) switch: SendingSwitch,
     pub(crate) state: State,
 }
 
@@ -197,6 +199,10 @@ impl Engine {
         };
         let mut activities = Vec::new();
         for (id, lane) in &self.state.lanes {
+            // Nothing is late while nothing may be sent.
+            if !self.switch.is_on() {
+                break;
+            }
             let activity = lane.activity();
             let due = self.state.due_of.get(id).copied();
             gauges.add(activity.as_ref(), due, lane.is_ready(elapsed), now);
@@ -244,6 +250,9 @@ impl Engine {
         }
         let now = self.started.elapsed();
         self.wake_lanes(now);
+        if !self.switch.is_on() {
+            return;
+        }
         while let Some(id) = self.state.ready.front().copied() {
             if !self.capacity.any_free() {
                 return;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 
 use crate::{
-    maintenance::{partitions, planned_rotation, retention, rollup},
+    maintenance::{partitions, planned_rotation, retention, rollup, usage},
     vault::Vault,
 };
 
@@ -80,11 +80,16 @@ async fn carry_out(duty: Duty, pool: &PgPool, vault: &Vault, kept: Duration) -> 
             delete(pool, EXPIRED_TRACES).await?;
         }
         Duty::RollUpStatistics => rollup::run(pool).await?,
-        Duty::DropOld => match retention::run(pool, kept).await {
-            Ok(done) => tracing::debug!(?done, "retention finished"),
-            // Usually blocked by an open transaction. The next run continues from here.
-            Err(error) => tracing::warn!(%error, "dropping expired data failed; retrying with the next run"),
-        },
+        Duty::DropOld => {
+            match retention::run(pool, kept).await {
+                Ok(done) => tracing::debug!(?done, "retention finished"),
+                // Usually blocked by an open transaction. The next run continues from here.
+                Err(error) => {
+                    tracing::warn!(%error, "dropping expired data failed; retrying with the next run")
+                }
+            }
+            usage::run(pool, kept).await?;
+        }
     }
     Ok(())
 }
