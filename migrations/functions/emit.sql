@@ -122,7 +122,9 @@ declare
     v_named    uuid[];
     v_done     postrider.emission[];
     v_repeated boolean;
-    v_counted  bigint;
+    v_limited  boolean := exists (select from postrider.tenants t
+                                  where t.usage_since is not null and t.slug = any(tenants) and t.deleted_at is null);
+    v_faults   int[];
 begin
     v_valid := pg_current_xact_id() is not null;      -- as in `emit_one`
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -142,22 +144,25 @@ begin
                          from unnest(tenants, ids) with ordinality as g (tenant, id, n) order by g.n);
     end if;
 
+    if v_limited then
+        v_faults := postrider.quota_faults(tenants, data, ids);
+    end if;
+
     with given as materialized (
         select g.n, coalesce(g.tenant, '') as tenant, coalesce(g.type, '') as type, g.version,
                coalesce('=' || g.version, '') as asked, g.data, g.id, g.ordering_key, g.checked_schema, g.context, g.error,
-               g.named, clock_timestamp() as at
-        from unnest(tenants, types, versions, data, ids, ordering_keys, checked_schemas, contexts, v_errors, v_named)
+               g.named, g.quota_fault, clock_timestamp() as at
+        from unnest(tenants, types, versions, data, ids, ordering_keys, checked_schemas, contexts, v_errors, v_named, v_faults)
             with ordinality
-            as g (tenant, type, version, data, id, ordering_key, checked_schema, context, error, named, n)
+            as g (tenant, type, version, data, id, ordering_key, checked_schema, context, error, named, quota_fault, n)
     ),
     -- What many events have in common is looked up once.
     kind as materialized (
-        select row_number() over () as kind, k.tenant, k.type, k.asked, t.id as tenant_id, t.limited, y.id as type_id, y.thin, y.matches,
+        select row_number() over () as kind, k.tenant, k.type, k.asked, t.id as tenant_id, y.id as type_id, y.thin, y.matches,
                s.id as schema_id, s.version as found, s.emitted
         from (select distinct tenant, type, asked from given) k
         left join lateral (
-            select t.id, t.usage_since is not null as limited from postrider.tenants t
-            where t.slug = k.tenant and t.deleted_at is null limit 1
+            select t.id from postrider.tenants t where t.slug = k.tenant and t.deleted_at is null limit 1
         ) t on true
         left join lateral (
             select y.id, y.thin, y.matches from postrider.event_types y
@@ -169,29 +174,12 @@ begin
             order by s.rank desc limit 1
         ) s on true
     ),
-    -- Empty unless a tenant has a quota. Its first events are admitted; an id that exists is not a new event.
-    quota as materialized (
-        select k.tenant_id, q.emits, q.bytes from (select distinct tenant_id from kind where limited) k
-        cross join lateral postrider.quota_left(k.tenant_id) q
-    ),
-    over_quota as materialized (
-        select o.n, case when o.emits < o.place then 9 else 10 end as fault
-        from (select g.n, q.emits, q.bytes, row_number() over given_order as place,
-                     sum(postrider.counted_bytes(g.data)) over given_order as total
-              from quota q
-              join (select distinct tenant, tenant_id from kind where limited) k on k.tenant_id = q.tenant_id
-              join given g on g.tenant = k.tenant
-              where not exists (select from postrider.event_ids i where i.tenant_id = q.tenant_id and i.id = g.id)
-              window given_order as (partition by q.tenant_id order by g.n)) o
-        where o.emits < o.place or o.bytes < o.total
-    ),
     judged as materialized (
         select g.*, postrider.uuid_at(g.at) as event_id, k.kind, k.tenant_id, k.type_id, k.thin, k.schema_id, k.found,
                k.emitted,
                coalesce(postrider.find_fault(k.tenant_id, g.type, false, k.type_id, k.schema_id, g.checked_schema, g.error,
-                                             g.id, g.ordering_key), o.fault) as fault
+                                             g.id, g.ordering_key), g.quota_fault) as fault
         from given g join kind k on k.tenant = g.tenant and k.type = g.type and k.asked = g.asked
-        left join over_quota o on o.n = g.n
     ),
     -- Waits for another transaction that emits the same id until that one has ended.
     taken as (
@@ -245,11 +233,6 @@ begin
         insert into postrider.traces (event_id, context)
         select e.event_id, e.context from every e where e.context is not null
     ),
-    counted as materialized (
-        select postrider.count_usage(u.tenant_id, u.emits, u.bytes)
-        from (select e.tenant_id, count(*) as emits, sum(postrider.counted_bytes(e.data))::bigint as bytes
-              from every e join quota q on q.tenant_id = e.tenant_id group by e.tenant_id) u
-    ),
     target as materialized (
         select k.kind, e.id, e.shard
         from kind k
@@ -271,10 +254,19 @@ begin
                     else row(j.n - 1, e.event_id, e.public_id, date_trunc('milliseconds', j.at), e.event_id is null,
                              null, null, null, j.found, e.sequence)::postrider.emission end
                order by j.n),
-           bool_or(j.fault is null and e.event_id is null), (select count(*) from counted)
-    into v_done, v_repeated, v_counted
+           bool_or(j.fault is null and e.event_id is null)
+    into v_done, v_repeated
     from judged j left join every e on e.event_id = j.event_id;
 
+    if v_limited then
+        perform postrider.count_usage(u.tenant_id, u.emits, u.bytes)
+        from (select t.id as tenant_id, count(*) as emits, sum(postrider.counted_bytes(g.data))::bigint as bytes
+              from unnest(v_done) d
+              join unnest(tenants, data) with ordinality as g (tenant, data, n) on g.n = d.position + 1
+              join postrider.tenants t on t.slug = g.tenant and t.deleted_at is null and t.usage_since is not null
+              where d.refusal is null and not d.duplicate
+              group by t.id order by t.id) u;
+    end if;
     if v_repeated then
         v_done := array(
             select case when d.duplicate

@@ -34,6 +34,25 @@ begin
     return v_fault;
 end $$;
 
+-- The same for several events, in their order: the first ones of a tenant are admitted.
+create or replace function postrider.quota_faults(tenants text[], data text[], ids text[]) returns int[]
+language sql stable as $$
+    with quota as materialized (
+        select t.id, t.slug, q.emits, q.bytes from postrider.tenants t cross join lateral postrider.quota_left(t.id) q
+        where t.slug = any(quota_faults.tenants) and t.deleted_at is null and t.usage_since is not null
+    ),
+    fresh as (
+        select g.n, q.emits, q.bytes, row_number() over given_order as place,
+               sum(postrider.counted_bytes(g.data)) over given_order as total
+        from unnest(quota_faults.tenants, quota_faults.data, quota_faults.ids) with ordinality as g (tenant, data, id, n)
+        join quota q on q.slug = g.tenant
+        where not exists (select from postrider.event_ids i where i.tenant_id = q.id and i.id = g.id)
+        window given_order as (partition by q.id order by g.n)
+    )
+    select array_agg(case when f.place > f.emits then 9 when f.total > f.bytes then 10 end order by g.n)
+    from unnest(quota_faults.tenants) with ordinality as g (tenant, n) left join fresh f on f.n = g.n
+$$;
+
 create or replace function postrider.count_usage(tenant_id int, emits bigint, bytes bigint) returns void language plpgsql as $$
 declare
     v_minute timestamptz := date_trunc('minute', clock_timestamp());
