@@ -467,6 +467,11 @@ async fn what_may_be_deleted_is_deleted_by_those_who_may() {
                     admin.tenant("short-lived").await;
                     "/tenants/short-lived".to_owned()
                 }
+                "/v1/tenants/{tenant}/pause" => {
+                    let path = "/tenants/acme/pause".to_owned();
+                    assert!(admin.call(Method::PUT, &path, None).await.0.is_success());
+                    path
+                }
                 "/v1/event-types/{type}" => {
                     admin.event_type("short.lived").await;
                     "/event-types/short.lived".to_owned()

@@ -303,7 +303,7 @@ async fn events_beyond_a_quota_stay_in_the_outbox_and_other_tenants_continue() {
     let program = Postrider::start_with(&database, &[("POSTRIDER_SOURCES", &source.url())]).await;
     let receiver = Receiver::start().await;
     let api = program.api();
-    api.acme(&receiver.url("/acme"), json!({})).await;
+    api.acme(&receiver.url("/acme"), json!({ "ordered": true })).await;
     api.tenant("globex").await;
     api.endpoint("globex", &receiver.url("/globex"), json!({})).await;
     let quota = Some(json!({ "stored_bytes": 300 }));
