@@ -16,6 +16,7 @@ begin
     grant select, insert on postrider.events, postrider.event_ids, postrider.queue to pg_database_owner;
     grant select, insert, update on postrider.ordering_keys to pg_database_owner;
     grant insert on postrider.traces to pg_database_owner;
+    grant select, insert, update on postrider.tenant_usage to pg_database_owner;
     grant execute on all functions in schema postrider to pg_database_owner;
     for f in select p.oid::regprocedure from pg_proc p join pg_roles r on r.oid = p.proowner
              where p.pronamespace = 'postrider'::regnamespace and p.prosecdef and r.rolsuper loop

@@ -14,6 +14,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    doctor::{self, DoctorArguments},
     health_command::{self, HealthArguments},
     log, master_key, metrics, roles,
     settings::{Environment, Flags, SettingError, Settings, reference},
@@ -68,7 +69,12 @@ enum Role {
         /// Only the emit function and a small outbox, in a producer's own database; POSTRIDER_SOURCES relays from it
         #[arg(long)]
         outbox_only: bool,
+        /// Print what would be applied and change nothing; the exit status is 0 if there is nothing, 3 if there is something
+        #[arg(long, conflicts_with = "outbox_only")]
+        check: bool,
     },
+    /// Check the installation and say what to do; the exit status is 0 if all is well, 3 with warnings, 1 with errors
+    Doctor(DoctorArguments),
     /// Encrypt stored secrets with the first key of POSTRIDER_MASTER_KEY, without downtime
     RotateMasterKey {
         #[command(flatten)]
@@ -110,6 +116,7 @@ impl Role {
         | Self::Dispatcher(flags)
         | Self::Dashboard(flags)
         | Self::Migrate { flags, .. }
+        | Self::Doctor(DoctorArguments { flags, .. })
         | Self::RotateMasterKey { flags, .. }) = self;
         flags
     }
@@ -120,21 +127,24 @@ impl Role {
             Self::Dispatcher(_) => "dispatcher",
             Self::Dashboard(_) => "dashboard",
             Self::Migrate { .. } => "migrate",
+            Self::Doctor(_) => "doctor",
             Self::RotateMasterKey { .. } => "rotate-master-key",
         }
     }
 }
 
-fn run_role(role: Role) -> anyhow::Result<()> {
+fn run_role(role: Role) -> anyhow::Result<ExitCode> {
     let settings = Settings::read(role.flags(), &Environment::of_process())?;
     log::start(&settings.values);
     let (name, version) = (role.name(), env!("CARGO_PKG_VERSION"));
-    tracing::info!(
-        version,
-        role = name,
-        settings = settings.changed.join(" "),
-        "starting"
-    );
+    if !matches!(role, Role::Doctor(_)) {
+        tracing::info!(
+            version,
+            role = name,
+            settings = settings.changed.join(" "),
+            "starting"
+        );
+    }
     for variable in &settings.unknown_variables {
         tracing::warn!(variable, "unknown setting: the variable is ignored");
     }
@@ -143,17 +153,20 @@ fn run_role(role: Role) -> anyhow::Result<()> {
         tokio::spawn(metrics::keep_tidy());
         let stop = stop_on_signal(matches!(role, Role::Up(_)))?;
         match role {
-            Role::Up(_) => stopped(up::up(settings, stop).await),
-            Role::Dispatcher(_) => stopped(roles::dispatcher(settings, stop).await),
-            Role::Dashboard(_) => stopped(roles::dashboard(settings, stop).await),
+            Role::Up(_) => stopped(up::up(settings, stop).await)?,
+            Role::Dispatcher(_) => stopped(roles::dispatcher(settings, stop).await)?,
+            Role::Dashboard(_) => stopped(roles::dashboard(settings, stop).await)?,
+            Role::Migrate { check: true, .. } => return roles::check_migrations(settings).await,
             Role::Migrate {
                 outbox_only: false, ..
-            } => roles::migrate(settings).await,
+            } => roles::migrate(settings).await?,
             Role::Migrate {
                 outbox_only: true, ..
-            } => roles::migrate_outbox(settings).await,
-            Role::RotateMasterKey { force, .. } => master_key::rotate(settings, force, stop).await,
+            } => roles::migrate_outbox(settings).await?,
+            Role::Doctor(arguments) => return doctor::run(&arguments, &settings).await,
+            Role::RotateMasterKey { force, .. } => master_key::rotate(settings, force, stop).await?,
         }
+        Ok(ExitCode::SUCCESS)
     })
 }
 
@@ -178,7 +191,7 @@ fn run_health(arguments: HealthArguments) -> ExitCode {
     let environment = Environment::of_process();
     let done =
         start_runtime().and_then(|runtime| runtime.block_on(health_command::run(arguments, &environment)));
-    done.unwrap_or_else(|error| finish(Err(error), false))
+    finish(done, false)
 }
 
 /// The reader of a tool's output may stop early, as `head` does. The tool then exits quietly, as others do.
@@ -206,9 +219,10 @@ pub(crate) fn command() -> clap::Command {
     CommandLine::command()
 }
 
-fn finish(result: anyhow::Result<()>, as_json: bool) -> ExitCode {
-    let Err(error) = result else {
-        return ExitCode::SUCCESS;
+fn finish(result: anyhow::Result<ExitCode>, as_json: bool) -> ExitCode {
+    let error = match result {
+        Ok(status) => return status,
+        Err(error) => error,
     };
     log::fatal(as_json, &in_one_line(&error));
     match error.is::<SettingError>() {

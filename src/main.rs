@@ -7,6 +7,7 @@ mod command_line;
 mod connect;
 mod data_dir;
 mod demo;
+mod doctor;
 mod health;
 mod health_command;
 mod log;

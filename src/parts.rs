@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::health as health_listener;
+use crate::{health as health_listener, log};
 
 /// The last resort for a part that does not stop by itself: longer than the longest attempt.
 const STOP_TIMEOUT: Duration = Duration::from_secs(75);
@@ -127,6 +127,14 @@ impl Parts {
                 Ok::<(), anyhow::Error>(())
             });
         }
+    }
+
+    /// Follows the log filter that operators set while this process runs.
+    pub(crate) fn add_log_filter(&mut self, pool: Pool) {
+        self.add("log filter", |stop| async move {
+            log::follow(pool, stop).await;
+            Ok::<(), anyhow::Error>(())
+        });
     }
 
     /// Returns when every part has ended: without an error if they were asked to stop.

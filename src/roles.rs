@@ -1,7 +1,7 @@
 //! The production roles: a dispatcher, a dashboard, a migration. `up` composes the same parts in one process.
 //! Invariant: only `up` and `migrate` change the schema; the others refuse one that is too old.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, anyhow, bail};
 use postrider_dashboard::{App, Emits, Pool, RequestRates, Reserves, Trials, TrustedProxies};
@@ -18,7 +18,10 @@ use sqlx::{PgPool, postgres::PgConnectOptions};
 use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{admin, connect, machine, metrics, parts::Parts, settings::Settings, traces::Export};
+use crate::{admin, connect, log, machine, metrics, parts::Parts, settings::Settings, traces::Export};
+
+/// The exit status of `migrate --check` if there is something to apply.
+const EXIT_PENDING: u8 = 3;
 
 /// Long enough for a load balancer to notice, with the usual intervals.
 const DRAIN_DELAY: Duration = Duration::from_secs(5);
@@ -27,10 +30,33 @@ const WAITING_END_MAX: Duration = Duration::from_millis(500);
 pub(crate) async fn migrate(settings: Settings) -> anyhow::Result<()> {
     let database = settings.require_database()?;
     let pool = connect::pool(&database.direct, "migrate").await?;
-    bring_up_to_date(&pool, settings.dispatcher.retention).await?;
+    let report = bring_up_to_date(&pool, settings.dispatcher.retention).await?;
     pool.close().await;
-    tracing::info!("the schema is up to date");
+    match (report.newer, report.is_empty()) {
+        (Some(_), _) => {}
+        (None, true) => tracing::info!("the schema is up to date; nothing was applied"),
+        (None, false) => tracing::info!(applied = %report, "the schema is up to date"),
+    }
     Ok(())
+}
+
+/// Prints what `migrate` would apply. The exit status says whether there is anything.
+pub(crate) async fn check_migrations(settings: Settings) -> anyhow::Result<ExitCode> {
+    let database = settings.require_database()?;
+    let pool = connect::pool(&database.direct, "migrate").await?;
+    let report = schema::pending(&mut *pool.acquire().await?).await?;
+    pool.close().await;
+    if let Some(found) = report.newer {
+        println!(
+            "Nothing to apply: the schema is at version {found}, newer than this program and compatible with it."
+        );
+    } else if report.is_empty() {
+        println!("Nothing to apply.");
+    } else {
+        println!("To apply: {report}");
+        return Ok(ExitCode::from(EXIT_PENDING));
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// In a producer's own database.
@@ -41,11 +67,12 @@ pub(crate) async fn migrate_outbox(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) async fn bring_up_to_date(pool: &PgPool, retention: Duration) -> anyhow::Result<()> {
-    schema::migrate(pool).await?;
+pub(crate) async fn bring_up_to_date(pool: &PgPool, retention: Duration) -> anyhow::Result<schema::Report> {
+    let report = schema::migrate(pool).await?;
     partitions::make_ahead(pool, retention)
         .await
-        .context("cannot create the partitions of the coming days")
+        .context("cannot create the partitions of the coming days")?;
+    Ok(report)
 }
 
 pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
@@ -73,6 +100,7 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
     register_keys(&mut parts, &pool.clone().into(), &shared.vault, "dispatcher").await?;
     dispatcher_part(&mut parts, shared, pool.clone(), &database.direct);
     parts.add_database_metrics(pool.clone().into());
+    parts.add_log_filter(pool.clone().into());
     let ended = parts.run_until_stopped().await;
     export.finish().await;
     connect::close(pool.close()).await;
@@ -120,6 +148,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     register_keys(&mut parts, &reserves.rest, &shared.vault, "dashboard").await?;
     dashboard_part(&mut parts, shared, serving)?;
     parts.add_database_metrics(reserves.rest.clone());
+    parts.add_log_filter(reserves.rest.clone());
     let ended = parts.run_until_stopped().await;
     export.finish().await;
     connect::close(reserves.close()).await;
@@ -182,6 +211,7 @@ pub(crate) fn dashboard_part(parts: &mut Parts, shared: Shared, serving: Serving
         public_url: serving.public_url,
         admin_api_key: serving.admin_api_key,
         metrics: metrics::render,
+        check_log_filter: log::check_filter,
         tracer: shared.tracer,
         stop,
         streams: postrider_dashboard::streams(),

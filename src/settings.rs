@@ -14,7 +14,7 @@ use reqwest::header::{HeaderName, HeaderValue};
 use sqlx::postgres::PgConnectOptions;
 use url::Url;
 
-pub(crate) use table::{Flags, Values};
+pub(crate) use table::{Flags, Values, shown_values};
 
 /// The database, and how to reach it directly where the usual way goes through a pooler.
 #[derive(Debug, Clone)]
@@ -61,6 +61,7 @@ impl Settings {
                 concurrency: values.endpoint_concurrency,
                 max_in_flight: values.max_in_flight,
                 retention: values.retention,
+                start_paused: values.start_paused.unwrap_or(false),
                 public_url: values.public_url.clone(),
                 ..Default::default()
             },

@@ -133,6 +133,7 @@ impl Installation {
         );
         parts.add_database_metrics(reserves.rest.clone());
         roles::announce(&serving.listener, "api")?;
+        parts.add_log_filter(reserves.rest.clone());
         roles::dashboard_part(&mut parts, shared, serving)?;
         let banner = Banner {
             public_url,

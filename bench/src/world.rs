@@ -53,6 +53,10 @@ impl Ground {
             .connect_with(cluster.options().database(TEMPLATE))
             .await?;
         bring_up_to_date(&template).await?;
+        // Copies of it are not taken for restored ones.
+        sqlx::query("update postrider.sending set identity = null")
+            .execute(&template)
+            .await?;
         template.close().await;
         let http = reqwest::Client::builder().no_proxy().build()?;
         Ok(Self {

@@ -9,11 +9,14 @@ mod endpoint_health;
 mod endpoints;
 mod events;
 mod listen;
+mod log_filter;
 mod output;
 mod probe;
 mod reach;
 mod replay;
 mod secrets;
+mod sending;
+mod tenants;
 mod types;
 mod verify;
 
@@ -42,6 +45,14 @@ pub enum Tool {
     /// Manage an endpoint's signing secrets
     #[command(subcommand)]
     Secrets(secrets::SecretsCommand),
+    /// Pause and resume tenants, and set their quotas
+    #[command(subcommand)]
+    Tenants(tenants::TenantsCommand),
+    /// Stop and resume all sending
+    #[command(subcommand)]
+    Sending(sending::SendingCommand),
+    /// Show or change the log filter of all processes while they run
+    LogFilter(log_filter::LogFilterArguments),
     /// Export and import event types as files
     #[command(subcommand)]
     Types(types::TypesCommand),
@@ -61,6 +72,9 @@ pub async fn run(tool: Tool, environment: &Environment, command: Command) -> Exi
         Tool::Events(command) => events::run(command, environment).await,
         Tool::Endpoints(command) => endpoints::run(command, environment).await,
         Tool::Secrets(command) => secrets::run(command, environment).await,
+        Tool::Tenants(command) => tenants::run(command, environment).await,
+        Tool::Sending(command) => sending::run(command, environment).await,
+        Tool::LogFilter(arguments) => log_filter::run(arguments, environment).await,
         Tool::Types(command) => types::run(command, environment).await,
         Tool::Verify(arguments) => verify::run(&arguments, environment),
         Tool::Completions(arguments) => completions::run(&arguments, command),

@@ -26,6 +26,45 @@ impl Client {
         self.delete(&["v1", "tenants", tenant]).await
     }
 
+    /// Returns once nothing more is sent to the tenant's endpoints.
+    pub async fn pause_tenant(&self, tenant: &str, reason: Option<&str>) -> Result<Tenant, Error> {
+        let pause = TenantPause {
+            reason: reason.map(str::to_owned),
+        };
+        self.with_body(Method::PUT, &["v1", "tenants", tenant, "pause"], &pause)
+            .await
+    }
+
+    pub async fn resume_tenant(&self, tenant: &str) -> Result<(), Error> {
+        self.delete(&["v1", "tenants", tenant, "pause"]).await
+    }
+
+    pub async fn quotas(&self, tenant: &str) -> Result<Quotas, Error> {
+        self.get(&["v1", "tenants", tenant, "quotas"], &[]).await
+    }
+
+    pub async fn put_quotas(&self, tenant: &str, settings: &QuotaSettings) -> Result<Quotas, Error> {
+        self.with_body(Method::PUT, &["v1", "tenants", tenant, "quotas"], settings)
+            .await
+    }
+
+    pub async fn sending(&self) -> Result<Sending, Error> {
+        self.get(&["v1", "sending"], &[]).await
+    }
+
+    /// Returns once every dispatcher has applied it.
+    pub async fn put_sending(&self, settings: &SendingSettings) -> Result<Sending, Error> {
+        self.with_body(Method::PUT, &["v1", "sending"], settings).await
+    }
+
+    pub async fn log_filter(&self) -> Result<LogFilter, Error> {
+        self.get(&["v1", "log-filter"], &[]).await
+    }
+
+    pub async fn put_log_filter(&self, filter: &LogFilter) -> Result<LogFilter, Error> {
+        self.with_body(Method::PUT, &["v1", "log-filter"], filter).await
+    }
+
     /// Without the schemas.
     pub async fn event_types(&self, page: &PageOf) -> Result<Page<EventType>, Error> {
         self.page(&["v1", "event-types"], page, &[]).await

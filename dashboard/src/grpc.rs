@@ -218,7 +218,12 @@ async fn close(open: &mut Open, most: usize, done: &mut v1::EmitStreamResponse) 
             Err(problem)
                 if matches!(
                     problem.kind,
-                    Kind::Busy | Kind::Internal | Kind::TooMany | Kind::OutcomeUnknown
+                    Kind::Busy
+                        | Kind::Internal
+                        | Kind::TooMany
+                        | Kind::EmitQuota
+                        | Kind::StorageQuota
+                        | Kind::OutcomeUnknown
                 ) =>
             {
                 return Err(status(problem));
@@ -358,9 +363,11 @@ fn status(mut problem: Problem) -> Status {
         Kind::Forbidden => Code::PermissionDenied,
         Kind::NotFound => Code::NotFound,
         Kind::Conflict | Kind::Handled | Kind::KeyReused | Kind::EventIdConflict => Code::AlreadyExists,
-        Kind::SchemaPublished | Kind::EndpointDisabled | Kind::LimitReached => Code::FailedPrecondition,
+        Kind::SchemaPublished | Kind::EndpointDisabled | Kind::LimitReached | Kind::SendingStopped => {
+            Code::FailedPrecondition
+        }
         Kind::KeyInProgress => Code::Aborted,
-        Kind::TooMany => Code::ResourceExhausted,
+        Kind::TooMany | Kind::EmitQuota | Kind::StorageQuota => Code::ResourceExhausted,
         Kind::RequestTimeout => Code::DeadlineExceeded,
         Kind::Busy | Kind::ChangePending | Kind::CountTimeout => Code::Unavailable,
         // Not UNAVAILABLE, which clients retry automatically.
@@ -370,6 +377,9 @@ fn status(mut problem: Problem) -> Status {
     problem.detail = shortened(problem.detail);
     problem.errors.truncate(FAULTS_TOLD_MAX);
     let mut status = Status::new(code, problem.detail.clone());
+    if let Some(seconds) = problem.retry_after_seconds() {
+        status.metadata_mut().insert("retry-after", seconds.into());
+    }
     if let Ok(json) = serde_json::to_vec(&problem.body())
         && json.len() <= 2 * MESSAGE_BYTES_MAX
     {

@@ -67,6 +67,8 @@ pub struct App {
     pub trusted_proxies: TrustedProxies,
     /// The metrics of this process in Prometheus text format.
     pub metrics: fn() -> String,
+    /// What is wrong with a log filter.
+    pub check_log_filter: fn(&str) -> Result<(), String>,
     pub tracer: Tracer,
 }
 

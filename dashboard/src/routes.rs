@@ -179,6 +179,9 @@ impl Routes {
             .read("/tenants/{slug}", SignedIn, pages::tenants::show)
             .post("/tenants/{slug}", Administer, pages::tenants::change)
             .post("/tenants/{slug}/delete", Administer, pages::tenants::delete)
+            .post("/tenants/{slug}/pause", SignedIn, pages::tenants::pause)
+            .post("/tenants/{slug}/resume", SignedIn, pages::tenants::resume)
+            .post("/tenants/{slug}/quotas", Administer, pages::tenants::set_quotas)
             .post("/tenants/{slug}/portal-link", Administer, pages::tenants::make_link)
             .post("/tenants/{slug}/end-sessions", Administer, pages::tenants::end_sessions)
             .get("/api-keys", Administer, pages::api_keys::show)
@@ -187,6 +190,8 @@ impl Routes {
             .read("/audit", SignedIn, pages::audit::show)
             .read("/audit/export", SignedIn, pages::audit::export)
             .get("/system", SignedIn, pages::system::show)
+            .post("/system/stop-sending", SignedIn, pages::system::stop_sending)
+            .post("/system/resume-sending", SignedIn, pages::system::resume_sending)
             .get("/people", Administer, pages::people::show)
             .post("/people", Administer, pages::people::add)
             .post("/people/{login}/role", Administer, pages::people::set_role)
@@ -363,7 +368,10 @@ mod tests {
             ]
         );
         for route in list.iter().filter(|route| route.path.contains("{tenant}/")) {
-            assert!(matches!(route.rule, Rule::Own | Rule::Emit), "{route:?}");
+            assert!(
+                matches!(route.rule, Rule::Own | Rule::Emit | Rule::Admin),
+                "{route:?}"
+            );
         }
     }
 }

@@ -9,6 +9,7 @@ mod clock;
 pub mod db_timeout;
 mod dedicated_connection;
 mod deliver;
+pub mod diagnosis;
 pub mod health;
 pub mod http;
 mod lock;
@@ -26,10 +27,12 @@ use tokio_util::sync::CancellationToken;
 
 pub use deliver::retry;
 pub use http::{guard, proxy, tls};
-pub use maintenance::{erasure, notices, partitions, planned_rotation, relay, replays, retention, rollup};
+pub use maintenance::{
+    erasure, notices, partitions, planned_rotation, relay, replays, retention, rollup, usage,
+};
 pub use ownership::{decision::LEASE, lease};
 pub use settings::Settings;
-pub use store::schema;
+pub use store::{schema, sending};
 pub use telemetry::{statistics, traces};
 pub use vault::{key_holders, sealed};
 pub use wake::Wake;
@@ -61,6 +64,10 @@ impl Dispatcher {
     /// Runs until `stop` is cancelled; then starts no attempt, finishes those in flight and releases its shards.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DispatcherError> {
         telemetry::metrics::start();
+        if self.settings.start_paused {
+            store::sending::stop_at_start(&self.pool).await?;
+        }
+        store::sending::warn_if_stopped(&self.pool).await?;
         store::restored::renumber(&self.pool).await?;
         wiring::run(self, stop).await
     }

@@ -17,6 +17,8 @@ pub struct Settings {
     pub max_in_flight: usize,
     /// How long events, attempts and dead letters are kept; tenants may have a shorter retention.
     pub retention: Duration,
+    /// Stop all sending when the dispatcher starts, until an operator resumes it.
+    pub start_paused: bool,
     /// Base of links in operational events, if known.
     pub public_url: Option<String>,
     /// Name shown to other dispatchers and the dashboard.
@@ -32,6 +34,7 @@ impl Default for Settings {
             concurrency: 16,
             max_in_flight: 4096,
             retention: Duration::from_secs(30 * 24 * 60 * 60),
+            start_paused: false,
             public_url: None,
             name: "dispatcher".to_owned(),
         }

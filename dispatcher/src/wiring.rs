@@ -35,6 +35,7 @@ use crate::{
         lane::{Activity, Pace, Withdrawal},
         reader::{Reader, ReaderMessage},
         recorder::{Finished, Recorder},
+        sending_switch::SendingSwitch,
         survey::Surveyor,
         worker_pool::WorkerPool,
     },
@@ -93,6 +94,7 @@ struct Parts {
     id: Uuid,
     clock: Clock,
     lease: Lease,
+    switch: SendingSwitch,
     pool: PgPool,
     control: PgPool,
     /// With the planner settings of the hot path.
@@ -126,6 +128,7 @@ impl Parts {
             id: Uuid::now_v7(),
             clock,
             lease: Lease::new(),
+            switch: SendingSwitch::default(),
             pool: dispatcher.pool.clone(),
             control,
             direct: dispatcher.direct.clone().options(HOT_PLANS),
@@ -222,6 +225,7 @@ async fn start(dispatcher: Dispatcher, stop: &CancellationToken) -> Result<Start
         surveys,
         applied,
         activity,
+        switch: parts.switch.clone(),
         state: State::default(),
     };
     let running = Running {
@@ -256,6 +260,7 @@ fn attempts(
         sender: HttpSender::new(dispatcher.guard.clone(), dispatcher.settings.max_in_flight)?,
         clock: parts.clock.clone(),
         lease: parts.lease.clone(),
+        switch: parts.switch.clone(),
         jitter: dispatcher.settings.jitter,
         finished,
         tasks: TaskTracker::new(),

@@ -122,6 +122,9 @@ declare
     v_named    uuid[];
     v_done     postrider.emission[];
     v_repeated boolean;
+    v_limited  boolean := exists (select from postrider.tenants t
+                                  where t.usage_since is not null and t.slug = any(tenants) and t.deleted_at is null);
+    v_faults   int[];
 begin
     v_valid := pg_current_xact_id() is not null;      -- as in `emit_one`
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -141,13 +144,17 @@ begin
                          from unnest(tenants, ids) with ordinality as g (tenant, id, n) order by g.n);
     end if;
 
+    if v_limited then
+        v_faults := postrider.quota_faults(tenants, data, ids);
+    end if;
+
     with given as materialized (
         select g.n, coalesce(g.tenant, '') as tenant, coalesce(g.type, '') as type, g.version,
                coalesce('=' || g.version, '') as asked, g.data, g.id, g.ordering_key, g.checked_schema, g.context, g.error,
-               g.named, clock_timestamp() as at
-        from unnest(tenants, types, versions, data, ids, ordering_keys, checked_schemas, contexts, v_errors, v_named)
+               g.named, g.quota_fault, clock_timestamp() as at
+        from unnest(tenants, types, versions, data, ids, ordering_keys, checked_schemas, contexts, v_errors, v_named, v_faults)
             with ordinality
-            as g (tenant, type, version, data, id, ordering_key, checked_schema, context, error, named, n)
+            as g (tenant, type, version, data, id, ordering_key, checked_schema, context, error, named, quota_fault, n)
     ),
     -- What many events have in common is looked up once.
     kind as materialized (
@@ -169,8 +176,9 @@ begin
     ),
     judged as materialized (
         select g.*, postrider.uuid_at(g.at) as event_id, k.kind, k.tenant_id, k.type_id, k.thin, k.schema_id, k.found,
-               k.emitted, postrider.find_fault(k.tenant_id, g.type, false, k.type_id, k.schema_id, g.checked_schema, g.error,
-                                               g.id, g.ordering_key) as fault
+               k.emitted,
+               coalesce(postrider.find_fault(k.tenant_id, g.type, false, k.type_id, k.schema_id, g.checked_schema, g.error,
+                                             g.id, g.ordering_key), g.quota_fault) as fault
         from given g join kind k on k.tenant = g.tenant and k.type = g.type and k.asked = g.asked
     ),
     -- Waits for another transaction that emits the same id until that one has ended.
@@ -250,6 +258,15 @@ begin
     into v_done, v_repeated
     from judged j left join every e on e.event_id = j.event_id;
 
+    if v_limited then
+        perform postrider.count_usage(u.tenant_id, u.emits, u.bytes)
+        from (select t.id as tenant_id, count(*) as emits, sum(postrider.counted_bytes(g.data))::bigint as bytes
+              from unnest(v_done) d
+              join unnest(tenants, data) with ordinality as g (tenant, data, n) on g.n = d.position + 1
+              join postrider.tenants t on t.slug = g.tenant and t.deleted_at is null and t.usage_since is not null
+              where d.refusal is null and not d.duplicate
+              group by t.id order by t.id) u;
+    end if;
     if v_repeated then
         v_done := array(
             select case when d.duplicate
@@ -283,6 +300,7 @@ declare
     v_matches text[];
     v_schema  int;
     v_emitted boolean;
+    v_limited boolean;
     v_key     bigint;
     v_at      timestamptz;
 begin
@@ -298,10 +316,10 @@ begin
         v_error := postrider.data_error(emit_one.data);
     end if;
 
-    select t.id, y.id, y.thin, y.matches, s.id, s.version, s.emitted, clock_timestamp(),
+    select t.id, t.usage_since is not null, y.id, y.thin, y.matches, s.id, s.version, s.emitted, clock_timestamp(),
            postrider.find_fault(t.id, emit_one.type, emit_one.reserved, y.id, s.id, emit_one.checked_schema, v_error,
                                 emit_one.id, emit_one.ordering_key)
-    into v_tenant, v_type, v_thin, v_matches, v_schema, result.version, v_emitted, v_at, v_fault
+    into v_tenant, v_limited, v_type, v_thin, v_matches, v_schema, result.version, v_emitted, v_at, v_fault
     from (select 1) one
     left join postrider.tenants t on t.slug = emit_one.tenant and t.deleted_at is null
     left join postrider.event_types y on y.name = emit_one.type and y.deleted_at is null
@@ -310,6 +328,9 @@ begin
         where s.type_id = y.id and (emit_one.version is null or s.version = emit_one.version)
         order by s.rank desc limit 1
     ) s on true;
+    if v_fault is null and v_limited and not emit_one.reserved then
+        v_fault := postrider.quota_fault(v_tenant, emit_one.data, emit_one.id);
+    end if;
     if v_fault is not null then
         return postrider.refuse(0, v_fault, emit_one.tenant, emit_one.type, emit_one.version, v_error);
     end if;
@@ -361,6 +382,10 @@ begin
     if emit_one.context is not null then
         insert into postrider.traces (event_id, context) values (result.event_id, emit_one.context);
     end if;
+    if v_limited then
+        perform postrider.count_usage(v_tenant, case when emit_one.reserved then 0 else 1 end,
+                                      postrider.counted_bytes(emit_one.data));
+    end if;
     return result;
 end $$;
 
@@ -383,9 +408,9 @@ $$;
 create or replace function postrider.refuse("position" int, fault int, tenant text, type text, version text, error text)
 returns postrider.emission language sql immutable as $$
     select row("position", null, null, null, false,
-        case fault when 1 then 'PR404' when 5 then 'PR000' else 'PR422' end,
+        case fault when 1 then 'PR404' when 5 then 'PR000' when 9 then 'PR429' when 10 then 'PR507' else 'PR422' end,
         case fault when 1 then 'tenant' when 2 then 'type' when 3 then 'type' when 4 then 'version' when 5 then 'version'
-                   when 6 then 'data' when 7 then 'id' else 'ordering_key' end,
+                   when 6 then 'data' when 7 then 'id' when 8 then 'ordering_key' else 'tenant' end,
         case fault
             when 1 then format('tenant %L not found', left(tenant, 64))
             when 2 then 'event types that start with "postrider." are reserved'
@@ -394,7 +419,9 @@ returns postrider.emission language sql immutable as $$
             when 5 then 'a newer version of the type was just published: try again'
             when 6 then error
             when 7 then 'an event id must be 1 to 128 of the characters A-Z a-z 0-9 _ : -'
-            else 'an ordering key must be 1 to 255 bytes' end,
+            when 8 then 'an ordering key must be 1 to 255 bytes'
+            when 9 then format('tenant %L has used its quota of emits for this minute', tenant)
+            else format('tenant %L has used its quota of stored bytes', tenant) end,
         null, null)::postrider.emission
 $$;
 

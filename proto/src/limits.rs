@@ -44,3 +44,7 @@ pub const VERSIONS_PER_TYPE_MAX: usize = 100;
 pub const KEY_NAME_BYTES_MAX: usize = 128;
 pub const IDEMPOTENCY_KEY_CHARS_MAX: usize = 255;
 pub const SHARDS: i16 = 64;
+
+/// Quotas of a tenant.
+pub const EMITS_PER_MINUTE_MAX: i64 = 1_000_000_000;
+pub const STORED_BYTES_MAX: i64 = 1_000_000_000_000_000;

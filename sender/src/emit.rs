@@ -138,6 +138,12 @@ pub enum EmitError {
     Conflict,
     #[error("{message}")]
     Invalid { field: String, message: String },
+    /// The tenant has used its quota of emits for this minute (`PR429`).
+    #[error("the tenant has used its quota of emits for this minute")]
+    EmitQuota,
+    /// The tenant has used its quota of stored bytes (`PR507`).
+    #[error("the tenant has used its quota of stored bytes")]
+    StorageQuota,
     #[error("data does not match the event type's schema: {}", list_violations(.0))]
     Schema(Vec<Violation>),
     /// Only with `LockWait::Short`: the type's newest version has changed since it was last looked up.
@@ -348,6 +354,8 @@ impl EmitRow {
             Some("PR404") => return Err(EmitError::UnknownTenant),
             Some("PR409") => return Err(EmitError::Conflict),
             Some("PR000") => return Err(EmitError::Stale),
+            Some("PR429") => return Err(EmitError::EmitQuota),
+            Some("PR507") => return Err(EmitError::StorageQuota),
             Some(_) => {
                 return Err(EmitError::Invalid {
                     field: self.field.unwrap_or_default(),
@@ -392,6 +400,8 @@ mod tests {
     fn refusals_become_their_own_errors() {
         assert!(matches!(refused("PR404").read(), Err(EmitError::UnknownTenant)));
         assert!(matches!(refused("PR409").read(), Err(EmitError::Conflict)));
+        assert!(matches!(refused("PR429").read(), Err(EmitError::EmitQuota)));
+        assert!(matches!(refused("PR507").read(), Err(EmitError::StorageQuota)));
         let Err(EmitError::Invalid { field, message }) = refused("PR422").read() else {
             panic!("PR422 is a refusal of a part");
         };

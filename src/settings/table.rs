@@ -122,6 +122,8 @@ settings! {
             "max. requests in flight in one dispatcher; 1 to 1,000,000. Reduced to 80 % of the open file limit minus 256 if that is lower";
         value retention: Duration = "POSTRIDER_RETENTION", "30d", parse::retention,
             "how long events, attempts and dead letters are kept; `10s` to `3650d`: [retention](retention.md)";
+        optional start_paused: bool = "POSTRIDER_START_PAUSED", "`false`", parse::boolean,
+            "whether a dispatcher that starts stops all sending until an operator [resumes it](#switches)";
     } "An endpoint can have its own schedule, timeout and concurrency."
 
     "Egress" {
@@ -217,6 +219,27 @@ pub(super) fn changed(source: &Source<'_>) -> Vec<String> {
 
 fn hidden(setting: &Setting) -> String {
     format!("{}=[hidden]", setting.variable)
+}
+
+/// Every setting of the roles with its value, for a support bundle. Of those that may contain a password only whether they
+/// are set.
+pub(crate) fn shown_values(flags: &Flags, environment: &Environment) -> BTreeMap<&'static str, String> {
+    let source = Source { flags, environment };
+    let settings = SECTIONS.iter().flat_map(|section| section.settings);
+    settings
+        .map(|setting| {
+            let is_set = environment
+                .own_variables()
+                .any(|variable| setting.is_set_by(variable));
+            let value = match (setting.kind, source.flag(setting)) {
+                (Kind::Flag, Some(value)) => value.to_owned(),
+                (Kind::PrivateFlag, Some(_)) => "[set]".to_owned(),
+                (Kind::Secret, _) if is_set => "[set]".to_owned(),
+                _ => "[not set]".to_owned(),
+            };
+            (setting.variable, value)
+        })
+        .collect()
 }
 
 /// The flags of a role, by variable. Each flag is also read from its variable.

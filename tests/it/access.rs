@@ -113,6 +113,7 @@ pub(crate) fn all_routes() -> Vec<Route> {
         public_url: "http://127.0.0.1".to_owned(),
         admin_api_key: ADMIN_API_KEY.to_owned(),
         metrics: String::new,
+        check_log_filter: |_| Ok(()),
         tracer: Default::default(),
         trials: Trials::new(Default::default()).expect("a client"),
         request_rates: RequestRates::new(NonZeroU32::MAX, NonZeroU32::MAX).into(),
@@ -465,6 +466,11 @@ async fn what_may_be_deleted_is_deleted_by_those_who_may() {
                 "/v1/tenants/{tenant}" => {
                     admin.tenant("short-lived").await;
                     "/tenants/short-lived".to_owned()
+                }
+                "/v1/tenants/{tenant}/pause" => {
+                    let path = "/tenants/acme/pause".to_owned();
+                    assert!(admin.call(Method::PUT, &path, None).await.0.is_success());
+                    path
                 }
                 "/v1/event-types/{type}" => {
                     admin.event_type("short.lived").await;

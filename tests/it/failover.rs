@@ -118,6 +118,9 @@ async fn emit_by_sql(options: PgConnectOptions, stop: Arc<AtomicBool>) -> Vec<St
 #[tokio::test]
 async fn nothing_acknowledged_is_lost_when_a_synchronous_replica_is_promoted() {
     let database = Database::on_private_server().await;
+    database
+        .execute("update postrider.sending set identity = postrider.database_identity()")
+        .await;
     let replica = Replica::of(&database).await;
     let address = Address::of(database.socket());
     let program = Postrider::start_with(
@@ -159,6 +162,12 @@ async fn nothing_acknowledged_is_lost_when_a_synchronous_replica_is_promoted() {
         taken.iter().all(|id| arrived.contains(id)).then_some(())
     })
     .await;
+    // The promoted standby is the same database: it is no restored copy, and nobody had to confirm it.
+    let state = program.api().get("/sending").await;
+    assert_eq!(
+        (&state["stopped"], &state["restored"]),
+        (&json!(false), &json!(false))
+    );
     // And it is known where it was written down.
     let mut connection = PgConnection::connect_with(&address.options(&database))
         .await

@@ -492,3 +492,28 @@ async fn a_stream_with_too_many_refusals_ends_with_a_problem() {
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
     assert_eq!(problem(&refused)["status"], 422, "{refused:?}");
 }
+
+#[tokio::test]
+async fn an_emit_beyond_the_quota_is_rejected_with_the_time_to_wait() {
+    let database = Database::fresh().await;
+    let (program, mut client, _) = start(&database).await;
+    program.api().tenant("acme").await;
+    program.api().event_type("invoice.paid").await;
+    let quota = Some(json!({ "stored_bytes": 1 }));
+    let (status, told) = program
+        .api()
+        .call(Method::PUT, "/tenants/acme/quotas", quota)
+        .await;
+    assert!(status.is_success(), "{told}");
+    let refused = client
+        .emit(with_key(emit(Some("one"), "{}"), ADMIN_API_KEY))
+        .await
+        .expect_err("beyond the quota");
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(
+        problem(&refused)["type"],
+        "urn:postrider:problem:storage-quota-exceeded"
+    );
+    let wait = refused.metadata().get("retry-after").expect("a time");
+    assert_eq!(wait, "3600");
+}

@@ -20,7 +20,7 @@ use sqlx::{
 };
 use tokio::task::JoinSet;
 
-use crate::support::Database;
+use crate::support::{Database, Postrider};
 
 const MONTH: Duration = Duration::from_secs(30 * 86_400);
 const ROWS: usize = 100_000;
@@ -46,10 +46,9 @@ const QUEUE_INDEX: OnlineIndex = OnlineIndex {
     definition: "(type_id)",
 };
 
-/// The schema of the first release.
+/// The schema of this release. Functions of earlier ones are not kept, so that only this one can be in use.
 fn baseline() -> SchemaSet {
     let mut set = SchemaSet::main();
-    set.migrations.retain(|one| one.version <= BASELINE_VERSION);
     set.indexes.clear();
     set
 }
@@ -401,4 +400,127 @@ async fn a_database_of_a_pre_release_build_is_refused() {
     assert!(refused.to_string().contains("pre-release build"), "{refused}");
     let checked = schema::check(&mut database.connect().await).await;
     assert!(matches!(checked, Err(SchemaError::PreRelease)));
+}
+
+#[tokio::test]
+async fn the_tables_of_the_first_release_are_migrated_and_the_report_names_what_was_applied() {
+    let database = Database::empty().await;
+    let pool = pool_of(&database).await;
+    database
+        .execute(
+            "create schema postrider;
+             create table postrider.schema_migrations (version bigint primary key, description text not null,
+                 installed_on timestamptz not null default now(), success boolean not null, checksum bytea not null,
+                 execution_time bigint not null)",
+        )
+        .await;
+    let first = SchemaSet::main().migrations.into_iter();
+    for migration in first.filter(|one| one.version <= BASELINE_VERSION) {
+        sqlx::raw_sql(migration.sql.clone())
+            .execute(&pool)
+            .await
+            .expect("applied");
+        sqlx::query(
+            "insert into postrider.schema_migrations (version, description, success, checksum, execution_time)
+             values ($1, $2, true, $3, 1)",
+        )
+        .bind(migration.version)
+        .bind(migration.description.as_ref())
+        .bind(migration.checksum.as_ref())
+        .execute(&pool)
+        .await
+        .expect("recorded");
+    }
+    let mut connection = database.connect().await;
+    let pending = schema::pending(&mut connection).await.expect("asked");
+    let numbers: Vec<i64> = pending.migrations.iter().map(|(number, _)| *number).collect();
+    assert!(numbers.starts_with(&[8, 9]), "{pending}");
+    let applied = schema::migrate(&pool).await.expect("migrated");
+    assert_eq!(applied, pending);
+    assert!(
+        applied.to_string().starts_with("migration 0008 switches, "),
+        "{applied}"
+    );
+    assert!(schema::pending(&mut connection).await.expect("asked").is_empty());
+    let past = Utc::now() - TimeDelta::days(3);
+    partitions::make_ahead_at(&pool, MONTH, past)
+        .await
+        .expect("partitions created");
+    fill(&database, 10).await;
+    sqlx::query("select postrider.emit('acme', 'a.b', '{}')")
+        .execute(&pool)
+        .await
+        .expect("emitted");
+}
+
+/// What a later release leaves behind.
+async fn migrate_to_a_later_release(database: &Database, oldest_compatible: i64) {
+    let mut later = follow_up();
+    later.oldest_compatible = oldest_compatible;
+    schema::migrate_to(&pool_of(database).await, &later)
+        .await
+        .expect("migrated");
+}
+
+#[tokio::test]
+async fn migrate_of_an_earlier_release_succeeds_on_a_compatible_schema_and_warns() {
+    let database = Database::fresh().await;
+    migrate_to_a_later_release(&database, BASELINE_VERSION).await;
+    let before = state(&database).await;
+    let output = Postrider::on_database("migrate", &database).output();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    assert!(
+        told.contains("newer than this program and compatible with it"),
+        "{told}"
+    );
+    assert_eq!(state(&database).await, before);
+    let mut program = Postrider::start(&database).await;
+    program.api().tenant("acme").await;
+    assert!(program.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_program_is_refused_by_a_schema_that_has_dropped_what_it_needs() {
+    let database = Database::fresh().await;
+    migrate_to_a_later_release(&database, 900_001).await;
+    for role in ["migrate", "migrate --check", "dispatcher"] {
+        let output = Postrider::on_database(role, &database).output();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{role}: {told}");
+        let sentence = "needs a program that knows version 900001 or later";
+        assert!(told.contains(sentence), "{role}: {told}");
+    }
+}
+
+#[tokio::test]
+async fn migrate_check_says_what_would_be_applied_and_changes_nothing() {
+    let database = Database::fresh().await;
+    let check = |database| Postrider::on_database("migrate --check", database).output();
+    let output = check(&database);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout).trim(),
+        "Nothing to apply."
+    );
+    let edit =
+        "create or replace function postrider.uuid_time(id uuid) returns timestamptz language sql immutable
+                as 'select timestamptz ''epoch'''";
+    database.execute(edit).await;
+    let before = state(&database).await;
+    let output = check(&database);
+    assert_eq!(output.status.code(), Some(3));
+    let told = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    assert_eq!(told, "To apply: functions event_ids");
+    assert_eq!(state(&database).await, before);
+    let output = Postrider::on_database("migrate", &database).output();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && told.contains("functions event_ids"),
+        "{told}"
+    );
+    let output = check(&Database::empty().await);
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{told}");
+    assert!(told.starts_with("To apply: migration 0001 "), "{told}");
 }

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use reqwest::Method;
 use serde_json::json;
 
 use crate::support::{Database, Postrider, Receiver, until};
@@ -293,4 +294,72 @@ async fn an_outbox_row_that_is_no_utf8_is_refused_and_holds_nothing_up() {
         refused.starts_with("latin PR422 ") && refused.contains("UTF-8"),
         "{refused}"
     );
+}
+
+#[tokio::test]
+async fn events_beyond_a_quota_stay_in_the_outbox_and_other_tenants_continue() {
+    let database = Database::fresh().await;
+    let source = with_outbox().await;
+    let program = Postrider::start_with(&database, &[("POSTRIDER_SOURCES", &source.url())]).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/acme"), json!({ "ordered": true })).await;
+    api.tenant("globex").await;
+    api.endpoint("globex", &receiver.url("/globex"), json!({})).await;
+    let quota = Some(json!({ "stored_bytes": 300 }));
+    let (status, _) = api.call(Method::PUT, "/tenants/acme/quotas", quota).await;
+    assert!(status.is_success());
+    let mut producer = source.connect().await;
+    for (tenant, id) in [("acme", "1"), ("acme", "2"), ("acme", "3"), ("globex", "4")] {
+        sqlx::query("select postrider.emit($1, 'invoice.paid', '{}', $2, ordering_key => 'k')")
+            .bind(tenant)
+            .bind(id)
+            .execute(&mut producer)
+            .await
+            .expect("emitted");
+    }
+    receiver.wait_for(3).await;
+    assert_eq!(count(&source, "outbox").await, 1, "the third of acme waits");
+    assert_eq!(count(&source, "outbox_refused").await, 0);
+    let quota = Some(json!({ "stored_bytes": null }));
+    api.call(Method::PUT, "/tenants/acme/quotas", quota).await;
+    receiver.wait_for(4).await;
+    let order: Vec<String> = receiver
+        .received()
+        .iter()
+        .filter(|request| request.path == "/acme")
+        .map(|request| request.field("sequence").to_string())
+        .collect();
+    assert_eq!(order, ["1", "2", "3"]);
+}
+
+#[tokio::test]
+async fn a_restored_copy_takes_nothing_from_an_outbox_until_it_is_confirmed() {
+    let database = Database::fresh().await;
+    let source = with_outbox().await;
+    database
+        .execute("update postrider.sending set identity = 'another cluster/1'")
+        .await;
+    // The outbox of the original. It must not be emptied into a copy, which nobody reads.
+    let mut producer = source.connect().await;
+    let program = Postrider::start_with(&database, &[("POSTRIDER_SOURCES", &source.url())]).await;
+    let receiver = Receiver::start().await;
+    program.api().acme(&receiver.url("/hook"), json!({})).await;
+    sqlx::query("select postrider.emit('acme', 'invoice.paid', '{}', 'one')")
+        .execute(&mut producer)
+        .await
+        .expect("emitted");
+    // Emitted later and queued, so that the dispatcher was at work meanwhile.
+    let event = json!({ "id": "two", "type": "invoice.paid", "data": {} });
+    program.api().emit("acme", event).await;
+    until("the copy has its own event", || async {
+        (count(&database, "queue").await == 1).then_some(())
+    })
+    .await;
+    assert_eq!(count(&source, "outbox").await, 1);
+    let confirm = Some(json!({ "stopped": false, "confirm_restored": true }));
+    let (status, _) = program.api().call(Method::PUT, "/sending", confirm).await;
+    assert!(status.is_success());
+    receiver.wait_for(2).await;
+    assert_eq!(count(&source, "outbox").await, 0);
 }

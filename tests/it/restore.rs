@@ -8,7 +8,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use crate::support::{Database, Launch, Postrider, Receiver, until};
+use crate::support::{Database, Launch, Postrider, Receiver, tool, until};
 
 /// Far more transactions than a new cluster has seen.
 const TRANSACTIONS: usize = 50_000;
@@ -152,6 +152,7 @@ async fn back_up_and_restore(owner: &'static str) {
         foreign,
         "select count(*) from postrider.endpoints where xid >= pg_snapshot_xmax(pg_current_snapshot())",
         "select count(*) from postrider.secrets where xid >= pg_snapshot_xmax(pg_current_snapshot())",
+        "select count(*) from postrider.sending where xid >= pg_snapshot_xmax(pg_current_snapshot())",
     ] {
         assert_eq!(count_of(&target, table).await, 0, "{table}");
     }
@@ -163,7 +164,8 @@ async fn back_up_and_restore(owner: &'static str) {
     let (status, _) = api
         .call(Method::PATCH, &path, Some(json!({ "enabled": true })))
         .await;
-    assert_eq!(status, StatusCode::OK);
+    assert_eq!(status, StatusCode::OK, "applied by the dispatcher");
+    assert_nothing_is_sent_until_confirmed(&program, &receiver).await;
     // Two by SQL before, two after.
     receiver.wait_for(EVENTS + 4).await;
     until("all are recorded", || async {
@@ -172,6 +174,29 @@ async fn back_up_and_restore(owner: &'static str) {
     })
     .await;
     assert_eq!(receiver.count(), EVENTS + 4, "each is sent once");
+}
+
+/// A copy may run next to its original: it sends nothing by itself.
+async fn assert_nothing_is_sent_until_confirmed(program: &Postrider, receiver: &Receiver) {
+    let api = program.api();
+    let state = api.get("/sending").await;
+    assert_eq!(
+        (&state["stopped"], &state["restored"]),
+        (&json!(true), &json!(true))
+    );
+    let resume = json!({ "stopped": false });
+    let (status, problem) = api.call(Method::PUT, "/sending", Some(resume)).await;
+    assert_eq!(status, StatusCode::CONFLICT, "{problem}");
+    let status = tool(program, &["sending", "status"]).await;
+    assert!(status.out.contains("restored copy"), "{status:?}");
+    let refused = tool(program, &["sending", "resume"]).await;
+    assert_eq!(refused.status, 1, "{refused:?}");
+    let warned = program.log_lines();
+    assert!(warned.iter().any(|line| line.contains("is a restored copy")));
+    assert_eq!(receiver.count(), 0);
+    let resumed = tool(program, &["sending", "resume", "--confirm-restored"]).await;
+    assert_eq!(resumed.status, 0, "{resumed:?}");
+    assert_eq!(api.get("/sending").await["stopped"], false);
 }
 
 async fn count_of(database: &Database, query: &'static str) -> i64 {

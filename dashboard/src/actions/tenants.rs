@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     App,
+    actions::sending::checked_reason,
     auth::Actor,
     http::{
         input::is_plain_text,
@@ -106,6 +107,53 @@ fn new_values(before: Option<&TenantRow>, now: &TenantRow) -> Value {
         changed.insert("created".to_owned(), json!(true));
     }
     Value::Object(changed)
+}
+
+/// Stops sending to the tenant's endpoints. Returns once no more requests to them are started.
+pub(crate) async fn pause(
+    app: &App,
+    actor: &Actor,
+    slug: &str,
+    reason: Option<&str>,
+) -> Result<TenantRow, Problem> {
+    let reason = checked_reason(reason)?;
+    set_pause(app, actor, slug, Some(reason)).await
+}
+
+/// Returns once all dispatchers know. Deliveries that became due meanwhile are sent.
+pub(crate) async fn resume(app: &App, actor: &Actor, slug: &str) -> Result<TenantRow, Problem> {
+    set_pause(app, actor, slug, None).await
+}
+
+/// `pause` is its reason, or none to resume.
+async fn set_pause(
+    app: &App,
+    actor: &Actor,
+    slug: &str,
+    pause: Option<Option<&str>>,
+) -> Result<TenantRow, Problem> {
+    let mut transaction = tables::begin(&app.pool).await?;
+    // Locked as for a new endpoint, which is therefore committed and stamped, or sees the change.
+    let before = tables::tenants::find_to_change(&mut *transaction, slug)
+        .await?
+        .ok_or_else(|| Problem::not_found("tenant"))?;
+    if before.paused_at.is_none() && pause.is_none() {
+        return Ok(before);
+    }
+    let by = pause.is_some().then_some(actor.name.as_str());
+    let row = tables::tenants::set_pause(&mut *transaction, before.id, by, pause.flatten()).await?;
+    let mut shards = endpoints::touch_all(&mut *transaction, row.id).await?;
+    shards.sort_unstable();
+    shards.dedup();
+    let action = match pause {
+        Some(_) => Action::TenantPaused,
+        None => Action::TenantResumed,
+    };
+    let detail = pause.map(|reason| json!({ "reason": reason }));
+    let entry = Entry::new(actor, action, Some(row.id), slug).with(detail);
+    audit::write(&mut transaction, entry).await?;
+    wait_until_applied::commit_for_all(app, transaction, &shards).await?;
+    Ok(row)
 }
 
 /// Returns the id of the erasure, which continues in the background.

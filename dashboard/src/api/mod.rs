@@ -17,10 +17,13 @@ pub(crate) mod events;
 pub(crate) mod export;
 pub(crate) mod health;
 mod listeners;
+mod log_filter;
 mod portal_links;
+mod quotas;
 mod replays;
 mod rotations;
 mod secrets;
+mod sending;
 mod tenants;
 mod trials;
 
@@ -36,6 +39,7 @@ pub(crate) fn operations() -> impl Iterator<Item = Operation> {
         ("System", health::operations()),
         ("System", description::operations()),
         ("Tenants", tenants::operations()),
+        ("Tenants", quotas::operations()),
         ("Tenants", portal_links::operations()),
         ("Event types", event_types::operations()),
         ("Event types", catalogue::operations()),
@@ -54,6 +58,8 @@ pub(crate) fn operations() -> impl Iterator<Item = Operation> {
         ("Administration", api_keys::operations()),
         ("Administration", erasures::operations()),
         ("Administration", audit::operations()),
+        ("Administration", sending::operations()),
+        ("Administration", log_filter::operations()),
     ]
     .into_iter()
     .flat_map(|(tag, operations)| operations.into_iter().map(move |one| one.in_group(tag)))

@@ -6,12 +6,12 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use postrider_proto::api::{self, TenantSettings};
+use postrider_proto::api::{self, TenantPause, TenantSettings};
 
 use super::ApiResult;
 use crate::{
     Shared,
-    actions::tenants::{remove, store},
+    actions::tenants::{self, remove, store},
     auth::{
         Actor, Call,
         Rule::{Admin, Own},
@@ -26,6 +26,7 @@ use crate::{
 };
 
 const TENANT: &str = "/v1/tenants/{tenant}";
+const PAUSE: &str = "/v1/tenants/{tenant}/pause";
 
 pub(crate) fn operations() -> Vec<Operation> {
     vec![
@@ -48,6 +49,18 @@ pub(crate) fn operations() -> Vec<Operation> {
                  background job erases its stored data: `Location` points to its progress.",
             )
             .returns_nothing("The tenant was deleted."),
+        Operation::put(Admin, PAUSE, pause)
+            .named("pauseTenant", "Pause a tenant")
+            .describe(
+                "Stops sending to all endpoints of the tenant. Events are queued and nothing is lost. Responds once no more \
+                 requests are started.",
+            )
+            .may_accept::<TenantPause>()
+            .returns::<api::Tenant>(200, "The tenant is paused."),
+        Operation::delete(Admin, PAUSE, resume)
+            .named("resumeTenant", "Resume a tenant")
+            .describe("Sends what was queued. Endpoints that are paused themselves stay paused.")
+            .returns_nothing("The tenant is not paused."),
     ]
 }
 
@@ -59,6 +72,8 @@ impl From<TenantRow> for api::Tenant {
             rotate_every_days: row.rotate_every_days,
             retention_days: row.retention_days,
             all_operational_events: row.all_operational_events,
+            paused_at: row.paused_at,
+            pause_reason: row.pause_reason,
             created_at: row.created_at,
         }
     }
@@ -77,6 +92,25 @@ async fn put(
         StatusCode::OK
     };
     Ok((status, Json(api::Tenant::from(row))).into_response())
+}
+
+async fn pause(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Path(slug): Path<String>,
+    OptionalBody(form): OptionalBody<TenantPause>,
+) -> ApiResult<api::Tenant> {
+    let row = tenants::pause(&app, &actor, &slug, form.reason.as_deref()).await?;
+    Ok(Json(row.into()))
+}
+
+async fn resume(
+    State(app): State<Shared>,
+    Extension(actor): Extension<Actor>,
+    Path(slug): Path<String>,
+) -> Result<StatusCode, Problem> {
+    tenants::resume(&app, &actor, &slug).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn get(call: Call) -> ApiResult<api::Tenant> {

@@ -427,6 +427,7 @@ pub(crate) mod tests {
             request_rates: Default::default(),
             trusted_proxies: Default::default(),
             metrics: String::new,
+            check_log_filter: |_| Ok(()),
             tracer: Default::default(),
             stop: Default::default(),
             streams: crate::streams(),

@@ -40,6 +40,8 @@ pub(crate) struct Session {
     pub(crate) role: Role,
     /// The customer's tenant. Pages show nothing of any other.
     pub(crate) tenant: Option<Tenant>,
+    /// Shown on every page while nothing is sent.
+    pub(crate) hold: Option<String>,
     holder: Holder,
     token_hash: [u8; 32],
 }
@@ -57,6 +59,7 @@ impl Session {
     fn read(row: SessionRow, token_hash: [u8; 32]) -> Option<Self> {
         let csrf_bytes = row.csrf.clone();
         let csrf = mask(&csrf_bytes, rand::random());
+        let hold = hold(&row);
         match row {
             SessionRow {
                 person_id: Some(id),
@@ -69,6 +72,7 @@ impl Session {
                 csrf_bytes,
                 role: role.into(),
                 tenant: None,
+                hold,
                 holder: Holder::Person(id),
                 token_hash,
             }),
@@ -82,6 +86,7 @@ impl Session {
                 csrf_bytes,
                 role: Role::Customer,
                 tenant: Some(Tenant { id, slug }),
+                hold,
                 holder: Holder::Tenant(id),
                 token_hash,
             }),
@@ -162,6 +167,29 @@ impl Session {
     }
 }
 
+/// Why nothing is sent, for the person who looks. Customers learn nothing about the installation.
+fn hold(row: &SessionRow) -> Option<String> {
+    let is_team = row.person_id.is_some();
+    if is_team && row.sending_restored {
+        return Some(
+            "This database is a restored copy. Nothing is sent until an operator confirms it. Events are queued.".to_owned(),
+        );
+    }
+    if is_team && row.sending_stopped {
+        let by = row.stopped_by.as_deref().unwrap_or("postrider");
+        let reason = row
+            .stop_reason
+            .as_deref()
+            .map(|reason| format!(" Reason: {reason}"));
+        let reason = reason.unwrap_or_default();
+        return Some(format!(
+            "All sending is stopped by {by}. Events are queued.{reason}"
+        ));
+    }
+    let is_held = !is_team && (row.sending_stopped || row.tenant_paused);
+    is_held.then(|| "Sending is paused by the operator. New events are queued and sent later.".to_owned())
+}
+
 #[cfg(test)]
 impl Session {
     pub(crate) fn of_customer(tenant: i32, token: u8) -> Self {
@@ -175,6 +203,7 @@ impl Session {
                 id,
                 slug: "acme".to_owned(),
             }),
+            hold: None,
             holder: Holder::Tenant(id),
             token_hash: [token; 32],
         }

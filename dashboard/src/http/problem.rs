@@ -61,6 +61,8 @@ kinds! {
     SchemaPublished = "schema-version-published", CONFLICT, "Schema version already published";
     /// A disabled endpoint, which must be enabled first.
     EndpointDisabled = "endpoint-disabled", CONFLICT, "Endpoint disabled";
+    /// All sending is stopped, or this is a restored copy that is not confirmed.
+    SendingStopped = "sending-stopped", CONFLICT, "Sending is stopped";
     /// A fixed limit of a tenant, an endpoint or a delivery.
     LimitReached = "limit-reached", CONFLICT, "Limit reached";
     TooLarge = "too-large", PAYLOAD_TOO_LARGE, "Body too large";
@@ -69,6 +71,10 @@ kinds! {
     Invalid = "invalid", UNPROCESSABLE_ENTITY, "Invalid request";
     /// A rate or concurrency limit.
     TooMany = "too-many", TOO_MANY_REQUESTS, "Too many requests";
+    /// The tenant's quota of emits.
+    EmitQuota = "emit-quota-exceeded", TOO_MANY_REQUESTS, "Emit quota exceeded";
+    /// The tenant's quota of stored bytes.
+    StorageQuota = "storage-quota-exceeded", TOO_MANY_REQUESTS, "Storage quota exceeded";
     Internal = "internal", INTERNAL_SERVER_ERROR, "Internal error";
     Busy = "busy", SERVICE_UNAVAILABLE, "Temporarily unavailable";
     /// Committed, but the dispatcher has not confirmed that it applied the change.
@@ -80,6 +86,20 @@ kinds! {
 }
 
 impl Kind {
+    /// Whether the same request may succeed later.
+    pub(crate) const fn is_temporary(self) -> bool {
+        matches!(
+            self,
+            Self::Busy
+                | Self::ChangePending
+                | Self::CountTimeout
+                | Self::TooMany
+                | Self::EmitQuota
+                | Self::StorageQuota
+                | Self::KeyInProgress
+        )
+    }
+
     pub(crate) fn urn(self) -> String {
         format!("urn:postrider:problem:{}", self.definition().0)
     }
@@ -118,6 +138,14 @@ impl Problem {
             retry_after_seconds: wait.as_secs()
                 + u64::from(wait.subsec_nanos() > 0).max(u64::from(wait.is_zero())),
             ..Self::new(Kind::TooMany, detail)
+        }
+    }
+
+    /// A quota that admits more after `wait`.
+    pub(crate) fn over_quota(kind: Kind, detail: impl Into<String>, wait: Duration) -> Self {
+        Self {
+            kind,
+            ..Self::too_many(detail, wait)
         }
     }
 
@@ -242,6 +270,10 @@ impl Problem {
         }
     }
 
+    pub(crate) fn retry_after_seconds(&self) -> Option<u64> {
+        self.kind.is_temporary().then_some(self.retry_after_seconds)
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         self.kind.definition().1
     }
@@ -363,10 +395,11 @@ impl Problem {
             Kind::RequestTimeout => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
-            Kind::Busy | Kind::ChangePending | Kind::CountTimeout | Kind::TooMany | Kind::KeyInProgress => {
-                headers.insert(header::RETRY_AFTER, self.retry_after_seconds.into());
-            }
             _ => {}
+        }
+        if let Some(seconds) = self.retry_after_seconds() {
+            let headers = response.headers_mut();
+            headers.insert(header::RETRY_AFTER, seconds.into());
         }
     }
 }

@@ -74,6 +74,25 @@ pub(crate) async fn settled(pool: &Pool, shard: Shard, xid: &Xid) -> Result<(), 
     }
 }
 
+/// Commits a change that concerns several shards and returns once all their owners have applied it.
+pub(crate) async fn commit_for_all(
+    app: &App,
+    mut transaction: Transaction<'static, Postgres>,
+    shards: &[Shard],
+) -> Result<(), Problem> {
+    let xid = current(&mut transaction).await?;
+    transaction.commit().await?;
+    app.wake.now();
+    match all_settled(&app.pool, shards, &xid).await? {
+        true => Ok(()),
+        false => Err(Problem::new(
+            Kind::ChangePending,
+            "The change is stored, but not every dispatcher has confirmed it yet. Check the current state before you repeat \
+             the request.",
+        )),
+    }
+}
+
 /// The same for several shards. Returns whether all owners applied it in time.
 pub(crate) async fn all_settled(pool: &Pool, shards: &[Shard], xid: &Xid) -> sqlx::Result<bool> {
     let wait = async {

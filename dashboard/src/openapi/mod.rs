@@ -177,12 +177,10 @@ fn error_response(kind: Kind) -> Value {
     });
     let header = match kind {
         Kind::Unauthorized => Some(("WWW-Authenticate", json!({"type": "string"}))),
-        Kind::Busy | Kind::ChangePending | Kind::CountTimeout | Kind::TooMany | Kind::KeyInProgress => {
-            Some((
-                "Retry-After",
-                json!({"type": "integer", "minimum": 1, "description": "Seconds to wait before retrying."}),
-            ))
-        }
+        kind if kind.is_temporary() => Some((
+            "Retry-After",
+            json!({"type": "integer", "minimum": 1, "description": "Seconds to wait before retrying."}),
+        )),
         _ => None,
     };
     if let Some((name, schema)) = header {

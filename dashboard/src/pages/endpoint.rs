@@ -80,6 +80,7 @@ const DONE: [(&str, &str); 11] = [
 pub(super) struct Subject {
     pub(super) row: EndpointRow,
     pub(super) tenant: Tenant,
+    pub(super) tenant_paused: bool,
     pub(super) health: HealthRow,
     pub(super) trial: TrialForms,
 }
@@ -90,7 +91,7 @@ impl Subject {
         let row = endpoints::find_in(&visit.app.pool, visit.session.scope(), id)
             .await?
             .ok_or_else(missing)?;
-        let slug = tenants::slug(&visit.app.pool, row.tenant_id)
+        let (slug, tenant_paused) = tenants::slug_and_pause(&visit.app.pool, row.tenant_id)
             .await?
             .ok_or_else(missing)?;
         let tenant = Tenant {
@@ -101,6 +102,7 @@ impl Subject {
         Ok(Self {
             row,
             tenant,
+            tenant_paused,
             health,
             trial: TrialForms::default(),
         })
@@ -124,6 +126,9 @@ impl Subject {
     }
 
     pub(super) fn badge(&self) -> (&'static str, &'static str) {
+        if self.tenant_paused && self.state() == EndpointState::Active {
+            return ("paused", "tenant paused");
+        }
         badge(
             self.state(),
             self.health.circuit_open,
@@ -151,6 +156,9 @@ impl Subject {
                  receiver, send a test event, then enable the endpoint; missed events can be replayed.",
             ),
             (EndpointState::Paused, _) => Some("Paused. New events are queued and sent when it is resumed."),
+            (EndpointState::Active, _) if self.tenant_paused => {
+                Some("The tenant is paused. New events are queued and sent when it is resumed.")
+            }
             (EndpointState::Active | EndpointState::Deleted, _) => None,
         }
     }

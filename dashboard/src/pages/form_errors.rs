@@ -67,6 +67,7 @@ impl FormErrors {
             | Kind::Conflict
             | Kind::LimitReached
             | Kind::EndpointDisabled
+            | Kind::SendingStopped
             | Kind::TooMany => Ok(Self {
                 message: Some(problem.detail),
                 status,

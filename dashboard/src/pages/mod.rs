@@ -82,6 +82,8 @@ struct Frame {
     here: &'static str,
     /// Confirmation of the last action; disappears after a few seconds.
     toast: Option<&'static str>,
+    /// Why nothing is sent.
+    hold: Option<String>,
     role: Role,
 }
 
@@ -92,6 +94,7 @@ impl Frame {
             csrf: session.csrf,
             here,
             toast: None,
+            hold: session.hold,
             role: session.role,
         }
     }
@@ -99,6 +102,11 @@ impl Frame {
     /// Whether to show forms and buttons for routes with this rule.
     fn may_operate(&self) -> bool {
         Rule::Operate.admits(self.role)
+    }
+
+    /// Whether to show switches of the whole installation: read-only members of the team change nothing.
+    fn may_switch(&self) -> bool {
+        Rule::SignedIn.admits_request(self.role, true)
     }
 
     fn may_manage(&self) -> bool {

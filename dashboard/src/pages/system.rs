@@ -4,13 +4,24 @@ use std::collections::BTreeMap;
 
 use askama::Template;
 use askama_web::WebTemplate;
+use axum::response::Redirect;
 use chrono::NaiveDate;
+use postrider_dispatcher::sending::{self, SendingState};
+use postrider_proto::api::SendingSettings;
+use serde::Deserialize;
 
-use super::{Frame, Moment, Paged};
+use super::{Done, Frame, Moment, Paged, When as _};
 use crate::{
-    auth::Visit,
+    actions,
+    auth::{Submitted, Visit},
+    http::input::Query,
     tables::system::{self, DatabaseRow, DispatcherRow, ShardRow, TableRow},
 };
+
+const DONE: [(&str, &str); 2] = [
+    ("stopped", "Sending stopped. Every dispatcher has confirmed it."),
+    ("sending", "Sending resumed. Queued events are being sent."),
+];
 
 /// Older days are combined into one row.
 const DAYS_SHOWN: usize = 31;
@@ -28,6 +39,7 @@ struct Day {
 #[template(path = "system.html")]
 pub(crate) struct SystemPage {
     frame: Frame,
+    sending: SendingState,
     version: &'static str,
     database: DatabaseRow,
     dispatchers: Vec<DispatcherRow>,
@@ -58,7 +70,39 @@ impl SystemPage {
     }
 }
 
-pub(crate) async fn show(visit: Visit) -> Paged<SystemPage> {
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct StopForm {
+    reason: String,
+}
+
+pub(crate) async fn stop_sending(visit: Visit, Submitted(form): Submitted<StopForm>) -> Paged<Redirect> {
+    let settings = SendingSettings {
+        stopped: true,
+        reason: Some(form.reason),
+        ..SendingSettings::default()
+    };
+    actions::sending::set(&visit.app, &visit.actor, &settings).await?;
+    Ok(Redirect::to("/system?done=stopped#sending"))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ResumeForm {
+    /// `yes` from the page that says that this is a restored copy.
+    confirm_restored: String,
+}
+
+pub(crate) async fn resume_sending(visit: Visit, Submitted(form): Submitted<ResumeForm>) -> Paged<Redirect> {
+    let settings = SendingSettings {
+        confirm_restored: form.confirm_restored == "yes",
+        ..SendingSettings::default()
+    };
+    actions::sending::set(&visit.app, &visit.actor, &settings).await?;
+    Ok(Redirect::to("/system?done=sending#sending"))
+}
+
+pub(crate) async fn show(visit: Visit, Query(query): Query<Done>) -> Paged<SystemPage> {
     let shards = system::shards(&visit.app.pool).await?;
     let today: NaiveDate = sqlx::query_scalar("select (clock_timestamp() at time zone 'utc')::date")
         .fetch_one(&visit.app.pool)
@@ -69,7 +113,8 @@ pub(crate) async fn show(visit: Visit) -> Paged<SystemPage> {
     days.retain(|day| !is_ahead(day));
     let older = days.split_off(days.len().min(DAYS_SHOWN));
     Ok(SystemPage {
-        frame: Frame::new(visit.session, "system"),
+        frame: Frame::new(visit.session, "system").with_done(&query.done, &DONE),
+        sending: sending::state(&visit.app.pool).await?,
         version: env!("CARGO_PKG_VERSION"),
         database: system::database(&visit.app.pool).await?,
         dispatchers: system::dispatchers(&visit.app.pool).await?,

@@ -6,14 +6,14 @@ use axum::{
     extract::Path,
     response::{IntoResponse, Redirect, Response},
 };
-use postrider_proto::api::{PortalLink, TenantSettings};
+use postrider_proto::api::{PortalLink, QuotaSettings, TenantSettings};
 use serde::Deserialize;
 
-use super::{Done, FormErrors, Frame, Moment, Paged};
+use super::{Done, FormErrors, Frame, Moment, Paged, When as _};
 use crate::{
     Shared,
     actions::{
-        form_results,
+        self, form_results,
         tenants::{remove, store},
     },
     auth::{Confirmed, Session, Submitted, Tenant, Visit, portal},
@@ -26,6 +26,7 @@ use crate::{
         self,
         api_keys::{self, KeyRow},
         audit::{self, AuditRow, Narrowed},
+        quotas::{self, QuotaRow},
         sessions::{self, Holder},
         tenants::{self, TenantRow, TenantSummary},
     },
@@ -35,7 +36,10 @@ const LINES: i64 = 50;
 const KEYS_SHOWN_MAX: i64 = 100;
 const ENTRIES_SHOWN: i64 = 10;
 const SEARCH_BYTES_MAX: usize = 200;
-const DONE: [(&str, &str); 3] = [
+const DONE: [(&str, &str); 6] = [
+    ("quotas", "Quotas saved."),
+    ("paused", "Tenant paused. New events are queued."),
+    ("resumed", "Tenant resumed. Queued events are being sent."),
     ("made", "Tenant created."),
     ("changed", "Tenant updated."),
     ("ended", "All customers of this tenant were signed out."),
@@ -109,6 +113,7 @@ pub(crate) struct TenantPage {
     keys: Vec<KeyRow>,
     customers: i64,
     entries: Vec<AuditRow>,
+    quotas: QuotaRow,
     /// The portal link that was just created; it is shown only once.
     link: Option<PortalLink>,
     form: ChangeForm,
@@ -158,6 +163,7 @@ async fn load(app: &Shared, session: Session, slug: &str) -> Paged<TenantPage> {
     };
     Ok(TenantPage {
         form: ChangeForm::from(&row),
+        quotas: quotas::find(&app.pool, row.id).await?,
         created: Moment(Some(row.created_at)),
         keys: api_keys::list_of_tenant(&app.pool, row.id, KEYS_SHOWN_MAX).await?,
         customers: sessions::count(&app.pool, Holder::Tenant(row.id)).await?,
@@ -295,6 +301,55 @@ pub(crate) async fn delete(
     }
     remove(&visit.app, &visit.actor, &slug).await?;
     Ok(Redirect::to("/tenants?done=removed").into_response())
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PauseForm {
+    reason: String,
+}
+
+pub(crate) async fn pause(
+    visit: Visit,
+    Path(slug): Path<String>,
+    Submitted(form): Submitted<PauseForm>,
+) -> Paged<Redirect> {
+    actions::tenants::pause(&visit.app, &visit.actor, &slug, Some(&form.reason)).await?;
+    Ok(Redirect::to(&format!("/tenants/{slug}?done=paused")))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct QuotaForm {
+    emits_per_minute: String,
+    stored_bytes: String,
+}
+
+pub(crate) async fn set_quotas(
+    visit: Visit,
+    Path(slug): Path<String>,
+    Submitted(form): Submitted<QuotaForm>,
+) -> Paged<Redirect> {
+    let mut faults = Faults::default();
+    let mut number = |field: &str, text: &str| match text.trim() {
+        "" => None,
+        text => text
+            .parse()
+            .map_err(|_| faults.add(field, format!("must be a whole number, not {:?}", excerpt(text))))
+            .ok(),
+    };
+    let settings = QuotaSettings {
+        emits_per_minute: number("emits_per_minute", &form.emits_per_minute),
+        stored_bytes: number("stored_bytes", &form.stored_bytes),
+    };
+    faults.done()?;
+    actions::quotas::put(&visit.app, &visit.actor, &slug, &settings).await?;
+    Ok(Redirect::to(&format!("/tenants/{slug}?done=quotas")))
+}
+
+pub(crate) async fn resume(visit: Visit, Path(slug): Path<String>, _: Confirmed) -> Paged<Redirect> {
+    actions::tenants::resume(&visit.app, &visit.actor, &slug).await?;
+    Ok(Redirect::to(&format!("/tenants/{slug}?done=resumed")))
 }
 
 pub(crate) async fn make_link(visit: Visit, Path(slug): Path<String>, _: Confirmed) -> Paged<Redirect> {

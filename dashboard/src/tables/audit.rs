@@ -90,6 +90,12 @@ macro_rules! actions {
 actions! {
     TenantPut = "tenant.put",
     TenantDeleted = "tenant.deleted",
+    TenantPaused = "tenant.paused",
+    TenantResumed = "tenant.resumed",
+    QuotasPut = "quotas.put",
+    LogFilterPut = "log_filter.put",
+    SendingStopped = "sending.stopped",
+    SendingResumed = "sending.resumed",
     EventTypePut = "event_type.put",
     EventTypeDeleted = "event_type.deleted",
     EndpointCreated = "endpoint.created",

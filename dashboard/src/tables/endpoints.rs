@@ -399,3 +399,13 @@ pub(crate) async fn delete_all(db: impl PgExecutor<'_>, tenant: TenantId) -> sql
     .fetch_all(db)
     .await
 }
+
+/// Makes dispatchers read the settings of all the tenant's endpoints again: a trigger stamps the rows. Returns their shards.
+pub(crate) async fn touch_all(db: impl PgExecutor<'_>, tenant: TenantId) -> sqlx::Result<Vec<Shard>> {
+    sqlx::query_scalar(
+        "update postrider.endpoints set state = state where tenant_id = $1 and state <> 'deleted' returning shard",
+    )
+    .bind(tenant)
+    .fetch_all(db)
+    .await
+}

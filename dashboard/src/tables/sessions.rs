@@ -13,6 +13,13 @@ pub(crate) struct SessionRow {
     pub(crate) role: Option<PersonRole>,
     pub(crate) tenant_id: Option<TenantId>,
     pub(crate) slug: Option<String>,
+    /// The customer's tenant is paused.
+    pub(crate) tenant_paused: bool,
+    /// All sending is stopped.
+    pub(crate) sending_stopped: bool,
+    pub(crate) sending_restored: bool,
+    pub(crate) stopped_by: Option<String>,
+    pub(crate) stop_reason: Option<String>,
 }
 
 /// The owner of a session.
@@ -34,10 +41,13 @@ impl Holder {
 /// Sessions of a deleted tenant are invalid.
 pub(crate) async fn find(db: impl PgExecutor<'_>, token_hash: &[u8; 32]) -> sqlx::Result<Option<SessionRow>> {
     sqlx::query_as(
-        "select s.csrf, p.id as person_id, p.login, p.role, t.id as tenant_id, t.slug
+        "select s.csrf, p.id as person_id, p.login, p.role, t.id as tenant_id, t.slug,
+                t.paused_at is not null as tenant_paused, coalesce(w.stopped, true) as sending_stopped,
+                coalesce(w.restored, false) as sending_restored, w.stopped_by, w.reason as stop_reason
          from postrider.sessions s
          left join postrider.people p on p.id = s.person_id
          left join postrider.tenants t on t.id = s.tenant_id and t.deleted_at is null
+         left join postrider.sending_state() w on true
          where s.token_hash = $1 and s.expires_at > clock_timestamp() and (p.id is not null or t.id is not null)",
     )
     .bind(token_hash.as_slice())

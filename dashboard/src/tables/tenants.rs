@@ -15,6 +15,9 @@ pub(crate) struct TenantRow {
     pub(crate) retention_days: Option<i16>,
     /// Receives the operational events of every tenant, not only its own.
     pub(crate) all_operational_events: bool,
+    /// Since when nothing is sent to its endpoints.
+    pub(crate) paused_at: Option<DateTime<Utc>>,
+    pub(crate) pause_reason: Option<String>,
     pub(crate) created_at: DateTime<Utc>,
 }
 
@@ -23,7 +26,9 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> sqlx::Result<Op
         return Ok(None);
     }
     sqlx::query_as(
-        "select id, slug, name, rotate_every_days, retention_days, all_operational_events, created_at from postrider.tenants where slug = $1 and deleted_at is null",
+        "select id, slug, name, rotate_every_days, retention_days, all_operational_events, paused_at, pause_reason,
+            created_at
+         from postrider.tenants where slug = $1 and deleted_at is null",
     )
     .bind(slug)
     .fetch_optional(db)
@@ -33,7 +38,9 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> sqlx::Result<Op
 /// Locked, so that the values read are the ones a change replaces.
 pub(crate) async fn find_to_change(db: impl PgExecutor<'_>, slug: &str) -> sqlx::Result<Option<TenantRow>> {
     sqlx::query_as(
-        "select id, slug, name, rotate_every_days, retention_days, all_operational_events, created_at from postrider.tenants
+        "select id, slug, name, rotate_every_days, retention_days, all_operational_events, paused_at, pause_reason,
+            created_at
+         from postrider.tenants
          where slug = $1 and deleted_at is null for no key update",
     )
     .bind(slug)
@@ -47,6 +54,36 @@ pub(crate) async fn slug(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Result<
         .bind(id)
         .fetch_optional(db)
         .await
+}
+
+/// Deleted tenants too. With whether it is paused.
+pub(crate) async fn slug_and_pause(
+    db: impl PgExecutor<'_>,
+    id: TenantId,
+) -> sqlx::Result<Option<(String, bool)>> {
+    sqlx::query_as("select slug, paused_at is not null from postrider.tenants where id = $1")
+        .bind(id)
+        .fetch_optional(db)
+        .await
+}
+
+/// Pauses the tenant, or resumes it if `by` is none. Its endpoints have to be stamped in the same transaction.
+pub(crate) async fn set_pause(
+    db: impl PgExecutor<'_>,
+    id: TenantId,
+    by: Option<&str>,
+    reason: Option<&str>,
+) -> sqlx::Result<TenantRow> {
+    sqlx::query_as(
+        "update postrider.tenants
+         set paused_at = case when $2::text is not null then clock_timestamp() end, paused_by = $2, pause_reason = $3
+         where id = $1
+         returning id, slug, name, rotate_every_days, retention_days, all_operational_events, paused_at, pause_reason,
+            created_at",
+    )
+    .bind_all((id, by, reason))
+    .fetch_one(db)
+    .await
 }
 
 /// Creates the tenant or updates it; returns whether it is new.
@@ -70,7 +107,8 @@ pub(crate) async fn put(
          on conflict (slug) where deleted_at is null
          do update set name = excluded.name, rotate_every_days = excluded.rotate_every_days,
             retention_days = excluded.retention_days, all_operational_events = excluded.all_operational_events
-         returning id, slug, name, rotate_every_days, retention_days, all_operational_events, created_at, xmax = 0 as is_new",
+         returning id, slug, name, rotate_every_days, retention_days, all_operational_events, paused_at, pause_reason,
+            created_at, xmax = 0 as is_new",
     )
     .bind_all((slug, name, rotate_every_days, retention_days, all_operational_events))
     .fetch_one(db)
@@ -80,7 +118,9 @@ pub(crate) async fn put(
 
 pub(crate) async fn list(db: impl PgExecutor<'_>, after: &str, limit: i64) -> sqlx::Result<Vec<TenantRow>> {
     sqlx::query_as(
-        "select id, slug, name, rotate_every_days, retention_days, all_operational_events, created_at from postrider.tenants
+        "select id, slug, name, rotate_every_days, retention_days, all_operational_events, paused_at, pause_reason,
+            created_at
+         from postrider.tenants
          where deleted_at is null and slug > $1 order by slug limit $2",
     )
     .bind_all((after, limit))
@@ -113,7 +153,7 @@ pub(crate) async fn search(
 pub(crate) async fn summary(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Result<TenantSummary> {
     sqlx::query_as(
         "select t.id, t.slug, t.name, t.rotate_every_days, t.retention_days, t.all_operational_events,
-            t.created_at,
+            t.paused_at, t.pause_reason, t.created_at,
             (select count(*) from postrider.endpoints e
              where e.tenant_id = t.id and e.state <> 'deleted') as endpoints,
             (select coalesce(sum(n.count), 0)::bigint from postrider.dead_letter_counts n

@@ -31,6 +31,7 @@ use crate::{
         recorder::Finished,
         retry::{self, Jitter, Next},
         round_robin::RoundRobin,
+        sending_switch::SendingSwitch,
         worker_pool::WorkerPool,
     },
     health::database::warn_unless_outage,
@@ -115,6 +116,7 @@ pub(crate) struct Attempts {
     pub(crate) sender: HttpSender,
     pub(crate) clock: Clock,
     pub(crate) lease: Lease,
+    pub(crate) switch: SendingSwitch,
     pub(crate) jitter: Jitter,
     pub(crate) finished: mpsc::UnboundedSender<Finished>,
     pub(crate) tasks: TaskTracker,
@@ -353,8 +355,9 @@ impl Attempts {
             tls: endpoint.tls.as_ref(),
             permission: Some(permission.clone()),
         };
-        // Checked last: nothing may be sent if the lease expired or the settings were replaced while the body was read.
-        if !permission.is_valid() || !endpoint.may_start() {
+        // Checked last: nothing may be sent if the lease expired, sending was stopped or the settings were replaced while
+        // the body was read.
+        if !permission.is_valid() || !self.switch.is_on() || !endpoint.may_start() {
             return None;
         }
         // Without an outcome another dispatcher may own the shard by now.

@@ -36,6 +36,7 @@ use crate::{
         queued_delivery::QueuedDelivery,
         reader::{Cycle, QueueRow, ReaderMessage},
         recorder::{Fate, Finished, Recorded},
+        sending_switch::SendingSwitch,
         survey::{self, Found, Reason, Report},
     },
     health::{Load, Vital},
@@ -112,6 +113,7 @@ pub(crate) struct Engine {
     pub(crate) activity: watch::Sender<Vec<Activity>>,
     pub(crate) vital: Arc<Vital>,
     pub(crate) capacity: Capacity,
+    pub(crate) switch: SendingSwitch,
     pub(crate) state: State,
 }
 
@@ -199,6 +201,10 @@ impl Engine {
         };
         let mut activities = Vec::new();
         for (id, lane) in &self.state.lanes {
+            // Nothing is late while nothing may be sent.
+            if !self.switch.is_on() {
+                break;
+            }
             let activity = lane.activity();
             let due = self.state.due_of.get(id).copied();
             gauges.add(activity.as_ref(), due, lane.is_ready(elapsed), now);
@@ -251,6 +257,9 @@ impl Engine {
         }
         let now = self.started.elapsed();
         self.wake_lanes(now);
+        if !self.switch.is_on() {
+            return;
+        }
         while let Some(id) = self.state.ready.front().copied() {
             if !self.capacity.any_free() {
                 return;

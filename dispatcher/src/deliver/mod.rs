@@ -27,6 +27,7 @@ pub(crate) mod reader_simulation;
 pub(crate) mod recorder;
 pub mod retry;
 pub(crate) mod round_robin;
+pub(crate) mod sending_switch;
 pub(crate) mod snapshot;
 pub(crate) mod survey;
 pub(crate) mod worker_pool;

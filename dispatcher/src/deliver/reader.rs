@@ -38,6 +38,7 @@ use crate::{
         snapshot::Snapshot,
     },
     health::database,
+    store::sending,
     telemetry::metrics::METRICS,
 };
 
@@ -78,6 +79,10 @@ pub(crate) struct Cycle {
 /// Results of a cycle, in the order in which they must be applied.
 #[derive(Debug)]
 pub(crate) enum ReaderMessage {
+    /// Whether anything may be sent: first of all on a connection, and when it has changed.
+    Sending {
+        stopped: bool,
+    },
     /// Settings of endpoints that were unknown or have changed.
     Endpoints(Vec<EndpointRow>),
     Page {
@@ -276,11 +281,14 @@ impl Session {
         clock.set(asked_at, now);
         let mut rows = 0;
         let mut settings = false;
-        if let Some(previous) = self.previous.clone() {
-            let new = snapshot.since(&previous);
-            settings = self.changed_settings(&new, out).await?;
-            rows = self.tail(&new, &cycle.owned, out).await?;
-            reader.commits.count(rows);
+        match self.previous.clone() {
+            None => self.read_switch(out).await?,
+            Some(previous) => {
+                let new = snapshot.since(&previous);
+                settings = self.changed_settings(&new, out).await?;
+                rows = self.tail(&new, &cycle.owned, out).await?;
+                reader.commits.count(rows);
+            }
         }
         self.load(&cycle.load, out).await?;
         if !cycle.refills.is_empty() {
@@ -309,27 +317,42 @@ impl Session {
         .await
     }
 
-    /// Reads changed settings of known endpoints, found as queue rows are. Applied before the tail.
+    async fn read_switch(&mut self, out: &mpsc::Sender<ReaderMessage>) -> Result<(), ReadError> {
+        let state = sending::state(&mut self.connection).with_db_timeout().await?;
+        let stopped = state.stopped;
+        send(out, ReaderMessage::Sending { stopped }).await
+    }
+
+    /// Reads the switch and the settings of known endpoints where they have changed, found as queue rows are. Applied
+    /// before the tail.
     async fn changed_settings(
         &mut self,
         new: &[Range<u64>],
         out: &mpsc::Sender<ReaderMessage>,
     ) -> Result<bool, ReadError> {
-        let changed: Vec<EndpointId> = sqlx::query_scalar(
+        // Null stands for the switch that stops all sending.
+        let changed: Vec<Option<EndpointId>> = sqlx::query_scalar(
             "select e.id from unnest($1::xid8[], $2::xid8[]) as r(low, high)
              join postrider.endpoints e on e.xid >= r.low and e.xid < r.high
              union
              select s.endpoint_id from unnest($1::xid8[], $2::xid8[]) as r(low, high)
-             join postrider.secrets s on s.xid >= r.low and s.xid < r.high",
+             join postrider.secrets s on s.xid >= r.low and s.xid < r.high
+             union
+             select null from unnest($1::xid8[], $2::xid8[]) as r(low, high)
+             join postrider.sending w on w.xid >= r.low and w.xid < r.high",
         )
         .bind(xids(new.iter().map(|range| range.start)))
         .bind(xids(new.iter().map(|range| range.end)))
         .fetch_all(&mut self.connection)
         .with_db_timeout()
         .await?;
+        if changed.contains(&None) {
+            self.read_switch(out).await?;
+        }
         let known: Vec<EndpointId> = changed
             .iter()
             .copied()
+            .flatten()
             .filter(|id| self.known.contains(id))
             .collect();
         if !known.is_empty() {

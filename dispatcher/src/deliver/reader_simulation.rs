@@ -32,6 +32,7 @@ use crate::{
         queued_delivery::QueuedDelivery,
         reader::{Cycle, Known, QueueRow, ReaderMessage},
         recorder::{Fate, Recorded},
+        sending_switch::SendingSwitch,
         survey::{self, Found, Reason, Report},
     },
     vault::Vault,
@@ -145,9 +146,11 @@ impl Node {
             activity,
             vital: std::sync::Arc::new(crate::health::Vital::new(crate::ownership::lease::Lease::new())),
             capacity: Capacity::new(64),
+            switch: SendingSwitch::default(),
             state: State::default(),
         };
         engine.handle(EngineMessage::Resumed(term.clone()));
+        engine.switch.set(true);
         Self {
             engine,
             picked: receivers,

@@ -12,3 +12,4 @@ pub mod relay;
 pub mod replays;
 pub mod retention;
 pub mod rollup;
+pub mod usage;

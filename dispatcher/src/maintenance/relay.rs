@@ -2,7 +2,8 @@
 //! Invariant: an event is emitted here before it is removed there, and its id was fixed there. After a crash between
 //! the two it is emitted again with the same id and content, which has no effect: exactly once, whichever side dies.
 //! Events that are blocked, because another transaction holds their key or id, are set aside (`aside.rs`) with all
-//! later events of the key. Every statement has a server-side timeout, so that none is left behind.
+//! later events of the key, and a tenant that is over its quota as a whole. A restored copy takes nothing from an outbox:
+//! the events there belong to the installation it is a copy of. Every statement has a server-side timeout, so that none is left behind.
 
 mod aside;
 
@@ -18,7 +19,10 @@ use crate::{
     backoff::Backoff,
     bind::BindAll,
     db_timeout::{WithDbTimeout, within},
-    store::schema::{self, SchemaError, SchemaSet},
+    store::{
+        schema::{self, SchemaError, SchemaSet},
+        sending,
+    },
     telemetry::metrics::METRICS,
 };
 use aside::{Aside, Strand};
@@ -39,6 +43,8 @@ const BEGIN_STEP: &str = "begin; set local lock_timeout = '5s'; set local statem
 const WAITS_TENANT_MAX: usize = 12;
 const WAITS_AGAIN_MAX: usize = 2;
 const WAITS_MAX: usize = 60;
+/// These events stay in the outbox until the tenant's quota admits them.
+const QUOTA_REFUSALS: [&str; 2] = ["PR429", "PR507"];
 /// Only one relay reads from a source, so that the events of a key stay in order.
 const RELAY_LOCK: i64 = 0x706f_7374_7269_6465;
 
@@ -76,6 +82,9 @@ async fn relay(
     aside: &mut Aside,
     backoff: &mut Backoff,
 ) -> Result<(), sqlx::Error> {
+    while sending::state(pool).with_db_timeout().await?.restored {
+        tokio::time::sleep(OTHERS_WAIT).await;
+    }
     let mut connection = PgConnection::connect_with(source).with_db_timeout().await?;
     loop {
         let began = Instant::now();
@@ -168,6 +177,10 @@ async fn step(source: &mut PgConnection, pool: &PgPool, aside: &mut Aside) -> Re
                 processed.refused.push(Refused { n, refusal, message });
             }
         }
+    }
+    // The address of the main database may lead to another one by now.
+    if !rows.is_empty() && sending::state(pool).await?.restored {
+        return Ok(Step::Others);
     }
     emit_unblocked(pool, &rows, aside, &mut processed).await?;
     if processed.rows.is_empty() {
@@ -279,10 +292,19 @@ async fn emit(
         }
         done => done?,
     };
+    let (over_quota, refused): (Vec<Refused>, Vec<Refused>) = refused
+        .into_iter()
+        .partition(|one| QUOTA_REFUSALS.contains(&one.refusal.as_str()));
+    let stays = |row: &Row| over_quota.iter().any(|one| one.n == row.n);
     for row in rows {
-        aside.forget(&row.tenant, &row.strand());
+        match stays(row) {
+            true => aside.put_behind_quota(&row.tenant, Instant::now()),
+            false => {
+                aside.forget(&row.tenant, &row.strand());
+                processed.rows.push(row.n);
+            }
+        }
     }
-    processed.rows.extend(rows.iter().map(|row| row.n));
     processed.refused.extend(refused);
     Ok(true)
 }

@@ -2,4 +2,5 @@
 
 pub(crate) mod restored;
 pub mod schema;
+pub mod sending;
 pub mod transitions;

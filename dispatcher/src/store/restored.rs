@@ -6,7 +6,7 @@ use sqlx::PgPool;
 
 /// Everything that is found by its transaction number. `shard >= 0` is the condition of the queue's index. Each is one
 /// statement and so one snapshot: a row that it sees and whose number lies beyond it was not written here.
-const STATEMENTS: [(&str, &str); 3] = [
+const STATEMENTS: [(&str, &str); 4] = [
     (
         "queue",
         "update postrider.queue set xid = pg_current_xact_id()
@@ -22,9 +22,14 @@ const STATEMENTS: [(&str, &str); 3] = [
         "update postrider.secrets set xid = pg_current_xact_id()
          where xid >= (select pg_snapshot_xmax(pg_current_snapshot()))",
     ),
+    (
+        "sending",
+        "update postrider.sending set xid = pg_current_xact_id()
+         where xid >= (select pg_snapshot_xmax(pg_current_snapshot()))",
+    ),
 ];
 
-/// Gives such rows a number of this cluster. Finds none, and costs three looks at the end of an index, but after a restore.
+/// Gives such rows a number of this cluster. Finds none, and costs four looks at the end of an index, but after a restore.
 /// Dispatchers that start at the same time wait for each other: the second finds nothing left to do.
 pub(crate) async fn renumber(pool: &PgPool) -> Result<(), sqlx::Error> {
     let mut tx = pool.begin().await?;

@@ -4,6 +4,7 @@
 
 mod functions;
 mod indexes;
+mod report;
 
 use std::time::Duration;
 
@@ -13,14 +14,23 @@ use sqlx::{
     postgres::PgPoolOptions,
 };
 
+use crate::store::sending;
+
 pub use functions::FunctionFile;
 pub use indexes::OnlineIndex;
+pub use report::Report;
 
 /// The newest migration of the first release. Migrations up to this one never change.
 pub const BASELINE_VERSION: i64 = 7;
 
+/// The newest migration that a program must know in order to use this schema. Raised by the release that drops what earlier
+/// programs use: see "Expand, then contract" in `migrations/README.md`.
+const OLDEST_COMPATIBLE_VERSION: i64 = BASELINE_VERSION;
+
 /// Indexes added to tables that may be large. Migrations must not create those: see `migrations/README.md`.
 const ONLINE_INDEXES: &[OnlineIndex] = &[];
+
+const COMPATIBILITY: &str = "postrider.schema_compatibility";
 
 /// Held by the session that migrates: "postrmig".
 const MIGRATION_LOCK: i64 = 0x706f_7374_726d_6967;
@@ -39,6 +49,11 @@ pub enum SchemaError {
         "the database's schema is at version {found}, this program needs {needed}: run `postrider migrate` first"
     )]
     Older { found: i64, needed: i64 },
+    #[error(
+        "the database's schema is at version {found} and needs a program that knows version {oldest} or later, but this one \
+         knows it only up to version {known}: use the release that migrated the database, or a later one"
+    )]
+    TooNew { found: i64, known: i64, oldest: i64 },
     #[error("the functions of the database's schema are out of date: run `postrider migrate` first")]
     OlderFunctions,
     #[error(
@@ -80,6 +95,8 @@ pub struct SchemaSet {
     /// Who may do what. Runs in the transaction that replaces the functions.
     rights: &'static str,
     pub indexes: Vec<OnlineIndex>,
+    /// Programs that know less are refused.
+    pub oldest_compatible: i64,
     /// The version of the program, as numbers. Functions of a later one are never replaced.
     pub release: Vec<i32>,
 }
@@ -93,6 +110,7 @@ impl SchemaSet {
             functions: functions::main(),
             rights: include_str!("../../../migrations/rights.sql"),
             indexes: ONLINE_INDEXES.to_vec(),
+            oldest_compatible: OLDEST_COMPATIBLE_VERSION,
             release: release(),
         }
     }
@@ -105,6 +123,7 @@ impl SchemaSet {
             functions: functions::outbox(),
             rights: "",
             indexes: Vec::new(),
+            oldest_compatible: 0,
             release: release(),
         }
     }
@@ -139,17 +158,30 @@ const MAKE_IN_APALIS: &str = "select set_config('search_path', concat_ws(', ', '
         (select string_agg(distinct quote_ident(n.nspname), ', ') from pg_extension e
          join pg_namespace n on n.oid = e.extnamespace where e.extname in ('hstore', 'pgcrypto'))), false)";
 
-/// Brings the database up to date. Safe to call from several processes at once.
-pub async fn migrate(pool: &PgPool) -> Result<(), SchemaError> {
+/// Brings the database up to date and returns what was applied. Safe to call from several processes at once.
+pub async fn migrate(pool: &PgPool) -> Result<Report, SchemaError> {
     migrate_to(pool, &SchemaSet::main()).await
 }
 
-/// The same, to a given set.
-pub async fn migrate_to(pool: &PgPool, set: &SchemaSet) -> Result<(), SchemaError> {
+/// What `migrate` would apply now. Changes nothing.
+pub async fn pending(connection: &mut PgConnection) -> Result<Report, SchemaError> {
+    report::pending(connection, &SchemaSet::main()).await
+}
+
+/// The same as `migrate`, to a given set.
+pub async fn migrate_to(pool: &PgPool, set: &SchemaSet) -> Result<Report, SchemaError> {
     let mut connection = pool.acquire().await?.detach();
     check_server(&mut connection).await?;
     check_rights(&mut connection).await?;
-    apply(&mut connection, set).await?;
+    let report = apply(&mut connection, set).await?;
+    // The job queue of the newer program may be newer, too.
+    if report.newer.is_some() {
+        connection.close().await?;
+        return Ok(report);
+    }
+    if has_table(&mut connection, "postrider.sending").await? {
+        sending::remember_database(&mut connection).await?;
+    }
     sqlx::raw_sql(MAKE_IN_APALIS).execute(&mut connection).await?;
     let mut tries = LockTries::default();
     while let Err(error) = apalis_postgres::PostgresStorage::migrations()
@@ -159,20 +191,22 @@ pub async fn migrate_to(pool: &PgPool, set: &SchemaSet) -> Result<(), SchemaErro
         tries.again(SchemaError::Jobs(error)).await?;
     }
     connection.close().await?;
-    Ok(())
+    Ok(report)
 }
 
 /// The lock is held until the connection is closed.
-pub(crate) async fn apply(connection: &mut PgConnection, set: &SchemaSet) -> Result<(), SchemaError> {
+pub(crate) async fn apply(connection: &mut PgConnection, set: &SchemaSet) -> Result<Report, SchemaError> {
     lock(connection).await?;
     sqlx::query(SET_LOCK_TIMEOUT).execute(&mut *connection).await?;
-    let found = version(connection, set).await?;
-    if found > set.version() {
-        tracing::info!(
+    let report = report::pending(connection, set).await?;
+    if let Some(found) = report.newer {
+        let known = set.version();
+        tracing::warn!(
             found,
-            "the schema is newer than this program: there is nothing to migrate"
+            known,
+            "the schema is newer than this program and compatible with it: nothing is migrated"
         );
-        return Ok(());
+        return Ok(report);
     }
     let mut tries = LockTries::default();
     while let Err(error) = set.migrator().run(&mut *connection).await {
@@ -184,7 +218,46 @@ pub(crate) async fn apply(connection: &mut PgConnection, set: &SchemaSet) -> Res
     for index in &set.indexes {
         indexes::build(connection, index).await?;
     }
+    record_compatibility(connection, set).await?;
+    Ok(report)
+}
+
+/// Programs that are older than the schema read it. It is never lowered.
+async fn record_compatibility(connection: &mut PgConnection, set: &SchemaSet) -> Result<(), sqlx::Error> {
+    if set.oldest_compatible == 0 || !has_table(connection, COMPATIBILITY).await? {
+        return Ok(());
+    }
+    sqlx::query("update postrider.schema_compatibility set oldest_version = $1 where oldest_version < $1")
+        .bind(set.oldest_compatible)
+        .execute(connection)
+        .await?;
     Ok(())
+}
+
+/// A newer schema is fine if its migrations did not drop what this program uses.
+async fn check_compatible(
+    connection: &mut PgConnection,
+    set: &SchemaSet,
+    found: i64,
+) -> Result<(), SchemaError> {
+    if set.oldest_compatible == 0 || !has_table(connection, COMPATIBILITY).await? {
+        return Ok(());
+    }
+    let oldest: i64 = sqlx::query_scalar("select max(oldest_version) from postrider.schema_compatibility")
+        .fetch_one(connection)
+        .await?;
+    let known = set.version();
+    match oldest > known {
+        true => Err(SchemaError::TooNew { found, known, oldest }),
+        false => Ok(()),
+    }
+}
+
+async fn has_table(connection: &mut PgConnection, table: &str) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar("select to_regclass($1) is not null")
+        .bind(table)
+        .fetch_one(connection)
+        .await
 }
 
 /// Polls instead of waiting in one statement: that statement's snapshot would keep `create index concurrently` of the session
@@ -276,12 +349,17 @@ async fn check_rights(connection: &mut PgConnection) -> Result<(), SchemaError> 
 
 /// The newest applied migration; 0 if there is no schema.
 async fn version(connection: &mut PgConnection, set: &SchemaSet) -> Result<i64, SchemaError> {
-    let present: bool = sqlx::query_scalar("select to_regclass($1) is not null")
-        .bind(set.table)
-        .fetch_one(&mut *connection)
-        .await?;
-    if !present {
-        return Ok(0);
+    let applied = applied_migrations(connection, set).await?;
+    Ok(applied.last().map_or(0, |(version, _)| *version))
+}
+
+/// With their checksums, in order.
+async fn applied_migrations(
+    connection: &mut PgConnection,
+    set: &SchemaSet,
+) -> Result<Vec<(i64, Vec<u8>)>, SchemaError> {
+    if !has_table(connection, set.table).await? {
+        return Ok(Vec::new());
     }
     let applied: Vec<(i64, Vec<u8>)> = sqlx::query_as(sqlx::AssertSqlSafe(format!(
         "select version, checksum from {} where success order by version",
@@ -295,7 +373,7 @@ async fn version(connection: &mut PgConnection, set: &SchemaSet) -> Result<i64, 
     {
         return Err(SchemaError::PreRelease);
     }
-    Ok(applied.last().map_or(0, |(version, _)| *version))
+    Ok(applied)
 }
 
 /// Refuses a schema older than this program, and a server that may lose commits. A newer schema is fine: migrations
@@ -309,6 +387,9 @@ pub async fn check(connection: &mut PgConnection) -> Result<(), SchemaError> {
     }
     if found < needed {
         return Err(SchemaError::Older { found, needed });
+    }
+    if found > needed {
+        check_compatible(&mut *connection, &set, found).await?;
     }
     if found == needed && !functions::are_current(&mut *connection, &set).await? {
         return Err(SchemaError::OlderFunctions);

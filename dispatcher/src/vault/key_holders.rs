@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use sqlx::{FromRow, PgConnection, PgExecutor, PgPool};
+use sqlx::{FromRow, PgConnection, PgExecutor};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -113,13 +113,13 @@ impl Holding {
 }
 
 /// Running roles that do not hold the encrypting key.
-pub async fn lacking(pool: &PgPool, vault: &Vault) -> Result<Vec<Holder>, sqlx::Error> {
+pub async fn lacking(db: impl PgExecutor<'_>, vault: &Vault) -> Result<Vec<Holder>, sqlx::Error> {
     sqlx::query_as(
         "select role, name, extract(epoch from clock_timestamp() - heard_at)::bigint as heard_seconds_ago
          from postrider.key_holders
          where expires_at > clock_timestamp() and not $1 = any(keys) order by role, name",
     )
     .bind(vault.first_key().as_slice())
-    .fetch_all(pool)
+    .fetch_all(db)
     .await
 }

@@ -13,6 +13,7 @@ mod replays;
 mod secrets;
 #[cfg(feature = "openapi")]
 pub mod shapes;
+mod switches;
 mod tenants;
 mod trials;
 
@@ -37,6 +38,7 @@ pub use keys::{ApiKey, AuditEntry, NewApiKey};
 pub use problem::{Fault, Problem};
 pub use replays::{NewReplay, Replay, ReplayPreview, ReplaySample, ReplaySettings};
 pub use secrets::{EndpointSecret, Listener, NewListener, Rotation, SecretValue, Secrets};
+pub use switches::{LogFilter, QuotaSettings, Quotas, Sending, SendingSettings, TenantPause};
 pub use tenants::{Erasure, NewPortalLink, PortalLink, Tenant, TenantSettings};
 pub use trials::{Check, ProbeFinding, ProbeReport, TestAttempt, TestRequest, Verdict};
 

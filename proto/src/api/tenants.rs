@@ -11,6 +11,9 @@ pub struct Tenant {
     pub rotate_every_days: Option<i16>,
     pub retention_days: Option<i16>,
     pub all_operational_events: bool,
+    /// Null: its endpoints are sent to. Otherwise nothing is sent to them, and events are queued.
+    pub paused_at: Option<DateTime<Utc>>,
+    pub pause_reason: Option<String>,
     pub created_at: DateTime<Utc>,
 }
 

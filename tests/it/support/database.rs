@@ -233,6 +233,11 @@ fn start(below: &Path, settings: &str) -> Shared {
             .await
             .expect("connected");
         schema::migrate(&pool).await.expect("migrated");
+        // Copies of it are not taken for restored ones.
+        sqlx::query("update postrider.sending set identity = null")
+            .execute(&pool)
+            .await
+            .expect("forgotten");
         let retention = postrider_dispatcher::Settings::default().retention;
         partitions::make_ahead(&pool, retention)
             .await

@@ -101,6 +101,8 @@ pub(crate) async fn emit_all(
             Ok(one) => emitted.push((one, event)),
             // The tenant is in the path, so it is missing for all events or for none.
             Err(EmitError::UnknownTenant) => return Err(Problem::not_found("tenant")),
+            // So is its quota, and a part of the batch is not emitted.
+            Err(error @ (EmitError::EmitQuota | EmitError::StorageQuota)) => return Err(refusal(error, "")),
             Err(EmitError::Database(error)) => return Err(error.into()),
             Err(error) => refused.add(refusal(error, ""), index),
         }

@@ -1,6 +1,9 @@
 //! The rules of an emit that the HTTP API and gRPC share: what is checked before the database, and how a rejected event
 //! is reported.
 
+use std::time::Duration;
+
+use chrono::Utc;
 use postrider_proto::limits::EVENT_DATA_BYTES_MAX;
 use postrider_sender::{EmitError, check_data};
 
@@ -9,6 +12,20 @@ use crate::http::{
     metrics::{Key, METRICS, Repeated},
     problem::{Fault, Kind, Problem, sentence},
 };
+
+/// Stored bytes become free once an hour.
+const STORAGE_RETRY: Duration = Duration::from_secs(3_600);
+
+/// Emits are counted by the minute of the database's clock, which is close to this one.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a hint for clients, which nothing relies on"
+)]
+fn until_next_minute() -> Duration {
+    const MINUTE: i64 = 60;
+    let into_minute = Utc::now().timestamp().rem_euclid(MINUTE);
+    Duration::from_secs((MINUTE - into_minute).unsigned_abs())
+}
 
 /// Every check that needs no database.
 pub(crate) fn checked(event: OwnedEvent) -> Result<OwnedEvent, Problem> {
@@ -39,6 +56,17 @@ pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
                     detail: violation.message,
                 })
                 .collect(),
+        ),
+        EmitError::EmitQuota => Problem::over_quota(
+            Kind::EmitQuota,
+            "The tenant has used its quota of emits for this minute. Try again in the next minute.",
+            until_next_minute(),
+        ),
+        EmitError::StorageQuota => Problem::over_quota(
+            Kind::StorageQuota,
+            "The tenant has used its quota of stored bytes. It admits more when events reach the end of their retention, or \
+             when an operator raises it.",
+            STORAGE_RETRY,
         ),
         EmitError::Stale => Problem::busy(),
         EmitError::TooLarge => Problem::new(Kind::TooLarge, sentence(&error)),

@@ -38,7 +38,7 @@ use url::Url;
 
 use crate::{
     App, Shared,
-    actions::{endpoints::certificates::open_tls, secrets::open_in_force},
+    actions::{endpoints::certificates::open_tls, secrets::open_in_force, sending::require_sending},
     http::problem::{Kind, Problem},
     tables::{
         endpoints::EndpointRow,
@@ -93,6 +93,7 @@ pub(crate) async fn admit(
     endpoint: &EndpointRow,
     allowance: Allowance,
 ) -> Result<OwnedSemaphorePermit, Problem> {
+    require_sending(app).await?;
     let permit = app.trials.permit()?;
     match table::take(&app.pool, endpoint.id, allowance).await? {
         Ok(()) => Ok(permit),

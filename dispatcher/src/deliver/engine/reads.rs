@@ -86,6 +86,11 @@ impl Engine {
     /// Returns the number of rows when the message ends a cycle.
     pub(crate) fn apply(&mut self, message: ReaderMessage) -> Option<usize> {
         match message {
+            ReaderMessage::Sending { stopped } => {
+                if self.switch.set(!stopped) {
+                    tracing::info!("sending is {}", if stopped { "stopped" } else { "on" });
+                }
+            }
             ReaderMessage::Endpoints(rows) => {
                 for row in rows {
                     self.introduce(&row);

@@ -6,7 +6,9 @@ select pg_current_snapshot()::text as snapshot, pg_is_in_recovery() as in_recove
        exists (select from unnest($1::xid8[], $4::xid8[]) as r(low, high)
                join postrider.endpoints e on e.xid >= r.low and e.xid < r.high)
        or exists (select from unnest($1::xid8[], $4::xid8[]) as r(low, high)
-                  join postrider.secrets s on s.xid >= r.low and s.xid < r.high) as has_changed_settings,
+                  join postrider.secrets s on s.xid >= r.low and s.xid < r.high)
+       or exists (select from unnest($1::xid8[], $4::xid8[]) as r(low, high)
+                  join postrider.sending w on w.xid >= r.low and w.xid < r.high) as has_changed_settings,
        q.*, e.chosen_id, e.body, e.full_data
 from (values (1)) one
 left join lateral (

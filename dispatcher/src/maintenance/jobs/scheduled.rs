@@ -8,7 +8,7 @@ use sqlx::PgPool;
 
 use crate::{
     health::database::warn_unless_outage,
-    maintenance::{partitions, planned_rotation, retention, rollup},
+    maintenance::{partitions, planned_rotation, retention, rollup, usage},
     vault::Vault,
 };
 
@@ -81,13 +81,16 @@ async fn carry_out(duty: Duty, pool: &PgPool, vault: &Vault, kept: Duration) -> 
             delete(pool, EXPIRED_TRACES).await?;
         }
         Duty::RollUpStatistics => rollup::run(pool).await?,
-        Duty::DropOld => match retention::run(pool, kept).await {
-            Ok(done) => tracing::debug!(?done, "retention finished"),
-            // Usually blocked by an open transaction. The next run continues from here.
-            Err(error) => {
-                warn_unless_outage!(error, "dropping expired data failed; retrying with the next run")
+        Duty::DropOld => {
+            match retention::run(pool, kept).await {
+                Ok(done) => tracing::debug!(?done, "retention finished"),
+                // Usually blocked by an open transaction. The next run continues from here.
+                Err(error) => {
+                    warn_unless_outage!(error, "dropping expired data failed; retrying with the next run")
+                }
             }
-        },
+            usage::run(pool, kept).await?;
+        }
     }
     Ok(())
 }

@@ -91,6 +91,14 @@ impl Aside {
         }
     }
 
+    /// All of a tenant, until its quota may admit more. Repeated calls for events of one statement count once.
+    pub(super) fn put_behind_quota(&mut self, tenant: &str, now: Instant) {
+        let is_aside = |kept: &Tenant| kept.whole.is_some_and(|pause| pause.until > now);
+        if !self.0.get(tenant).is_some_and(is_aside) {
+            self.put(tenant, None, now);
+        }
+    }
+
     /// It was relayed.
     pub(super) fn forget(&mut self, tenant: &str, strand: &Strand) {
         if let Some(kept) = self.0.get_mut(tenant) {

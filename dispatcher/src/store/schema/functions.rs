@@ -26,7 +26,7 @@ macro_rules! files {
 }
 
 pub(super) fn main() -> Vec<FunctionFile> {
-    files!("functions": "event_ids", "emit", "notices", "changes")
+    files!("functions": "event_ids", "emit", "notices", "changes", "quotas", "switches")
 }
 
 pub(super) fn outbox() -> Vec<FunctionFile> {
@@ -90,7 +90,7 @@ pub(super) async fn apply(connection: &mut PgConnection, set: &SchemaSet) -> Res
     sqlx::raw_sql(CREATE_TABLE).execute(&mut *transaction).await?;
     let applied = applied(&mut transaction).await?;
     if is_newer(&applied, set) {
-        tracing::info!("the functions are of a later release and are left unchanged");
+        tracing::warn!("the functions are of a later release and are left unchanged");
         return transaction.commit().await;
     }
     let existing = existing(&mut transaction).await?;
@@ -116,6 +116,34 @@ pub(super) async fn apply(connection: &mut PgConnection, set: &SchemaSet) -> Res
         record(&mut transaction, file, set).await?;
     }
     transaction.commit().await
+}
+
+/// Files that `apply` would apply: out of date, or with a function that was edited by hand.
+pub(super) async fn outdated(
+    connection: &mut PgConnection,
+    set: &SchemaSet,
+) -> Result<Vec<String>, sqlx::Error> {
+    let present: bool = sqlx::query_scalar("select to_regclass('postrider.function_versions') is not null")
+        .fetch_one(&mut *connection)
+        .await?;
+    let applied = match present {
+        true => applied(connection).await?,
+        false => Vec::new(),
+    };
+    let mut outdated = Vec::new();
+    for file in set.functions.iter().filter(|_| !is_newer(&applied, set)) {
+        let before = applied.iter().find(|one| one.file == file.name);
+        let is_current = match before {
+            Some(before) if before.checksum == file.checksum() => {
+                before.installed == file.installed(connection).await?
+            }
+            _ => false,
+        };
+        if !is_current {
+            outdated.push(file.name.to_owned());
+        }
+    }
+    Ok(outdated)
 }
 
 /// Whether `apply` would change nothing. Hand-edited functions are not looked for.

@@ -29,6 +29,17 @@ impl OnlineIndex {
     }
 }
 
+/// Whether `build` has something to do.
+pub(super) async fn is_missing(
+    connection: &mut PgConnection,
+    index: &OnlineIndex,
+) -> Result<bool, sqlx::Error> {
+    let present: bool = sqlx::query_scalar("select to_regnamespace('postrider') is not null")
+        .fetch_one(&mut *connection)
+        .await?;
+    Ok(!present || is_valid(connection, index.name).await? != Some(true))
+}
+
 pub(super) async fn build(connection: &mut PgConnection, index: &OnlineIndex) -> Result<(), SchemaError> {
     let OnlineIndex {
         table,

@@ -7,7 +7,7 @@ use metrics::{Counter, Gauge};
 use sqlx::PgExecutor;
 use tokio_util::sync::CancellationToken;
 
-use super::{counter, labelled_gauge};
+use super::{counter, gauge, labelled_gauge};
 use crate::db_timeout::WithDbTimeout;
 
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -18,6 +18,8 @@ const DELIVERIES_QUEUED: &str = "Deliveries queued, including replays; the same 
 const TABLES: [&str; 3] = ["queue", "retries", "dead_letters"];
 
 struct TableMetrics {
+    sending_stopped: Gauge,
+    tenants_paused: Gauge,
     rows: Vec<(Gauge, Gauge)>,
     events_stored: Counter,
     deliveries_queued: Counter,
@@ -37,6 +39,12 @@ where
         match read_statistics(&pool).with_db_timeout().await {
             Ok(rows) => metrics.get_or_insert_with(TableMetrics::new).take(&rows),
             Err(error) => tracing::debug!(%error, "reading table statistics failed; retrying"),
+        }
+        match read_switches(&pool).with_db_timeout().await {
+            Ok(switches) => metrics
+                .get_or_insert_with(TableMetrics::new)
+                .take_switches(switches),
+            Err(error) => tracing::debug!(%error, "reading the switches failed; retrying"),
         }
         tokio::select! {
             () = tokio::time::sleep(LOOK_EVERY) => {}
@@ -61,7 +69,22 @@ async fn read_statistics(db: impl PgExecutor<'_>) -> Result<Vec<TableRow>, sqlx:
     .await
 }
 
+/// Whether all sending is stopped, and how many tenants are paused.
+async fn read_switches(db: impl PgExecutor<'_>) -> Result<(bool, i64), sqlx::Error> {
+    sqlx::query_as(
+        "select s.stopped, (select count(*) from postrider.tenants t where t.paused_at is not null and t.deleted_at is null)
+         from postrider.sending_state() s",
+    )
+    .fetch_one(db)
+    .await
+}
+
 impl TableMetrics {
+    fn take_switches(&self, (stopped, paused): (bool, i64)) {
+        self.sending_stopped.set(f64::from(u8::from(stopped)));
+        self.tenants_paused.set(paused as f64);
+    }
+
     fn new() -> Self {
         let rows = |table| {
             let label = [("table", table)];
@@ -73,6 +96,14 @@ impl TableMetrics {
             )
         };
         Self {
+            sending_stopped: gauge(
+                "postrider_sending_stopped",
+                "1 while all sending is stopped, also in a restored copy that is not confirmed; the same in all processes",
+            ),
+            tenants_paused: gauge(
+                "postrider_tenants_paused",
+                "Paused tenants; the same in all processes",
+            ),
             rows: TABLES.map(rows).into(),
             events_stored: counter("postrider_events_stored_total", EVENTS_STORED),
             deliveries_queued: counter("postrider_deliveries_queued_total", DELIVERIES_QUEUED),

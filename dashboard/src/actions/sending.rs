@@ -1,0 +1,88 @@
+//! Stops all sending and resumes it.
+
+use postrider_dispatcher::sending::{self, SendingState};
+use postrider_proto::{
+    Shard,
+    api::SendingSettings,
+    limits::{DESCRIPTION_BYTES_MAX, SHARDS},
+};
+use serde_json::json;
+
+use crate::{
+    App,
+    auth::Actor,
+    http::{
+        input::is_plain_text,
+        problem::{Kind, Problem},
+        wait_until_applied,
+    },
+    tables::{
+        self,
+        audit::{self, Action, Entry},
+    },
+};
+
+/// Returns once every dispatcher has applied it: after a stop, no more requests are started.
+pub(crate) async fn set(app: &App, actor: &Actor, form: &SendingSettings) -> Result<SendingState, Problem> {
+    let reason = checked_reason(form.reason.as_deref())?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    let before = sending::lock(&mut transaction).await?;
+    let action = match form.stopped {
+        true => {
+            sending::stop(&mut *transaction, &actor.name, reason).await?;
+            Action::SendingStopped
+        }
+        false if before.restored && !form.confirm_restored => return Err(not_confirmed()),
+        false if !before.stopped => return Ok(before),
+        false => {
+            sending::resume(&mut *transaction).await?;
+            Action::SendingResumed
+        }
+    };
+    let detail = match form.stopped {
+        true => json!({ "reason": reason }),
+        false => json!({ "confirmed_restored": before.restored }),
+    };
+    let entry = Entry::new(actor, action, None, "sending").with(detail);
+    audit::write(&mut transaction, entry).await?;
+    let after = sending::state(&mut *transaction).await?;
+    let shards: Vec<Shard> = (0..SHARDS).map(Shard).collect();
+    wait_until_applied::commit_for_all(app, transaction, &shards).await?;
+    Ok(after)
+}
+
+/// A reason that people gave, for a stop or a pause.
+pub(crate) fn checked_reason(reason: Option<&str>) -> Result<Option<&str>, Problem> {
+    let reason = reason.map(str::trim).filter(|text| !text.is_empty());
+    match reason.is_none_or(|text| is_plain_text(text, DESCRIPTION_BYTES_MAX)) {
+        true => Ok(reason),
+        false => Err(Problem::invalid(
+            "/reason",
+            format!("must be at most {DESCRIPTION_BYTES_MAX} bytes of text without control characters"),
+        )),
+    }
+}
+
+fn not_confirmed() -> Problem {
+    Problem::new(
+        Kind::SendingStopped,
+        "This database is a restored copy. If the original still runs, endpoints would receive everything twice. To send from \
+         here, repeat the request with `confirm_restored`.",
+    )
+}
+
+/// Test requests are real requests to customers.
+pub(crate) async fn require_sending(app: &App) -> Result<(), Problem> {
+    let state = sending::state(&app.pool).await?;
+    match (state.restored, state.stopped) {
+        (true, _) => Err(Problem::new(
+            Kind::SendingStopped,
+            "This database is a restored copy: nothing is sent until an operator confirms it.",
+        )),
+        (false, true) => Err(Problem::new(
+            Kind::SendingStopped,
+            "All sending is stopped by an operator. Try again when it is resumed.",
+        )),
+        (false, false) => Ok(()),
+    }
+}
