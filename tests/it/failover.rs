@@ -163,6 +163,10 @@ async fn nothing_acknowledged_is_lost_when_a_synchronous_replica_is_promoted() {
     })
     .await;
     // The promoted standby is the same database: it is no restored copy, and nobody had to confirm it.
+    until("the API has noticed the new primary", || async {
+        program.api().is_ready().await.then_some(())
+    })
+    .await;
     let state = program.api().get("/sending").await;
     assert_eq!(
         (&state["stopped"], &state["restored"]),
