@@ -7,7 +7,7 @@ export POSTRIDER_TEST_NODE_PATH := $(CURDIR)/$(NODE)/node_modules
 # Tests that could not run on this machine, one per line.
 export POSTRIDER_TEST_SKIPPED := $(CURDIR)/target/skipped-tests
 
-.PHONY: help run test bench chaos soak overload neighbours screenshots fmt lint install
+.PHONY: help run test bench chaos soak overload neighbours screenshots pages fmt lint install
 
 help: ## lists the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-11s %s\n", $$1, $$2 }'
@@ -30,6 +30,11 @@ bench: ## measures deliveries compared with the bare HTTP client, in one run
 screenshots: $(NODE)/installed ## takes screenshots of every page into docs/screenshots/
 	cargo test --test it -- --ignored --exact screenshots::every_page_has_its_picture
 
+pages: ## measures every page after 10 million attempts: ATTEMPTS=… for another number
+	@sh deploy/install.sh postgres
+	POSTRIDER_TEST_ATTEMPTS=$(ATTEMPTS) cargo test --test it -- --ignored --nocapture --exact page_speed::every_page_is_small_and_fast_after_millions_of_attempts
+
+ATTEMPTS ?= 10000000
 SEED ?= $(shell date +%s)
 MINUTES ?=
 

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     doctor::{self, DoctorArguments},
+    health_command::{self, HealthArguments},
     log, master_key, metrics, roles,
     settings::{Environment, Flags, SettingError, Settings, reference},
     up,
@@ -43,6 +44,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Check that the process on this machine is ready, for container health checks
+    Health(HealthArguments),
     /// Print every setting with its default and description
     Settings {
         /// Output JSON
@@ -85,13 +88,17 @@ enum Role {
 pub(crate) fn run() -> ExitCode {
     tls::install_provider();
     match CommandLine::parse().command {
-        Command::Role(role) => finish(run_role(role)),
+        Command::Role(role) => {
+            let as_json = role.flags().log_as_json();
+            finish(run_role(role), as_json)
+        }
         Command::Tool(tool) => run_tool(tool),
         Command::Openapi { json: _ } => {
             exit_on_closed_pipe();
             print!("{}", postrider_dashboard::openapi_document());
             ExitCode::SUCCESS
         }
+        Command::Health(arguments) => run_health(arguments),
         Command::Settings { json } => {
             exit_on_closed_pipe();
             match json {
@@ -103,26 +110,52 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
+impl Role {
+    fn flags(&self) -> &Flags {
+        let (Self::Up(flags)
+        | Self::Dispatcher(flags)
+        | Self::Dashboard(flags)
+        | Self::Migrate { flags, .. }
+        | Self::Doctor(DoctorArguments { flags, .. })
+        | Self::RotateMasterKey { flags, .. }) = self;
+        flags
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Up(_) => "up",
+            Self::Dispatcher(_) => "dispatcher",
+            Self::Dashboard(_) => "dashboard",
+            Self::Migrate { .. } => "migrate",
+            Self::Doctor(_) => "doctor",
+            Self::RotateMasterKey { .. } => "rotate-master-key",
+        }
+    }
+}
+
 fn run_role(role: Role) -> anyhow::Result<ExitCode> {
-    let (Role::Up(flags)
-    | Role::Dispatcher(flags)
-    | Role::Dashboard(flags)
-    | Role::Migrate { flags, .. }
-    | Role::Doctor(DoctorArguments { flags, .. })
-    | Role::RotateMasterKey { flags, .. }) = &role;
-    let settings = Settings::read(flags, &Environment::of_process())?;
+    let settings = Settings::read(role.flags(), &Environment::of_process())?;
     log::start(&settings.values);
+    let (name, version) = (role.name(), env!("CARGO_PKG_VERSION"));
+    if !matches!(role, Role::Doctor(_)) {
+        tracing::info!(
+            version,
+            role = name,
+            settings = settings.changed.join(" "),
+            "starting"
+        );
+    }
     for variable in &settings.unknown_variables {
         tracing::warn!(variable, "unknown setting: the variable is ignored");
     }
     start_runtime()?.block_on(async {
-        metrics::start()?;
+        metrics::start(name)?;
         tokio::spawn(metrics::keep_tidy());
-        let stop = stop_on_signal()?;
+        let stop = stop_on_signal(matches!(role, Role::Up(_)))?;
         match role {
-            Role::Up(_) => up::up(settings, stop).await?,
-            Role::Dispatcher(_) => roles::dispatcher(settings, stop).await?,
-            Role::Dashboard(_) => roles::dashboard(settings, stop).await?,
+            Role::Up(_) => stopped(up::up(settings, stop).await)?,
+            Role::Dispatcher(_) => stopped(roles::dispatcher(settings, stop).await)?,
+            Role::Dashboard(_) => stopped(roles::dashboard(settings, stop).await)?,
             Role::Migrate { check: true, .. } => return roles::check_migrations(settings).await,
             Role::Migrate {
                 outbox_only: false, ..
@@ -137,13 +170,28 @@ fn run_role(role: Role) -> anyhow::Result<ExitCode> {
     })
 }
 
+fn stopped(result: anyhow::Result<()>) -> anyhow::Result<()> {
+    if result.is_ok() {
+        tracing::info!("stopped");
+    }
+    result
+}
+
 fn run_tool(tool: Tool) -> ExitCode {
     exit_on_closed_pipe();
     let environment = Environment::of_process();
     match start_runtime() {
         Ok(runtime) => runtime.block_on(postrider_cli::run(tool, &environment, command())),
-        Err(error) => finish(Err(error)),
+        Err(error) => finish(Err(error), false),
     }
+}
+
+fn run_health(arguments: HealthArguments) -> ExitCode {
+    exit_on_closed_pipe();
+    let environment = Environment::of_process();
+    let done =
+        start_runtime().and_then(|runtime| runtime.block_on(health_command::run(arguments, &environment)));
+    finish(done, false)
 }
 
 /// The reader of a tool's output may stop early, as `head` does. The tool then exits quietly, as others do.
@@ -171,12 +219,12 @@ pub(crate) fn command() -> clap::Command {
     CommandLine::command()
 }
 
-fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
+fn finish(result: anyhow::Result<ExitCode>, as_json: bool) -> ExitCode {
     let error = match result {
         Ok(status) => return status,
         Err(error) => error,
     };
-    eprintln!("postrider: {}", in_one_line(&error));
+    log::fatal(as_json, &in_one_line(&error));
     match error.is::<SettingError>() {
         true => ExitCode::from(EXIT_USAGE),
         false => ExitCode::FAILURE,
@@ -196,24 +244,34 @@ fn in_one_line(error: &anyhow::Error) -> String {
 }
 
 /// SIGTERM and SIGINT both request a clean stop. A second one exits immediately: a stop that hangs must not need a
-/// `kill -9` from another terminal.
-fn stop_on_signal() -> std::io::Result<CancellationToken> {
+/// `kill -9` from another terminal. SIGHUP changes nothing, because no setting can change while a process runs; only `up`
+/// in a terminal stops when that is closed.
+fn stop_on_signal(is_up: bool) -> std::io::Result<CancellationToken> {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let has_terminal = is_up && std::io::IsTerminal::is_terminal(&std::io::stderr());
     let requested = stop.clone();
     tokio::spawn(async move {
-        for first in [true, false] {
+        let mut asked = false;
+        loop {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
+                _ = hangup.recv() => {
+                    if !has_terminal {
+                        tracing::info!("SIGHUP ignored: restart to change settings");
+                        continue;
+                    }
+                }
             }
-            if first {
-                tracing::info!("stopping");
-                requested.cancel();
-            } else {
+            if asked {
                 std::process::exit(1);
             }
+            asked = true;
+            tracing::info!("stopping");
+            requested.cancel();
         }
     });
     Ok(stop)

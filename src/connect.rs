@@ -41,11 +41,11 @@ pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyh
 
 /// For a dispatcher and its background work. Never through a pooler: its sessions have their own settings.
 pub(crate) async fn working_pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
-    wait_for_database(options).await?;
     let settings = schema::finding_extensions(PgPoolOptions::new());
     connect(&named(options, role), role, POOL_CONNECTIONS_MAX, settings).await
 }
 
+/// For commands that a person or a job waits for. The roles wait longer: `Parts::wait_for_database`.
 async fn wait_for_database(options: &PgConnectOptions) -> anyhow::Result<()> {
     let deadline = Instant::now() + ACQUIRE_TIMEOUT;
     // A single connection first: a pool that cannot connect only reports a timeout.
@@ -85,7 +85,6 @@ pub(crate) async fn close(closing: impl Future<Output = ()>) {
 /// For the API, which may connect through a pooler.
 pub(crate) async fn serving_pools(options: &PgConnectOptions) -> anyhow::Result<Reserves> {
     const ROLE: &str = "dashboard";
-    wait_for_database(options).await?;
     let route = Route::of(options).await?;
     if route == Route::PooledWithoutStatements {
         tracing::info!(
@@ -173,12 +172,12 @@ pub(crate) async fn replica(database: &Database) -> Option<Pool> {
         Ok(Ok(route)) => route,
         _ => Route::PooledWithoutStatements,
     };
-    let connections = db_timeout::lively(PgPoolOptions::new())
+    let connections = db_timeout::lively_reads(PgPoolOptions::new())
         .max_connections(POOL_CONNECTIONS_MAX)
         .acquire_timeout(REPLICA_TIMEOUT)
         .connect_lazy_with(named(&route.prepare(options), ROLE));
     metrics::watch_pool(ROLE, &connections);
-    Some(route.over(connections))
+    Some(route.over(connections).to_replica())
 }
 
 /// Statements are prepared in one round trip and executed in the next. A pooler that routes each to another server and does

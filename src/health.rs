@@ -1,28 +1,24 @@
-//! Liveness, readiness and metrics on a separate address, without a key.
+//! Liveness, readiness and metrics on a separate address, without a key. Served from before the database is there until
+//! everything else has ended, so that a start that waits and a stop that hangs can be seen.
 
-use std::time::Duration;
+use std::fmt::Write;
 
 use axum::{
     Router,
-    extract::State,
     http::{HeaderName, StatusCode, header},
     routing::get,
 };
-use postrider_dashboard::Pool;
-use tokio::{net::TcpListener, time::timeout};
+use postrider_dispatcher::health;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics;
 
-/// Probes usually give up after a second or two.
-const DATABASE_TIMEOUT: Duration = Duration::from_secs(1);
-
-pub(crate) async fn serve(listener: TcpListener, pool: Pool, stop: CancellationToken) -> std::io::Result<()> {
+pub(crate) async fn serve(listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
     let routes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
-        .route("/metrics", get(prometheus))
-        .with_state((pool, stop.clone()));
+        .route("/metrics", get(prometheus));
     axum::serve(listener, routes)
         .with_graceful_shutdown(stop.cancelled_owned())
         .await
@@ -33,13 +29,16 @@ async fn prometheus() -> ([(HeaderName, &'static str); 1], String) {
     (kind, metrics::render())
 }
 
-/// Ready: not stopping, and the database responds.
-async fn ready(State((pool, stop)): State<(Pool, CancellationToken)>) -> (StatusCode, &'static str) {
-    if stop.is_cancelled() {
-        return (StatusCode::SERVICE_UNAVAILABLE, "stopping\n");
+/// Every reason on a line of its own.
+async fn ready() -> (StatusCode, String) {
+    let reasons = health::not_ready();
+    if reasons.is_empty() {
+        return (StatusCode::OK, "ready\n".to_owned());
     }
-    match timeout(DATABASE_TIMEOUT, sqlx::query("select 1").execute(&pool)).await {
-        Ok(Ok(_)) => (StatusCode::OK, "ready\n"),
-        _ => (StatusCode::SERVICE_UNAVAILABLE, "database unavailable\n"),
+    let mut text = String::new();
+    for reason in reasons {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{reason}");
     }
+    (StatusCode::SERVICE_UNAVAILABLE, text)
 }

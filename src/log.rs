@@ -5,7 +5,8 @@ use std::{sync::OnceLock, time::Duration};
 use postrider_dashboard::Pool;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::{EnvFilter, Registry, fmt, prelude::*, reload};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, prelude::*, reload};
 
 use crate::settings::Values;
 
@@ -16,9 +17,14 @@ const LOOK_TIME_MAX: Duration = Duration::from_secs(5);
 /// The filter in use, and the one from the settings.
 static FILTER: OnceLock<(reload::Handle<EnvFilter, Registry>, String)> = OnceLock::new();
 
-/// Notices of the database. A background worker that is stopped during a commit causes a harmless one about a missing
-/// transaction.
-const NOTICES: &str = "sqlx::postgres::notice";
+/// Libraries that log what Postrider handles and logs itself, with the level they are limited to unless the filter
+/// mentions them: every failed poll of a job queue, every connection that a pool lost, and notices of the database, such
+/// as the harmless one about a missing transaction when a background worker is stopped during a commit.
+const QUIET: [(&str, &str); 3] = [
+    ("apalis", "off"),
+    ("sqlx_core::pool", "error"),
+    ("sqlx::postgres::notice", "error"),
+];
 
 pub(crate) fn start(settings: &Values) {
     let (filter, handle) = reload::Layer::new(EnvFilter::new(filter_of(&settings.log_filter)));
@@ -31,6 +37,19 @@ pub(crate) fn start(settings: &Values) {
         let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
         registry.with(lines.with_ansi(ansi)).init();
     }
+}
+
+/// The last line of a program that failed. Not subject to the filter, and possible before the log is started.
+pub(crate) fn fatal(as_json: bool, message: &str) {
+    if !as_json {
+        return eprintln!("postrider: {message}");
+    }
+    let lines = fmt::layer()
+        .with_writer(std::io::stderr)
+        .json()
+        .flatten_event(true);
+    let registry = tracing_subscriber::registry().with(lines.with_filter(LevelFilter::ERROR));
+    tracing::subscriber::with_default(registry, || tracing::error!("{message}"));
 }
 
 /// What is wrong with a filter.
@@ -70,12 +89,23 @@ pub(crate) async fn follow(pool: Pool, stop: CancellationToken) {
     }
 }
 
-/// Notices are logged only if the filter mentions them.
 fn filter_of(filter: &str) -> String {
-    match filter.contains("sqlx") {
-        true => filter.to_owned(),
-        false => format!("{filter},{NOTICES}=error"),
+    let mut all = filter.to_owned();
+    for (target, level) in QUIET {
+        if filter.trim() != "off" && !mentions(filter, target) {
+            all.push_str(&format!(",{target}={level}"));
+        }
     }
+    all
+}
+
+/// Whether a directive of the filter is about this target: it is about all whose names begin with it.
+fn mentions(filter: &str, target: &str) -> bool {
+    let directives = filter.split(',').filter_map(|one| one.split(['=', '[']).next());
+    let named = directives.map(str::trim).filter(|name| !name.is_empty());
+    named
+        .filter(|name| name.parse::<LevelFilter>().is_err())
+        .any(|name| target.starts_with(name) || name.starts_with(target))
 }
 
 #[cfg(test)]
@@ -83,11 +113,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notices_of_the_database_are_logged_only_on_request() {
+    fn libraries_are_quiet_unless_the_filter_mentions_them() {
         for (asked, kept) in [
-            ("info", "info,sqlx::postgres::notice=error"),
-            ("debug,sqlx=info", "debug,sqlx=info"),
-            ("sqlx::postgres::notice=info", "sqlx::postgres::notice=info"),
+            (
+                "info",
+                "info,apalis=off,sqlx_core::pool=error,sqlx::postgres::notice=error",
+            ),
+            (
+                "info,postrider_dispatcher::deliver::attempt=debug",
+                "info,postrider_dispatcher::deliver::attempt=debug,apalis=off,sqlx_core::pool=error,sqlx::postgres::notice=error",
+            ),
+            ("debug,sqlx=info", "debug,sqlx=info,apalis=off"),
+            (
+                "apalis_core=debug,sqlx::postgres::notice=info",
+                "apalis_core=debug,sqlx::postgres::notice=info,sqlx_core::pool=error",
+            ),
+            ("off", "off"),
         ] {
             assert_eq!(filter_of(asked), kept);
             assert!(EnvFilter::try_new(filter_of(asked)).is_ok(), "{asked}");

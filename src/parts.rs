@@ -1,29 +1,53 @@
 //! The tasks that run side by side in one process.
-//! Invariant: when one ends, all are stopped.
+//! Invariant: when one ends, all are stopped. The API goes on for a while, so that its clients notice; what observes the
+//! process ends last.
 
 use std::time::Duration;
 
 use anyhow::anyhow;
 use postrider_dashboard::Pool;
-use postrider_dispatcher::telemetry::metrics;
-use tokio::{net::TcpListener, task::JoinSet, time::timeout};
+use postrider_dispatcher::{
+    health::{self, database},
+    telemetry::metrics,
+};
+use sqlx::{PgPool, postgres::PgConnectOptions};
+use tokio::{
+    net::TcpListener,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
-use crate::{health, log};
+use crate::{health as health_listener, log};
 
 /// The last resort for a part that does not stop by itself: longer than the longest attempt.
 const STOP_TIMEOUT: Duration = Duration::from_secs(75);
+/// The same for the last ones, when nothing else runs any more.
+const LAST_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) struct Parts {
     running: JoinSet<anyhow::Result<()>>,
+    /// Health, metrics and the state of the database.
+    last: JoinSet<()>,
+    /// A stop was requested, or a part has ended.
     stop: CancellationToken,
+    /// Nobody sends requests any more.
+    close: CancellationToken,
+    /// Everything in `running` has ended.
+    end: CancellationToken,
+    /// How long requests are served after `stop`.
+    drain_delay: Duration,
 }
 
 impl Parts {
-    pub(crate) fn new(stop: CancellationToken) -> Self {
+    pub(crate) fn new(stop: CancellationToken, drain_delay: Duration) -> Self {
         Self {
             running: JoinSet::new(),
+            last: JoinSet::new(),
             stop,
+            close: CancellationToken::new(),
+            end: CancellationToken::new(),
+            drain_delay,
         }
     }
 
@@ -32,7 +56,27 @@ impl Parts {
         F: Future<Output = Result<(), E>> + Send + 'static,
         E: Into<anyhow::Error> + Send,
     {
-        let stop = self.stop.clone();
+        self.add_until(self.stop.clone(), name, start);
+    }
+
+    /// For the API and what it needs.
+    pub(crate) fn add_serving<F, E>(&mut self, name: &'static str, start: impl FnOnce(CancellationToken) -> F)
+    where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<anyhow::Error> + Send,
+    {
+        self.add_until(self.close.clone(), name, start);
+    }
+
+    fn add_until<F, E>(
+        &mut self,
+        stop: CancellationToken,
+        name: &'static str,
+        start: impl FnOnce(CancellationToken) -> F,
+    ) where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<anyhow::Error> + Send,
+    {
         let part = start(stop.clone());
         self.running.spawn(async move {
             match part.await {
@@ -44,18 +88,45 @@ impl Parts {
     }
 
     /// Where an address is set for it.
-    pub(crate) fn add_health(&mut self, listener: Option<TcpListener>, pool: Pool) {
+    pub(crate) fn add_health(&mut self, listener: Option<TcpListener>) {
         if let Some(listener) = listener {
-            self.add("health listener", |stop| health::serve(listener, pool, stop));
+            let end = self.end.clone();
+            self.last.spawn(async move {
+                if let Err(error) = health_listener::serve(listener, end).await {
+                    tracing::error!(%error, "the health listener failed");
+                }
+            });
         }
+    }
+
+    /// Waits for the database; false if a stop was requested first. From then on its state is watched.
+    pub(crate) async fn wait_for_database(
+        &mut self,
+        options: &PgConnectOptions,
+    ) -> Result<bool, sqlx::Error> {
+        let is_there = database::wait_until_writable(options, &self.stop).await?;
+        if is_there {
+            self.last
+                .spawn(database::watch(options.clone(), self.end.clone()));
+        }
+        Ok(is_there)
     }
 
     /// Metrics of the whole installation.
     pub(crate) fn add_database_metrics(&mut self, pool: Pool) {
-        self.add("database metrics", |stop| async move {
-            metrics::watch_database(pool, stop).await;
-            Ok::<(), anyhow::Error>(())
-        });
+        self.last
+            .spawn(metrics::watch_table_bytes(pool.clone(), self.end.clone()));
+        self.last.spawn(metrics::watch_database(pool, self.end.clone()));
+    }
+
+    /// The endpoints with the most failed attempts, if the operator wants any.
+    pub(crate) fn add_top_endpoints(&mut self, pool: PgPool, count: usize) {
+        if count > 0 {
+            self.add("metric of failing endpoints", |stop| async move {
+                metrics::watch_top_endpoints(pool, count, stop).await;
+                Ok::<(), anyhow::Error>(())
+            });
+        }
     }
 
     /// Follows the log filter that operators set while this process runs.
@@ -69,12 +140,18 @@ impl Parts {
     /// Returns when every part has ended: without an error if they were asked to stop.
     pub(crate) async fn run_until_stopped(mut self) -> anyhow::Result<()> {
         let mut result = Ok(());
+        health::started();
         tokio::select! {
             () = self.stop.cancelled() => {}
             Some(ended) = self.running.join_next() => result = ended.unwrap_or_else(|panic| Err(panic.into())),
         }
+        health::stopping();
         self.stop.cancel();
         let rest = async {
+            if result.is_ok() {
+                sleep(self.drain_delay).await;
+            }
+            self.close.cancel();
             while let Some(ended) = self.running.join_next().await {
                 let ended = ended.unwrap_or_else(|panic| Err(panic.into()));
                 if result.is_ok() {
@@ -82,12 +159,18 @@ impl Parts {
                 }
             }
         };
-        if timeout(STOP_TIMEOUT, rest).await.is_err() {
-            return Err(anyhow!(
+        if timeout(self.drain_delay + STOP_TIMEOUT, rest).await.is_err() {
+            result = Err(anyhow!(
                 "not every part stopped within {} s",
                 STOP_TIMEOUT.as_secs()
             ));
         }
+        self.end.cancel();
+        // What is left is aborted.
+        let _ = timeout(LAST_TIMEOUT, async {
+            while self.last.join_next().await.is_some() {}
+        })
+        .await;
         result
     }
 }

@@ -8,19 +8,24 @@ use postrider_dashboard::{App, Emits, Pool, RequestRates, Reserves, Trials, Trus
 use postrider_dispatcher::{
     Dispatcher, Wake,
     guard::Guard,
+    health,
     key_holders::{self, HELD_SECONDS, Holding},
     partitions, relay, schema, sealed,
     traces::Tracer,
     vault::Vault,
 };
 use sqlx::{PgPool, postgres::PgConnectOptions};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{admin, connect, log, machine, metrics, parts::Parts, settings::Settings, traces::Export};
 
 /// The exit status of `migrate --check` if there is something to apply.
 const EXIT_PENDING: u8 = 3;
+
+/// Long enough for a load balancer to notice, with the usual intervals.
+const DRAIN_DELAY: Duration = Duration::from_secs(5);
+const WAITING_END_MAX: Duration = Duration::from_millis(500);
 
 pub(crate) async fn migrate(settings: Settings) -> anyhow::Result<()> {
     let database = settings.require_database()?;
@@ -75,18 +80,23 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
     let database = settings.require_database()?.clone();
     let vault = settings.require_vault()?;
     let health = listen_for_health(&settings).await?;
+    let guard = settings.guard(&addresses([health.as_ref()])?);
+    // It serves no requests that could be drained.
+    let mut parts = Parts::new(stop.clone(), Duration::ZERO);
+    parts.add_health(health);
+    if !wait_for_database(&mut parts, &database.direct).await? {
+        return parts.run_until_stopped().await;
+    }
     let pool = connect::working_pool(&database.direct, "dispatcher").await?;
     check(&pool.clone().into(), &vault).await?;
-    let (export, tracer) = Export::start(&settings, "dispatcher", stop.clone())?;
+    let (export, tracer) = Export::start(&settings, "dispatcher", stop)?;
     let shared = Shared {
-        guard: settings.guard(&addresses([health.as_ref()])?),
+        guard,
         wake: Wake::default(),
         settings,
         vault,
         tracer,
     };
-    let mut parts = Parts::new(stop);
-    parts.add_health(health, pool.clone().into());
     register_keys(&mut parts, &pool.clone().into(), &shared.vault, "dispatcher").await?;
     dispatcher_part(&mut parts, shared, pool.clone(), &database.direct);
     parts.add_database_metrics(pool.clone().into());
@@ -101,13 +111,24 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let database = settings.require_database()?.clone();
     let vault = settings.require_vault()?;
     let listener = connect::listen(settings.values.listen, "POSTRIDER_LISTEN").await?;
+    announce(&listener, "api")?;
     let health = listen_for_health(&settings).await?;
+    let own = addresses([Some(&listener), health.as_ref()])?;
+    let drain_delay = settings.values.drain_delay.unwrap_or(DRAIN_DELAY);
+    let mut parts = Parts::new(stop.clone(), drain_delay);
+    parts.add_health(health);
+    let (listener, waiting) = Waiting::serve(listener)?;
+    let is_there = wait_for_database(&mut parts, &database.pooled).await;
+    waiting.end().await;
+    if !is_there? {
+        return parts.run_until_stopped().await;
+    }
     let reserves = connect::serving_pools(&database.pooled).await?;
     check(&reserves.rest, &vault).await?;
     let replica = connect::replica(&database).await;
     admin::create_missing(&reserves.rest, &settings).await?.print();
     let grpc = listen_for_grpc(&settings).await?;
-    let (export, tracer) = Export::start(&settings, "dashboard", stop.clone())?;
+    let (export, tracer) = Export::start(&settings, "dashboard", stop)?;
     let serving = Serving {
         public_url: public_url(&settings, &listener)?,
         // Empty: only the key in the table gives access.
@@ -118,18 +139,12 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         grpc,
     };
     let shared = Shared {
-        guard: settings.guard(&addresses([
-            Some(&serving.listener),
-            health.as_ref(),
-            serving.grpc.as_ref(),
-        ])?),
+        guard: settings.guard(&[own, addresses([serving.grpc.as_ref()])?].concat()),
         wake: Wake::default(),
         settings,
         vault,
         tracer,
     };
-    let mut parts = Parts::new(stop);
-    parts.add_health(health, reserves.lookups.clone());
     register_keys(&mut parts, &reserves.rest, &shared.vault, "dashboard").await?;
     dashboard_part(&mut parts, shared, serving)?;
     parts.add_database_metrics(reserves.rest.clone());
@@ -162,6 +177,7 @@ pub(crate) struct Serving<'r> {
 }
 
 pub(crate) fn dispatcher_part(parts: &mut Parts, shared: Shared, pool: PgPool, direct: &PgConnectOptions) {
+    parts.add_top_endpoints(pool.clone(), shared.settings.values.metrics_top_endpoints);
     let dispatcher = Dispatcher {
         pool,
         direct: connect::named(direct, "dispatcher"),
@@ -172,6 +188,7 @@ pub(crate) fn dispatcher_part(parts: &mut Parts, shared: Shared, pool: PgPool, d
         wake: shared.wake,
         tracer: shared.tracer,
     };
+    health::expect_dispatcher();
     parts.add("dispatcher", |stop| dispatcher.run(stop));
 }
 
@@ -199,12 +216,47 @@ pub(crate) fn dashboard_part(parts: &mut Parts, shared: Shared, serving: Serving
         stop,
         streams: postrider_dashboard::streams(),
     };
-    announce(&serving.listener, "api")?;
-    parts.add("dashboard", |stop| {
+    parts.add_serving("dashboard", |stop| {
         let app = app(stop.clone());
         postrider_dashboard::serve(serving.listener, serving.grpc, app, serving.replica, stop)
     });
     Ok(())
+}
+
+/// Waits, live but not ready, instead of exiting into a restart loop that backs off for minutes. A database that refuses
+/// the settings, such as a wrong password, is an error.
+pub(crate) async fn wait_for_database(parts: &mut Parts, options: &PgConnectOptions) -> anyhow::Result<bool> {
+    parts
+        .wait_for_database(options)
+        .await
+        .context("cannot connect to the database")
+}
+
+/// Responds on the API's address until the database is there.
+struct Waiting {
+    task: JoinHandle<std::io::Result<()>>,
+    end: CancellationToken,
+}
+
+impl Waiting {
+    /// Returns the listener for the API.
+    fn serve(listener: TcpListener) -> std::io::Result<(TcpListener, Self)> {
+        let listener = listener.into_std()?;
+        let copy = TcpListener::from_std(listener.try_clone()?)?;
+        let end = CancellationToken::new();
+        let task = tokio::spawn(postrider_dashboard::serve_while_starting(copy, end.clone()));
+        let waiting = Self { task, end };
+        Ok((TcpListener::from_std(listener)?, waiting))
+    }
+
+    async fn end(self) {
+        self.end.cancel();
+        let abort = self.task.abort_handle();
+        // A client in the middle of a request does not delay the start.
+        if timeout(WAITING_END_MAX, self.task).await.is_err() {
+            abort.abort();
+        }
+    }
 }
 
 /// Nothing is served from a schema that is too old, or with a key that decrypts nothing.
@@ -237,7 +289,7 @@ async fn listen(
 }
 
 /// With port 0 the system chooses: a program that started us learns the address from this line.
-fn announce(listener: &TcpListener, service: &str) -> anyhow::Result<()> {
+pub(crate) fn announce(listener: &TcpListener, service: &str) -> anyhow::Result<()> {
     let address = listener.local_addr()?;
     tracing::info!(service, %address, "listening");
     Ok(())
@@ -270,7 +322,7 @@ pub(crate) async fn register_keys(
     };
     transaction.commit().await?;
     let (pool, vault) = (pool.clone(), vault.clone());
-    parts.add("key registration", |stop| holding.keep(pool, vault, stop));
+    parts.add_serving("key registration", |stop| holding.keep(pool, vault, stop));
     Ok(())
 }
 

@@ -43,12 +43,15 @@ pub(crate) struct Settings {
     pub(crate) collector: Option<Collector>,
     /// Variables with our prefix that set nothing.
     pub(crate) unknown_variables: Vec<String>,
+    /// Those that differ from their defaults, without secrets.
+    pub(crate) changed: Vec<String>,
     pub(crate) values: Values,
 }
 
 impl Settings {
     pub(crate) fn read(flags: &Flags, environment: &Environment) -> Result<Self, SettingError> {
-        let values = Values::read(&table::Source { flags, environment })?;
+        let source = table::Source { flags, environment };
+        let values = Values::read(&source)?;
         Ok(Self {
             database: database(&values)?,
             dispatcher: postrider_dispatcher::Settings {
@@ -68,6 +71,7 @@ impl Settings {
                 sample: values.otlp_sample,
             }),
             unknown_variables: table::unknown_variables(environment),
+            changed: table::changed(&source),
             values,
         })
     }

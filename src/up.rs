@@ -86,18 +86,25 @@ struct Credentials {
 
 impl Installation {
     async fn run(mut self, listener: TcpListener, stop: CancellationToken) -> anyhow::Result<()> {
+        let health = roles::listen_for_health(&self.settings).await?;
+        let own = roles::addresses([Some(&listener), health.as_ref()])?;
+        let drain_delay = self.settings.values.drain_delay.unwrap_or_default();
+        let mut parts = Parts::new(stop.clone(), drain_delay);
+        parts.add_health(health);
+        if !roles::wait_for_database(&mut parts, &self.database.direct).await? {
+            return parts.run_until_stopped().await;
+        }
         let sending_pool = connect::working_pool(&self.database.direct, "dispatcher").await?;
         roles::bring_up_to_date(&sending_pool, self.settings.dispatcher.retention).await?;
         let credentials = self.credentials(&sending_pool).await?;
         let reserves = connect::serving_pools(&self.database.pooled).await?;
         let replica = connect::replica(&self.database).await;
-        let health = roles::listen_for_health(&self.settings).await?;
         let grpc = roles::listen_for_grpc(&self.settings).await?;
-        let addresses = roles::addresses([Some(&listener), health.as_ref(), grpc.as_ref()])?;
+        let addresses = [own, roles::addresses([grpc.as_ref()])?].concat();
         let public_url = roles::public_url(&self.settings, &listener)?;
         self.settings.dispatcher.public_url = Some(public_url.clone());
         let api_url = connect::local_url(listener.local_addr()?);
-        let (export, tracer) = Export::start(&self.settings, "up", stop.clone())?;
+        let (export, tracer) = Export::start(&self.settings, "up", stop)?;
         let shared = Shared {
             settings: self.settings.clone(),
             vault: credentials.vault.clone(),
@@ -114,11 +121,9 @@ impl Installation {
             admin_api_key: credentials.api_key.value.clone(),
         };
 
-        let mut parts = Parts::new(stop);
         if let Some(cluster) = self.cluster.clone() {
             parts.add("embedded database", |stop| keep_running(cluster, stop));
         }
-        parts.add_health(health, reserves.lookups.clone());
         roles::register_keys(&mut parts, &reserves.rest, &shared.vault, "up").await?;
         roles::dispatcher_part(
             &mut parts,
@@ -127,6 +132,7 @@ impl Installation {
             &self.database.direct,
         );
         parts.add_database_metrics(reserves.rest.clone());
+        roles::announce(&serving.listener, "api")?;
         parts.add_log_filter(reserves.rest.clone());
         roles::dashboard_part(&mut parts, shared, serving)?;
         let banner = Banner {

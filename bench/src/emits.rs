@@ -1,5 +1,5 @@
-//! (l) (i) (s) (o) What an emit costs: over HTTP and from SQL, compared with plain inserts of the same rows over the same
-//! number of connections, with own ids and ordering keys compared with neither, and in bytes.
+//! (l) (i) (s) What an emit costs: over HTTP and from SQL, compared with plain inserts of the same rows over the same
+//! number of connections, and with own ids and ordering keys compared with neither. `sizing.rs` has (o).
 
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     report::Report,
+    sizing,
     world::{Ground, World, event},
 };
 
@@ -19,9 +20,6 @@ const SQL_CONNECTIONS: usize = 16;
 const ROUNDS: usize = 2;
 /// Objects that each client emits events about in turn.
 const KEYS: u64 = 100;
-/// Delivered events whose bytes are counted, and how many are emitted at a time.
-const COUNTED: i64 = 20_000;
-const COUNTED_BATCH: i32 = 1_000;
 
 /// What an event has besides its data.
 #[derive(Clone, Copy)]
@@ -62,8 +60,7 @@ pub(super) async fn run(
         from_sql(ground, report, seconds).await?;
     }
     if wanted('o') {
-        eprintln!("(o) bytes of a delivered event …");
-        octets(ground, report).await?;
+        sizing::run(ground, report).await?;
     }
     Ok(())
 }
@@ -151,65 +148,6 @@ async fn from_sql(ground: &mut Ground, report: &mut Report, seconds: u64) -> any
         keys / inserts,
     );
     world.end().await
-}
-
-async fn octets(ground: &mut Ground, report: &mut Report) -> anyhow::Result<()> {
-    for with_ids in [false, true] {
-        let mut world = ground.world().await?;
-        world.tenants(1).await?;
-        world.endpoints(0, 1, "/fast", 256).await?;
-        world.start().await?;
-        world.wait_until_owned(1).await?;
-        let (disk_before, wal_before) = bytes(&world).await?;
-        for batch in 0..COUNTED / i64::from(COUNTED_BATCH) {
-            sqlx::query(
-                "select postrider.emit_batch('t0', array_fill('bench.ran'::text, array[$1]), array_fill($2, array[$1]),
-                     case when $3 then array(select 'in_1PgcyT2eZvKY:' || $4 || ':' || n from generate_series(1, $1) n) end)",
-            )
-            .bind(COUNTED_BATCH)
-            .bind(data_of_a_kilobyte())
-            .bind(with_ids)
-            .bind(batch)
-            .execute(&world.pool)
-            .await?;
-        }
-        world
-            .wait(
-                "every delivery to be recorded",
-                Duration::from_secs(120),
-                || async {
-                    let left: (i64,) = sqlx::query_as("select count(*) from postrider.queue")
-                        .fetch_one(&world.pool)
-                        .await?;
-                    Ok(left.0 == 0)
-                },
-            )
-            .await?;
-        let (disk, wal) = bytes(&world).await?;
-        let each = |bytes: i64| bytes as f64 / COUNTED as f64;
-        let (disk, wal) = (each(disk - disk_before), each(wal - wal_before));
-        if with_ids {
-            report.note("(o) one delivered 1 KB event with own id: bytes on disk", disk);
-            report.note("(o) one delivered 1 KB event with own id: bytes of WAL", wal);
-        } else {
-            report.at_most("(o) one delivered 1 KB event: bytes on disk", disk, 1_450.0);
-            report.at_most("(o) one delivered 1 KB event: bytes of WAL", wal, 1_900.0);
-        }
-        world.end().await?;
-    }
-    Ok(())
-}
-
-/// Heaps and indexes of what stays after a delivery, and the position in the write-ahead log.
-async fn bytes(world: &World) -> anyhow::Result<(i64, i64)> {
-    Ok(sqlx::query_as(
-        "select (select sum(pg_total_relation_size(inhrelid)) from pg_inherits
-                 where inhparent in ('postrider.events'::regclass, 'postrider.attempts'::regclass))::bigint
-                + pg_total_relation_size('postrider.event_ids'),
-                pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint",
-    )
-    .fetch_one(&world.pool)
-    .await?)
 }
 
 /// With one endpoint that is paused: queue rows are written as usual, but nothing is sent meanwhile.

@@ -17,6 +17,7 @@ mod replays;
 mod report;
 mod scenarios;
 mod sink;
+mod sizing;
 mod usage;
 mod world;
 

@@ -8,6 +8,59 @@ use serde::Serialize;
 pub(super) struct Report {
     pub(super) rows: Vec<Row>,
     pub(super) figures: Vec<Figure>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) sizing: Option<Sizing>,
+}
+
+/// What one event of 1 KB costs, delivered to one endpoint by its first attempt.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Sizing {
+    pub(super) event_bytes: f64,
+    pub(super) attempt_bytes: f64,
+    /// More, if the producer gives the event an id of its own.
+    pub(super) own_id_bytes: f64,
+    pub(super) wal_bytes: f64,
+    /// More for each further endpoint of the event.
+    pub(super) further_wal_bytes: f64,
+    pub(super) postrider_cpu_ms: f64,
+    pub(super) postgres_cpu_ms: f64,
+}
+
+impl Sizing {
+    const EVENTS_PER_DAY: [f64; 4] = [1e5, 1e6, 1e7, 1e8];
+    const SECONDS_PER_DAY: f64 = 86_400.0;
+    const BYTES_PER_GB: f64 = 1e9;
+
+    /// The rows of the table in docs/operations.md.
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "\nsizing: {:.0} bytes an event, {:.0} an attempt, {:.0} an own id; {:.0} bytes of WAL, {:.0} for each further \
+             endpoint; {:.2} ms of CPU (Postrider), {:.2} ms (Postgres)",
+            self.event_bytes,
+            self.attempt_bytes,
+            self.own_id_bytes,
+            self.wal_bytes,
+            self.further_wal_bytes,
+            self.postrider_cpu_ms,
+            self.postgres_cpu_ms
+        )?;
+        for events in Self::EVENTS_PER_DAY {
+            let disk = events * (self.event_bytes + self.attempt_bytes) / Self::BYTES_PER_GB;
+            let cores = |ms: f64| events * ms / 1000.0 / Self::SECONDS_PER_DAY;
+            writeln!(
+                f,
+                "| {events:>11} | {:>8.1} GB | {:>8.1} GB | {:>8.1} GB | {:>8.1} GB | {:>6.2} | {:>6.2} |",
+                disk * 7.0,
+                disk * 30.0,
+                disk * 90.0,
+                events * self.wal_bytes / Self::BYTES_PER_GB,
+                cores(self.postrider_cpu_ms),
+                cores(self.postgres_cpu_ms),
+            )?;
+        }
+        Ok(())
+    }
 }
 
 /// One bulk scenario.
@@ -122,6 +175,6 @@ impl fmt::Display for Report {
                 figure.verdict()
             )?;
         }
-        Ok(())
+        self.sizing.as_ref().map_or(Ok(()), |sizing| sizing.write(f))
     }
 }

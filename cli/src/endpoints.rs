@@ -1,4 +1,4 @@
-//! `endpoints`: list, create, pause, resume, delete, test.
+//! `endpoints`: list, create, pause, resume, delete, test. `endpoint_health.rs` has `health`.
 
 use std::process::ExitCode;
 
@@ -8,6 +8,7 @@ use postrider_client::{Client, Endpoint, EndpointSettings, PageOf};
 use postrider_proto::{EndpointState, state::SignatureFormat};
 
 use crate::{
+    endpoint_health::{self, HealthArguments},
     output::{BAD, GOOD, SOFT, STRONG, WARNING, json_line, show, status_style},
     reach::{Failure, InTenant},
     settings::Environment,
@@ -19,6 +20,8 @@ const PAGE: u32 = 1_000;
 pub enum EndpointsCommand {
     /// List endpoints
     List(InTenant),
+    /// Show which endpoints fail, of all tenants
+    Health(HealthArguments),
     /// Create an endpoint and show its secret
     Create(CreateArguments),
     /// Pause an endpoint: deliveries are queued
@@ -85,6 +88,7 @@ pub(crate) fn parse_signature(text: &str) -> Result<SignatureFormat, String> {
 
 pub(crate) async fn run(command: EndpointsCommand, environment: &Environment) -> Result<ExitCode, Failure> {
     let at = match &command {
+        EndpointsCommand::Health(arguments) => return endpoint_health::run(arguments, environment).await,
         EndpointsCommand::List(at) => at,
         EndpointsCommand::Create(arguments) => &arguments.at,
         EndpointsCommand::Pause(one) | EndpointsCommand::Resume(one) | EndpointsCommand::Delete(one) => {
@@ -96,7 +100,7 @@ pub(crate) async fn run(command: EndpointsCommand, environment: &Environment) ->
         let (client, tenant) = at.open(environment).await?;
         let json = at.reach.json;
         match &command {
-            EndpointsCommand::List(_) => list(&client, &tenant, json).await,
+            EndpointsCommand::Health(_) | EndpointsCommand::List(_) => list(&client, &tenant, json).await,
             EndpointsCommand::Create(arguments) => create(&client, &tenant, arguments).await,
             EndpointsCommand::Pause(one) => enable(&client, &tenant, one, false).await,
             EndpointsCommand::Resume(one) => enable(&client, &tenant, one, true).await,

@@ -5,6 +5,7 @@ pub mod settings;
 
 mod completions;
 mod emit;
+mod endpoint_health;
 mod endpoints;
 mod events;
 mod listen;

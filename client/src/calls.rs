@@ -114,6 +114,24 @@ impl Client {
             .await
     }
 
+    /// Endpoints of all tenants with their health. Needs an admin key.
+    pub async fn endpoint_health(
+        &self,
+        filter: &HealthFilter,
+        page: &PageOf,
+    ) -> Result<Page<EndpointStatus>, Error> {
+        let filter = [
+            ("health", filter.health.map(|health| health.as_str().to_owned())),
+            (
+                "circuit",
+                filter.circuit.map(|circuit| circuit.as_str().to_owned()),
+            ),
+            ("tenant", filter.tenant.clone()),
+            ("sort", filter.most_failures_first.then(|| "failures".to_owned())),
+        ];
+        self.page(&["v1", "endpoints"], page, &filter).await
+    }
+
     pub async fn endpoint(&self, tenant: &str, id: &str) -> Result<Endpoint, Error> {
         self.get(&["v1", "tenants", tenant, "endpoints", id], &[]).await
     }

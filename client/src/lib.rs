@@ -24,7 +24,7 @@ mod transport;
 
 pub use error::Error;
 pub use listening::{Handover, Stream};
-pub use models::{DeliveryFilter, NewEvent};
+pub use models::{DeliveryFilter, HealthFilter, NewEvent};
 pub use postrider_proto::api::*;
 pub use transport::Client;
 

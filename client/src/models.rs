@@ -1,7 +1,11 @@
 //! What callers give that is not a request as it is sent. Requests and responses are in `postrider_proto::api`.
 
 use chrono::{DateTime, Utc};
-use postrider_proto::{DeliveryState, api::EventForm};
+use postrider_proto::{
+    DeliveryState,
+    api::EventForm,
+    state::{CircuitState, HealthStatus},
+};
 
 /// An event to emit. `data` is the text of a JSON object and is sent unchanged. It is not checked before it is sent,
 /// unlike the request's body, which borrows checked JSON.
@@ -63,4 +67,14 @@ pub struct DeliveryFilter {
     pub status_code: Option<u16>,
     pub since: Option<DateTime<Utc>>,
     pub until: Option<DateTime<Utc>>,
+}
+
+/// Filter of a list of endpoints by their health.
+#[derive(Debug, Clone, Default)]
+pub struct HealthFilter {
+    pub health: Option<HealthStatus>,
+    pub circuit: Option<CircuitState>,
+    pub tenant: Option<String>,
+    /// By failed attempts in the last hour. There is one page then.
+    pub most_failures_first: bool,
 }

@@ -21,7 +21,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use axum::{Router, serve::ListenerExt};
+use axum::{Router, middleware::from_fn, routing::get, serve::ListenerExt};
 use postrider_dispatcher::{Settings, Wake, guard::Guard, traces::Tracer, vault::Vault};
 use postrider_proto::TenantId;
 use tokio::net::TcpListener;
@@ -92,6 +92,16 @@ pub fn routes(app: App) -> Vec<Route> {
     routes::build(Arc::new(app), None, Live::default()).1
 }
 
+/// Serves until `end`, while there is no database yet: the process is alive, and everything else has to wait.
+pub async fn serve_while_starting(listener: TcpListener, end: CancellationToken) -> io::Result<()> {
+    let router = Router::new()
+        .route("/healthz", get(api::health::healthz))
+        .fallback(api::health::while_starting);
+    axum::serve(listener, router)
+        .with_graceful_shutdown(end.cancelled_owned())
+        .await
+}
+
 /// Serves until `stop`; then accepts nothing new and finishes running requests. Reads that may be stale use
 /// `replica`, if there is one.
 pub async fn serve(
@@ -124,6 +134,7 @@ pub async fn serve(
         let reads = routes::build(app.clone(), Some(Arc::new(reading)), live).0;
         router = http::read_replica::serve(router.clone(), reads.fallback_service(router), follows);
     }
+    let router = router.layer(from_fn(http::draining::close_when_stopping));
     let service = router.into_make_service_with_connect_info::<SocketAddr>();
     // `tap_io` does nothing here except that it provides the peer's address for a custom listener.
     let http = axum::serve(TimedListener(listener).tap_io(|_| {}), service)

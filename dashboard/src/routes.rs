@@ -78,7 +78,8 @@ pub(crate) fn build(app: Shared, reading: Option<Shared>, live: Live) -> (Router
         .layer(from_fn_with_state(app.clone(), pages::problem::render))
         .layer(map_response(secure))
         .layer(compression())
-        .layer(TraceLayer::new_for_http().make_span_with(span))
+        // Errors are logged where they happen, with their cause.
+        .layer(TraceLayer::new_for_http().make_span_with(span).on_failure(()))
         .with_state(reading.unwrap_or(app));
     (router, routes.list)
 }
@@ -162,6 +163,7 @@ impl Routes {
             .get("/event-types/new-type", Administer, pages::event_type_form::new_type)
             .read("/event-types/{type}", See, pages::event_types::show)
             .get("/event-types/{type}/new-version", Administer, pages::event_type_form::new_version)
+            .post("/event-types/{type}/delete", Administer, pages::event_types::delete)
             .get("/verify", See, pages::verify::show)
             .get("/signatures", See, pages::signatures::show)
             .post("/signatures", Ask, pages::signatures::check)

@@ -5,15 +5,20 @@ use std::time::{Duration, Instant};
 
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 
-use crate::db_timeout::{WithDbTimeout, is_alive};
+use crate::{
+    db_timeout::{WithDbTimeout, is_alive},
+    health::database,
+};
 
 /// A connection may have been cut off silently while it was unused for this long.
 const UNUSED_MAX: Duration = Duration::from_secs(2);
 
-/// Opened on first use, and again after an error, or when it is found dead after it was unused for a while.
+/// Opened on first use, and again after an error, when it is found dead after it was unused for a while, or when the
+/// database was seen read-only since.
 pub(crate) struct DedicatedConnection {
     options: PgConnectOptions,
     connection: Option<PgConnection>,
+    opened_at: Instant,
     used_at: Instant,
 }
 
@@ -22,11 +27,15 @@ impl DedicatedConnection {
         Self {
             options,
             connection: None,
+            opened_at: Instant::now(),
             used_at: Instant::now(),
         }
     }
 
     pub(crate) async fn open(&mut self) -> Result<&mut PgConnection, sqlx::Error> {
+        if database::is_outdated(self.opened_at.elapsed()) {
+            self.connection = None;
+        }
         if self.used_at.elapsed() > UNUSED_MAX
             && let Some(mut unused) = self.connection.take()
             && is_alive(&mut unused).await.is_ok()
@@ -37,6 +46,7 @@ impl DedicatedConnection {
         match &mut self.connection {
             Some(connection) => Ok(connection),
             none => {
+                self.opened_at = Instant::now();
                 let opened = PgConnection::connect_with(&self.options)
                     .with_db_timeout()
                     .await?;

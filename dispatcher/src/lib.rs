@@ -10,6 +10,7 @@ pub mod db_timeout;
 mod dedicated_connection;
 mod deliver;
 pub mod diagnosis;
+pub mod health;
 pub mod http;
 mod lock;
 pub mod maintenance;

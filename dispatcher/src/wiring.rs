@@ -28,7 +28,7 @@ use crate::{
     dedicated_connection::DedicatedConnection,
     deliver::{
         attempt::{Attempts, Picked},
-        bodies::LargeBodies,
+        bodies::{LargeBodies, Prefetched},
         capacity::Capacity,
         change_watcher::{self, Commits},
         engine::{Engine, EngineMessage, State},
@@ -39,6 +39,7 @@ use crate::{
         survey::Surveyor,
         worker_pool::WorkerPool,
     },
+    health::{self, Vital},
     http::client::HttpSender,
     maintenance::{
         deleted_endpoints, disable, jobs,
@@ -106,6 +107,7 @@ struct Parts {
     to_disable: Wake,
     /// Interrupts the reader's wait for changes.
     interrupt: Wake,
+    commits: Commits,
 }
 
 /// The receiving ends of what the engine sends to background tasks.
@@ -136,6 +138,7 @@ impl Parts {
             statistics: Statistics::default(),
             to_disable: Wake::default(),
             interrupt: Wake::default(),
+            commits: Commits::default(),
         }
     }
 }
@@ -176,21 +179,22 @@ async fn start(dispatcher: Dispatcher, stop: &CancellationToken) -> Result<Start
     let (withdrawals, withdrawals_out) = mpsc::unbounded_channel();
     let (applied, applied_out) = watch::channel(None);
     let (activity, activity_out) = watch::channel(Vec::new());
-    let commits = Commits::default();
     let reader = Reader {
         wake: dispatcher.wake.clone(),
-        commits: commits.clone(),
+        commits: parts.commits.clone(),
         interrupt: parts.interrupt.clone(),
         options: parts.direct.clone(),
         clock: parts.clock.clone(),
         cycles: cycles_out,
         out: rows_in,
+        prefetched: attempts.prefetched.clone(),
+        with_traces: dispatcher.tracer.is_on(),
     };
     let surveyor = Surveyor::new(parts.direct.clone(), surveys_out, parts.engine.clone());
     start_ownership(&dispatcher, &parts, drained_out, stop).await?;
     let recorder = tokio::spawn(recorder.run(abandon.clone()));
     parts.background.spawn(reader.run(parts.leave.clone()));
-    let watcher = change_watcher::run(parts.direct.clone(), commits.clone(), parts.leave.clone());
+    let watcher = change_watcher::run(parts.direct.clone(), parts.commits.clone(), parts.leave.clone());
     parts.background.spawn(watcher);
     tokio::spawn(surveyor.run(parts.leave.clone()));
     let output = EngineOutput {
@@ -200,7 +204,10 @@ async fn start(dispatcher: Dispatcher, stop: &CancellationToken) -> Result<Start
         activity: activity_out,
     };
     start_maintenance(&dispatcher, &parts, output, stop);
+    let vital = Arc::new(Vital::new(parts.lease.clone()));
+    health::watch(vital.clone());
     let engine = Engine {
+        vital,
         capacity: Capacity::new(dispatcher.settings.max_in_flight),
         settings: dispatcher.settings,
         vault: dispatcher.vault,
@@ -210,7 +217,7 @@ async fn start(dispatcher: Dispatcher, stop: &CancellationToken) -> Result<Start
         finished,
         started: Instant::now(),
         cycles,
-        commits,
+        commits: parts.commits.clone(),
         interrupt: parts.interrupt.clone(),
         drained,
         deleted,
@@ -259,6 +266,7 @@ fn attempts(
         tasks: TaskTracker::new(),
         workers: WorkerPool::new(),
         large_bodies: LargeBodies::new(&parts.direct, dispatcher.tracer.is_on()),
+        prefetched: Prefetched::default(),
         tracer: dispatcher.tracer.clone(),
     })
 }
@@ -291,6 +299,7 @@ async fn start_ownership(
         id: parts.id,
         name: dispatcher.settings.name.clone(),
         lease: parts.lease.clone(),
+        had_lease: false,
         engine: parts.engine.clone(),
         drained,
     };
@@ -332,12 +341,14 @@ fn start_maintenance(dispatcher: &Dispatcher, parts: &Parts, output: EngineOutpu
     let runner = Runner {
         pool: parts.pool.clone(),
         wake: dispatcher.wake.clone(),
+        commits: parts.commits.clone(),
         retention: dispatcher.settings.retention,
         stop: leave.clone(),
     };
     let notifier = Notifier {
         pool: parts.pool.clone(),
         wake: dispatcher.wake.clone(),
+        commits: parts.commits.clone(),
         public_url: dispatcher.settings.public_url.clone(),
     };
     let jobs = jobs::run(

@@ -17,11 +17,11 @@ create or replace function postrider.wake_lock() returns bigint language sql imm
 
 -- Wakes the dispatchers after a change that they must see. A notification makes commits wait for each other, so it is sent
 -- only while a dispatcher holds the wake lock. Otherwise this transaction shares the lock until it has committed, and
--- dispatchers poll at least until then.
+-- dispatchers poll at least until then. A trigger's argument names what has changed, if that is not for the reader.
 create or replace function postrider.wake() returns trigger language plpgsql as $$
 begin
     if not pg_catalog.pg_try_advisory_xact_lock_shared(5787040128514159461) then
-        perform pg_catalog.pg_notify('postrider', '');
+        perform pg_catalog.pg_notify('postrider', coalesce(tg_argv[0], ''));
     end if;
     return null;
 end $$;
@@ -32,6 +32,15 @@ create or replace trigger endpoints_wake after insert or update on postrider.end
     for each statement execute function postrider.wake();
 create or replace trigger secrets_wake after insert or update on postrider.secrets
     for each statement execute function postrider.wake();
+create or replace trigger replays_wake after insert or update of state, rate_per_second on postrider.replays
+    for each statement execute function postrider.wake('replays');
+create or replace trigger notices_wake after insert on postrider.notices
+    for each statement execute function postrider.wake('notices');
+-- Alerts are about these counts. For each row, because most statements that may change a count change none.
+create or replace trigger dead_letter_counts_wake after insert or update on postrider.dead_letter_counts
+    for each row execute function postrider.wake('notices');
+create or replace trigger alerts_wake after insert or update of dead_letters on postrider.alerts
+    for each statement execute function postrider.wake('notices');
 
 -- Takes the wake lock if it is free, and returns the session that holds it. One that has not checked for five seconds belongs
 -- to a process that is stopped, and is ended: its notifications would pile up.

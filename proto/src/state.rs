@@ -95,6 +95,19 @@ words!(
     }
 );
 words!(
+    /// Whether an endpoint gets what is sent to it. `Failing`: attempts have failed since the last success.
+    HealthStatus("health_status") {
+        Healthy = "healthy",
+        Failing = "failing",
+        Paused = "paused",
+        Disabled = "disabled",
+    }
+);
+words!(
+    /// `Open`: after ten consecutive failures one attempt at a time is let through until one succeeds.
+    CircuitState("circuit_state") { Closed = "closed", Open = "open" }
+);
+words!(
     /// The format of an endpoint's signatures.
     SignatureFormat("signature_format") {
         TV1 = "t-v1",

@@ -148,6 +148,14 @@ pub(super) fn timeout(text: &str) -> Result<Duration, Requirement> {
         .ok_or("must be a duration from 100ms to 60s")
 }
 
+pub(super) fn drain_delay(text: &str) -> Result<Duration, Requirement> {
+    const MAX: Duration = Duration::from_secs(60);
+    parse_wait(text)
+        .ok()
+        .filter(|delay| *delay <= MAX)
+        .ok_or("must be a duration from 0s to 60s")
+}
+
 /// Seconds are for tests.
 pub(super) fn retention(text: &str) -> Result<Duration, Requirement> {
     const REQUIREMENT: Requirement = "must be a duration like 30d, 12h or 90m, from 10s to 3650d";

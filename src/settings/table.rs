@@ -90,6 +90,8 @@ settings! {
             "address for health, readiness and metrics without a key. A dispatcher serves them only here";
         optional grpc_listen: SocketAddr = "POSTRIDER_GRPC_LISTEN", "none", parse::address,
             "address for gRPC, served by `dashboard` and `up`";
+        optional drain_delay: Duration = "POSTRIDER_DRAIN_DELAY", "`5s`; `up`: `0s`", parse::drain_delay,
+            "how long a stopping `dashboard` or `up` still serves requests, while `/readyz` reports `stopping`; `0s` to `60s`: [health](#health)";
         optional public_url: String = "POSTRIDER_PUBLIC_URL", "derived from the listen address", parse::base_url,
             "base URL of links for customers. With https, cookies are sent over https only. Endpoints may not use this address";
     } ""
@@ -150,8 +152,8 @@ settings! {
             "the same for a tenant key";
         optional trusted_proxies: Vec<IpNet> = "POSTRIDER_TRUSTED_PROXIES", "none", parse::networks_or_addresses,
             "proxies in front of the API, as networks or addresses separated by commas. For requests from them, the client's address is taken from `X-Forwarded-For`; [failed sign-ins](#behind-a-proxy) and connections are counted by it";
-        value log_filter: String = "POSTRIDER_LOG", "info,apalis_core=warn,sqlx::postgres::notice=warn", parse::log_filter,
-            "log filter, like `warn` or `info,postrider_dispatcher=debug`";
+        value log_filter: String = "POSTRIDER_LOG", "info", parse::log_filter,
+            "log filter, like `warn` or `info,postrider_dispatcher=debug`. Libraries stay quiet unless it mentions them: [logs](#logs)";
         value log_as_json: bool = "POSTRIDER_LOG_FORMAT", "text", parse::log_format,
             "`text` or `json`";
         private otlp_endpoint: Url = "POSTRIDER_OTLP_ENDPOINT", "none", parse::collector_url,
@@ -160,6 +162,9 @@ settings! {
             "headers for the collector: `name=value`, separated by commas";
         value otlp_sample: f64 = "POSTRIDER_OTLP_SAMPLE", "1", parse::fraction,
             "fraction of the traces started by Postrider that are sent; 0 to 1";
+        value metrics_top_endpoints: usize = "POSTRIDER_METRICS_TOP_ENDPOINTS", "0",
+            |text| parse::number(text, 0, 100),
+            "how many of the [endpoints with the most failed attempts](#failing-endpoints) dispatchers export as a metric; 0 to 100";
     } ""
 }
 
@@ -186,6 +191,34 @@ pub(super) fn unknown_variables(environment: &Environment) -> Vec<String> {
         .filter(|variable| !is_known(variable))
         .map(str::to_owned)
         .collect()
+}
+
+/// The settings that differ from their defaults, for the log. Those that may contain a secret only by name.
+pub(super) fn changed(source: &Source<'_>) -> Vec<String> {
+    let settings = SECTIONS.iter().flat_map(|section| section.settings);
+    let shown = settings.filter_map(|setting| {
+        let is_default =
+            |value: &str| matches!(setting.default, Fallback::Value(default) if default == value);
+        match setting.kind {
+            Kind::Flag => source
+                .flag(setting)
+                .filter(|value| !is_default(value))
+                .map(|value| format!("{}={value}", setting.variable)),
+            Kind::PrivateFlag => source.flag(setting).map(|_| hidden(setting)),
+            Kind::Secret => {
+                let is_set = |variable: &&str| {
+                    setting.is_set_by(variable) && source.environment.get(variable).is_some()
+                };
+                let mut set = source.environment.own_variables();
+                set.any(|variable| is_set(&variable)).then(|| hidden(setting))
+            }
+        }
+    });
+    shown.collect()
+}
+
+fn hidden(setting: &Setting) -> String {
+    format!("{}=[hidden]", setting.variable)
 }
 
 /// Every setting of the roles with its value, for a support bundle. Of those that may contain a password only whether they
@@ -250,6 +283,15 @@ impl FromArgMatches for Flags {
             }
         }
         Ok(())
+    }
+}
+
+impl Flags {
+    /// Whether fatal errors are JSON, even if another setting is invalid.
+    pub(crate) fn log_as_json(&self) -> bool {
+        self.0
+            .get("POSTRIDER_LOG_FORMAT")
+            .is_some_and(|value| value.trim() == "json")
     }
 }
 

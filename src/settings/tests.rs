@@ -100,6 +100,8 @@ fn a_bad_value_is_refused_by_name() {
         ("--retry-jitter", "NaN", "POSTRIDER_RETRY_JITTER"),
         ("--timeout", "0s", "POSTRIDER_TIMEOUT"),
         ("--timeout", "10", "POSTRIDER_TIMEOUT"),
+        ("--drain-delay", "61s", "POSTRIDER_DRAIN_DELAY"),
+        ("--drain-delay", "soon", "POSTRIDER_DRAIN_DELAY"),
         ("--endpoint-concurrency", "0", "POSTRIDER_ENDPOINT_CONCURRENCY"),
         ("--max-in-flight", "-1", "POSTRIDER_MAX_IN_FLIGHT"),
         ("--allow-networks", "10.0.0.0/33", "POSTRIDER_ALLOW_NETWORKS"),
@@ -194,6 +196,33 @@ fn a_collector_is_a_base_or_the_whole_url() {
         assert_eq!(headers, [("authorization", "Basic YWJj="), ("x-team", "hooks")]);
     }
     assert!(read(&[], &[]).expect("defaults").collector.is_none());
+}
+
+#[test]
+fn settings_that_differ_from_their_defaults_are_listed_without_secrets() {
+    let flags = [
+        "--retry-jitter=0.2",
+        "--timeout=5s",
+        "--egress-proxy=http://u:hunter2@proxy:3128",
+    ];
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "postgres://u:hunter2@db/x").expect("written");
+    let path = file.path().to_str().expect("a plain path");
+    let variables = [
+        ("POSTRIDER_DATABASE_URL_FILE", path),
+        ("POSTRIDER_ADMIN_PASSWORD", "hunter2hunter2"),
+    ];
+    let settings = read(&flags, &variables).expect("valid");
+    assert_eq!(
+        settings.changed,
+        [
+            "POSTRIDER_DATABASE_URL=[hidden]",
+            "POSTRIDER_ADMIN_PASSWORD=[hidden]",
+            "POSTRIDER_TIMEOUT=5s",
+            "POSTRIDER_EGRESS_PROXY=[hidden]",
+        ]
+    );
+    assert!(read(&[], &[]).expect("defaults").changed.is_empty());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::json;
 
 use crate::support::{
-    ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, Database, MASTER_KEY, Postrider, Receiver, until,
+    ADMIN_API_KEY, ADMIN_PASSWORD, DataFolder, Database, MASTER_KEY, Person, Postrider, Receiver, until,
 };
 
 const OTHER_KEY: &str = "ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=";
@@ -134,7 +134,8 @@ async fn key_names(database: &Database) -> Vec<Vec<u8>> {
     sqlx::query_scalar(
         "select distinct substr(sealed, 1, 4) from (
             select ciphertext as sealed from postrider.secrets
-            union all select headers from postrider.endpoints where headers is not null) all_sealed",
+            union all select headers from postrider.endpoints where headers is not null
+            union all select sealed from postrider.form_results) all_sealed",
     )
     .fetch_all(&mut database.connect().await)
     .await
@@ -159,6 +160,11 @@ async fn the_master_key_is_changed_while_everything_runs() {
     .execute(&mut database.connect().await)
     .await
     .expect("inserted");
+    // Not shown yet.
+    let mut admin = Person::signed_in(&program).await;
+    admin
+        .post("/people", &[("login", "ada"), ("role", "operator")])
+        .await;
     let before = key_names(&database).await;
     assert_eq!(before.len(), 1);
 
@@ -173,7 +179,7 @@ async fn the_master_key_is_changed_while_everything_runs() {
     );
     assert!(told.contains("secrets: 500 of 1201"), "{told}");
     assert!(
-        told.contains("1202 values encrypted with the first key"),
+        told.contains("1203 values encrypted with the first key"),
         "{told}"
     );
     let after = key_names(&database).await;
@@ -187,6 +193,11 @@ async fn the_master_key_is_changed_while_everything_runs() {
     let request = receiver.wait_for(1).await.remove(0);
     assert_eq!(request.verify(&endpoint.secret), Ok(()));
     assert_eq!(request.header("x-token"), TOKEN);
+    let result = database
+        .text("select public_id from postrider.form_results")
+        .await;
+    let (_, page) = admin.visit(&format!("/people?result={result}")).await;
+    assert!(page.contains("new-password"), "{page}");
 
     Postrider::on_database("dashboard", &database)
         .set("POSTRIDER_MASTER_KEY", OTHER_KEY)

@@ -3,7 +3,7 @@
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Api, Browser, Database, Endpoint, Form, Person, Postrider, Receiver};
+use crate::support::{Answer, Api, Browser, Database, Endpoint, Form, Person, Postrider, Receiver, until};
 
 const ALL: &str = "select count(*) from postrider.dead_letters";
 const COUNTED: &str = "select coalesce(sum(count), 0)::bigint from postrider.dead_letter_counts";
@@ -254,4 +254,106 @@ async fn a_person_watches_an_endpoint_fail_and_discards_what_it_will_not_get() {
     browser.see(".state.discarded").await;
     assert_accessible(&browser).await;
     browser.close().await;
+}
+
+const WAITING: &str = "select count(*) from pg_stat_activity
+    where wait_event_type = 'Lock' and datname = current_database()";
+
+async fn wait_for_waiting(database: &Database, count: i64) {
+    until("a statement waits for a lock", || async {
+        (database.count(WAITING).await >= count).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_discard_beside_another_is_complete_only_if_nothing_is_left() {
+    // As many as one request discards, and one more.
+    const COUNT: i64 = 5_001;
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let endpoint = api.acme("http://127.0.0.1:9/hook", json!({})).await;
+    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
+    api.call(Method::PATCH, &path, Some(json!({ "enabled": false })))
+        .await;
+    let dead = format!(
+        "select count(postrider.emit('acme', 'invoice.paid', '{{}}')) from generate_series(1, {COUNT});
+         insert into postrider.dead_letters (endpoint_id, event_id, tenant_id, type_id, reason, failure, attempt)
+         select endpoint_id, event_id, tenant_id, type_id, 'exhausted', 500, 1 from postrider.queue;
+         insert into postrider.dead_letter_counts (endpoint_id, type_id, reason, failure, tenant_id, count)
+         select endpoint_id, type_id, reason, failure, tenant_id, count(*) from postrider.dead_letters group by 1, 2, 3, 4, 5;
+         delete from postrider.queue"
+    );
+    database.execute(&dead).await;
+    let path = "/tenants/acme/dead-letters/discard";
+    let body = json!({ "endpoint": endpoint.id });
+    // The other one takes the oldest, which the request has picked as well.
+    let mut other = database.connect().await;
+    let take = "begin;
+        with taken as (delete from postrider.dead_letters
+                       where event_id = (select event_id from postrider.dead_letters order by event_id limit 1) returning endpoint_id)
+        select from taken";
+    sqlx::raw_sql(take).execute(&mut other).await.expect("taken");
+    let request = api.call(Method::POST, path, Some(body.clone()));
+    let commit = async {
+        wait_for_waiting(&database, 1).await;
+        sqlx::raw_sql("update postrider.dead_letter_counts set count = count - 1; commit")
+            .execute(&mut other)
+            .await
+            .expect("committed");
+    };
+    let ((status, done), ()) = tokio::join!(request, commit);
+    assert_eq!(status, StatusCode::OK, "{done}");
+    assert_eq!(done, json!({ "discarded": COUNT - 2, "is_complete": false }));
+    let (_, done) = api.call(Method::POST, path, Some(body)).await;
+    assert_eq!(done, json!({ "discarded": 1, "is_complete": true }));
+    assert_eq!(database.count(ALL).await, 0);
+    assert_eq!(database.count(COUNTED).await, 0);
+}
+
+#[tokio::test]
+async fn two_discards_of_the_same_groups_wait_for_each_other_and_do_not_deadlock() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = dead_letters(&database, &api, &receiver).await;
+    let group = |failure: u16| format!("group={}~invoice.paid~exhausted~{failure}", endpoint.id);
+    let (mut first, mut second) = (
+        Person::signed_in(&program).await,
+        Person::signed_in(&program).await,
+    );
+    let (_, page) = first
+        .visit(&format!("/dead-letters/discard?{}&{}", group(401), group(500)))
+        .await;
+    let form = Form::find(&page, "/dead-letters/discard");
+    let (_, page) = second
+        .visit(&format!("/dead-letters/discard?{}&{}", group(500), group(401)))
+        .await;
+    let reversed = Form::find(&page, "/dead-letters/discard");
+    // Both have to wait for a row of the group that the first one begins with.
+    let mut other = database.connect().await;
+    let lock = "begin; select from postrider.dead_letters where failure = 401 for update";
+    sqlx::raw_sql(lock).execute(&mut other).await.expect("locked");
+    let one = first.submit_and_follow(&form);
+    let two = async {
+        wait_for_waiting(&database, 1).await;
+        second.submit_and_follow(&reversed).await
+    };
+    let release = async {
+        wait_for_waiting(&database, 2).await;
+        sqlx::raw_sql("commit")
+            .execute(&mut other)
+            .await
+            .expect("released");
+    };
+    let ((_, one), (_, two), ()) = tokio::join!(one, two, release);
+    assert!(one.contains("Dead letters discarded."), "{one}");
+    assert!(!two.contains("Internal"), "{two}");
+    assert_eq!(states(&api, "discarded").await, 5);
+    assert_eq!(database.count(ALL).await, 0);
+    assert_eq!(database.count(COUNTED).await, 0);
+    let deadlocks = "select deadlocks from pg_stat_database where datname = current_database()";
+    assert_eq!(database.count(deadlocks).await, 0);
 }

@@ -1,10 +1,10 @@
 //! Finding a delivery by what is known of it, and reading why it failed.
 
 use reqwest::{Method, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::event_pages::customer;
-use crate::support::{ADMIN_API_KEY, Answer, Database, Person, Postrider, Receiver, until};
+use crate::support::{ADMIN_API_KEY, Answer, Browser, Database, Person, Postrider, Receiver, until};
 
 #[tokio::test]
 async fn deliveries_are_found_by_each_filter_and_by_pages() {
@@ -175,10 +175,16 @@ async fn deliveries_are_found_by_kind_of_failure_and_number_of_attempts_and_expo
         let (_, overview) = person.visit("/").await;
         let (_, page) = person.visit(&format!("/endpoints/{}", missing.id)).await;
         let links = [
-            overview.contains("href=\"/deliveries?since="),
-            overview.contains("&amp;failure=any\""),
-            page.contains(&format!("/deliveries?endpoint={}&amp;failure=4xx\"", missing.id)),
-            page.contains(&format!("/deliveries?endpoint={}&amp;since=", missing.id)),
+            overview.contains("href=\"/deliveries?attempted_since="),
+            overview.contains("&amp;failure=any&amp;attempted_since="),
+            page.contains(&format!(
+                "/deliveries?endpoint={}&amp;failure=4xx&amp;attempted_since=",
+                missing.id
+            )),
+            page.contains(&format!(
+                "/deliveries?endpoint={}&amp;attempted_since=",
+                missing.id
+            )),
         ];
         (links == [true; 4]).then_some(())
     })
@@ -448,5 +454,46 @@ async fn a_failed_delivery_says_what_to_do_how_many_failed_alike_and_what_was_cu
     let address = timing["address"].as_str().expect("an address");
     assert!(receiver.url("").contains(address), "{timing}");
     assert!(timing["first_byte_ms"].is_i64(), "{timing}");
-    assert!(page.contains(&format!("Address {address} ·")) && page.contains("first byte "));
+    assert!(page.contains(&format!("· address {address} ·")) && page.contains("first byte "));
+}
+
+#[tokio::test]
+async fn an_attempt_shows_its_time_and_a_failed_one_where_it_went() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let schedule = json!({ "retry_schedule": ["0s", "10ms"] });
+    api.acme(&receiver.url("/hook"), schedule).await;
+    receiver.script([Answer::Status(500), Answer::Status(204)]);
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    let delivered = api.wait_for_state("acme", "delivered", 1).await;
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    let page = format!("/deliveries/{}", delivered[0]["id"].as_str().expect("an id"));
+    browser.open(&program.url(&page)).await;
+    let told = "return [...document.querySelectorAll('.timeline li[data-key]')].map((one) => one.innerText)";
+    let told = browser.script(told).await;
+    let lines: Vec<&str> = told
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    let line = |summary: &str| {
+        let found = lines.iter().find(|line| line.contains(summary));
+        *found.unwrap_or_else(|| panic!("no {summary} in {lines:?}"))
+    };
+    let (failed, succeeded) = (line("500 Internal Server Error"), line("204 No Content"));
+    for part in ["Total ", "address 127.0.0.1:", "connect ", "first byte "] {
+        assert!(failed.contains(part), "no {part} in {failed}");
+    }
+    for part in [
+        "Total ",
+        "address and phases are recorded for failed attempts only",
+    ] {
+        assert!(succeeded.contains(part), "no {part} in {succeeded}");
+    }
+    browser.close().await;
 }

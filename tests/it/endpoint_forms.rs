@@ -130,6 +130,8 @@ async fn a_filter_is_tested_on_recent_events_of_the_own_tenant_and_nothing_is_sa
         ("acme", "evt_large", "invoice.paid", 5_000),
         ("acme", "evt_order", "order.created", 5_000),
         ("globex", "evt_foreign", "invoice.paid", 5_000),
+        // A producer's id is unique within its tenant only.
+        ("globex", "evt_large", "invoice.paid", 7),
     ] {
         let event = json!({ "id": id, "type": name, "data": { "amount": amount } });
         let (status, told) = api.emit(tenant, event).await;
@@ -154,6 +156,16 @@ async fn a_filter_is_tested_on_recent_events_of_the_own_tenant_and_nothing_is_sa
         browser.scheme(scheme).await;
         assert_eq!(browser.violations(rules).await, Vec::<String>::new(), "{scheme}");
     }
+    // The link leads to the event of this tenant, not to the newest one with the same id.
+    let link = "return document.querySelector('#filter-test + .wide tbody a').getAttribute('href')";
+    let link = browser.script(link).await;
+    let mut person = Person::signed_in(&program).await;
+    let (status, page) = person.visit(link.as_str().expect("a link")).await;
+    assert_eq!(status, StatusCode::OK, "{page}");
+    assert!(
+        page.contains("/tenants/acme\"") && page.contains("5000"),
+        "{page}"
+    );
     let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
     let stored = api.get(&path).await;
     assert_eq!(

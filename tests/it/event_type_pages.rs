@@ -131,3 +131,47 @@ async fn nothing_is_published_that_was_not_reviewed_as_it_is() {
     let (_, page) = person.visit("/event-types/postrider.delivery.dead").await;
     assert!(!page.contains("/new-version"), "Postrider's own: {page}");
 }
+
+#[tokio::test]
+async fn a_type_is_deleted_after_a_confirmation_and_is_back_with_its_versions_when_created_again() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    api.tenant("acme").await;
+    api.event_type("invoice.paid").await;
+    let event = json!({ "type": "invoice.paid", "data": {} });
+    assert!(api.emit("acme", event.clone()).await.0.is_success());
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    let page = program.url("/event-types/invoice.paid");
+    browser.open(&page).await;
+    browser.press("Delete…").await;
+    browser.see("dialog#delete:modal").await;
+    browser.press("Cancel").await;
+    assert!(api.emit("acme", event.clone()).await.0.is_success(), "only asked");
+    browser.press("Delete…").await;
+    browser.press("Delete event type").await;
+    browser
+        .read("Event type deleted. New events of this type are rejected.")
+        .await;
+    assert!(!browser.words().await.contains("invoice.paid"));
+    assert_eq!(
+        api.emit("acme", event.clone()).await.0,
+        StatusCode::UNPROCESSABLE_ENTITY
+    );
+    let audit = api.get("/audit?action=event_type.deleted").await;
+    assert_eq!(audit["data"][0]["subject"], "invoice.paid", "{audit}");
+    browser.close().await;
+
+    api.event_type("invoice.paid").await;
+    assert!(api.emit("acme", event).await.0.is_success());
+    // Postrider's own types are not for deleting, and only admins delete others.
+    let own = "/event-types/postrider.endpoint.disabled";
+    let (status, problem) = api.call(Method::DELETE, own, None).await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
+    let mut admin = Person::signed_in(&program).await;
+    let (_, page) = admin.visit(own).await;
+    assert!(!page.contains("Delete…"), "{page}");
+    let (status, _) = admin.post("/event-types/no.such/delete", &[]).await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+}

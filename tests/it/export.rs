@@ -3,7 +3,7 @@
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{ADMIN_API_KEY, Answer, Database, Postrider, Receiver};
+use crate::support::{ADMIN_API_KEY, Answer, Database, Postrider, Receiver, until};
 
 #[tokio::test]
 async fn deliveries_stream_as_ndjson_and_csv_and_dead_letters_are_counted_by_group() {
@@ -286,4 +286,71 @@ async fn an_export_of_any_length_takes_no_more_memory_than_a_short_one() {
             "{format}: {growth} KiB more for {read} bytes"
         );
     }
+}
+
+/// Holds back every statement that reads attempts.
+async fn hold_attempts(database: &Database) -> sqlx::PgConnection {
+    let mut connection = database.connect().await;
+    let lock = "begin; lock table postrider.attempts in access exclusive mode";
+    sqlx::raw_sql(lock)
+        .execute(&mut connection)
+        .await
+        .expect("locked");
+    connection
+}
+
+#[tokio::test]
+async fn an_export_whose_client_has_gone_stops() {
+    // Twenty pages of which nothing matches, so that nothing is sent.
+    const COUNT: usize = 40_000;
+    // More statements than one page takes.
+    const STATEMENTS: usize = 8;
+    // As many as a tenant may have at once.
+    const EXPORTS: usize = 2;
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    let endpoint = api.acme("http://127.0.0.1:9/hook", json!({})).await;
+    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
+    api.call(Method::PATCH, &path, Some(json!({ "enabled": false })))
+        .await;
+    let delivered = format!(
+        "select count(postrider.emit('acme', 'invoice.paid', '{{}}')) from generate_series(1, {COUNT});
+         insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
+             outcome, status, final)
+         select event_id, endpoint_id, 1, tenant_id, type_id, clock_timestamp(), 1, 1, 200, 'delivered'
+         from postrider.queue;
+         delete from postrider.queue;
+         analyze postrider.events, postrider.attempts"
+    );
+    database.execute(&delivered).await;
+    let export = "/tenants/acme/deliveries?format=ndjson&state=delivered&status_code=299";
+    let mut holder = hold_attempts(&database).await;
+    for _ in 0..EXPORTS {
+        let answer = api.stream(export).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        drop(answer);
+    }
+    // One statement of each export after the other gets through between two locks.
+    for _ in 0..STATEMENTS {
+        let next = hold_attempts(&database);
+        let waits = "select count(*) from pg_locks
+            where relation = 'postrider.attempts'::regclass and mode = 'AccessExclusiveLock' and not granted";
+        let pass = async {
+            until("the next lock is waited for", || async {
+                (database.count(waits).await == 1).then_some(())
+            })
+            .await;
+            drop(holder);
+        };
+        (holder, ()) = tokio::join!(next, pass);
+    }
+    // While nothing can be read, the share is free again: nobody waits to read on.
+    let again = until("another export is admitted", || async {
+        let answer = api.stream(export).await;
+        (answer.status() == StatusCode::OK).then_some(answer)
+    })
+    .await;
+    drop(again);
+    drop(holder);
 }

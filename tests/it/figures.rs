@@ -69,7 +69,8 @@ fn families(text: &str) -> BTreeSet<Family> {
 fn documented(roles: &[&str]) -> BTreeSet<Family> {
     let text = include_str!("../../docs/operations.md");
     let mut found = BTreeSet::new();
-    for line in text.lines().filter(|line| line.starts_with("| `postrider_")) {
+    let is_row = |line: &&str| line.starts_with("| `postrider_") || line.starts_with("| `process_");
+    for line in text.lines().filter(is_row) {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let [_, name, kind, who, ..] = cells[..] else {
             panic!("a short row: {line}");
@@ -103,7 +104,10 @@ async fn the_docs_have_each_figure_that_a_role_tells_and_no_other() {
         // They come with the first look at the tables.
         let text = until("the tables were looked at", || async {
             let text = scrape(program).await;
-            text.contains("postrider_events_stored_total").then_some(text)
+            ["postrider_events_stored_total", "postrider_table_bytes"]
+                .iter()
+                .all(|name| text.contains(name))
+                .then_some(text)
         })
         .await;
         let told = families(&text);
@@ -118,12 +122,18 @@ async fn the_docs_have_each_figure_that_a_role_tells_and_no_other() {
 
 #[test]
 fn alerts_and_dashboards_use_only_figures_that_there_are() {
-    let known: BTreeSet<String> = documented(&["D", "A"]).into_iter().map(|row| row.0).collect();
+    let known: BTreeSet<String> = documented(&["D", "A", "opt-in"])
+        .into_iter()
+        .map(|row| row.0)
+        .collect();
     let files = [
         include_str!("../../deploy/prometheus/alerts.yaml"),
         include_str!("../../deploy/prometheus/alerts_test.yaml"),
+        include_str!("../../deploy/prometheus/outages_test.yaml"),
+        include_str!("../../deploy/prometheus/slo.yaml"),
+        include_str!("../../deploy/prometheus/slo_test.yaml"),
         include_str!("../../deploy/grafana/postrider.json"),
-        include_str!("../../deploy/kubernetes/autoscaling.yaml"),
+        include_str!("../../deploy/kubernetes/components/autoscaling/dispatcher.yaml"),
     ];
     let mut used = BTreeSet::new();
     for file in files {
@@ -269,6 +279,7 @@ async fn the_figures_tell_what_happened() {
         ("postrider_attempts_total", &["refused"], events),
         ("postrider_first_attempt_delay_seconds_count", &[], 2.0 * events),
         ("postrider_attempt_seconds_count", &[], 2.0 * events),
+        ("postrider_delivery_seconds_count", &[], events),
         ("postrider_shards_owned", &[], 64.0),
         ("postrider_tail_missed_total", &[], 0.0),
         ("postrider_grpc_calls_total", &["\"emit\"", "ok"], 1.0),
@@ -281,6 +292,16 @@ async fn the_figures_tell_what_happened() {
     assert!(value(&told, "postrider_pool_connections", &[]) >= 2.0);
     assert!(value(&told, "postrider_emit_events_sum", &[]) >= 7.0);
     assert_eq!(value(&told, "postrider_build_info", &[]), 1.0);
+    assert!(
+        value(&told, "postrider_table_bytes", &["\"events\""]) > 8192.0,
+        "{told}"
+    );
+    assert!(value(&told, "process_resident_memory_bytes", &[]) > 1e6, "{told}");
+    assert!(
+        value(&told, "process_open_fds", &[]) < value(&told, "process_max_fds", &[]),
+        "{told}"
+    );
+    assert!(value(&told, "process_start_time_seconds", &[]) > 1.6e9, "{told}");
 }
 
 #[tokio::test]
@@ -357,7 +378,7 @@ async fn a_failed_attempt_is_one_line_of_the_log() {
             ],
         )
         .await;
-        program.api().acme(&receiver.url("/hook"), json!({})).await;
+        let endpoint = program.api().acme(&receiver.url("/hook"), json!({})).await;
         let event = json!({ "type": "invoice.paid", "data": {} });
         let (status, emitted) = program.api().emit("acme", event).await;
         assert!(status.is_success(), "{emitted}");
@@ -380,10 +401,72 @@ async fn a_failed_attempt_is_one_line_of_the_log() {
         for line in &lines {
             assert_eq!(line["delivery"], dead[0]["id"], "{line}");
             assert_eq!(
+                (&line["tenant"], &line["endpoint"]),
+                (&json!("acme"), &json!(endpoint.id)),
+                "{line}"
+            );
+            assert_eq!(
                 (&line["outcome"], &line["status"]),
                 (&json!("refused"), &json!(503)),
                 "{line}"
             );
         }
     }
+}
+
+/// The endpoints of the opt-in metric, most failures first.
+async fn top_failing(program: &Postrider) -> Vec<(String, f64)> {
+    let text = scrape(program).await;
+    let lines = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("postrider_top_failing_attempts{"));
+    lines
+        .map(|line| {
+            let (labels, value) = line.rsplit_once("} ").expect("a value");
+            let endpoint = labels
+                .split("endpoint=\"")
+                .nth(1)
+                .expect("an endpoint")
+                .trim_end_matches('"');
+            assert!(labels.starts_with("tenant=\"acme\","), "{line}");
+            (endpoint.to_owned(), value.parse().expect("a number"))
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn the_top_failing_endpoints_are_a_bounded_metric_that_an_operator_turns_on() {
+    let database = Database::fresh().await;
+    let settings = [
+        ("POSTRIDER_METRICS_TOP_ENDPOINTS", "2"),
+        ("POSTRIDER_RETRY_SCHEDULE", "0s"),
+    ];
+    let program = Postrider::start_with(&database, &settings).await;
+    let (api, receiver) = (program.api(), Receiver::start().await);
+    receiver.answer(Answer::Status(500));
+    api.tenant("acme").await;
+    let mut endpoints = Vec::new();
+    for number in 1..=3 {
+        let name = format!("type.t{number}");
+        api.event_type(&name).await;
+        let url = receiver.url(&format!("/{number}"));
+        endpoints.push(api.endpoint("acme", &url, json!({ "types": [name] })).await.id);
+        for _ in 0..number {
+            api.emit("acme", json!({ "type": name, "data": {} })).await;
+        }
+    }
+    api.wait_for_state("acme", "dead", 6).await;
+    let pair = |number: usize| (endpoints[number - 1].clone(), number as f64);
+    until("the two with the most are there", || async {
+        (top_failing(&program).await == [pair(3), pair(2)]).then_some(())
+    })
+    .await;
+    let path = format!("/tenants/acme/endpoints/{}", endpoints[2]);
+    api.call(Method::DELETE, &path, None).await;
+    until("one that is gone has no series any more", || async {
+        (top_failing(&program).await == [pair(2), pair(1)]).then_some(())
+    })
+    .await;
+    let other = Postrider::start(&database).await;
+    assert!(top_failing(&other).await.is_empty(), "off by default");
 }

@@ -28,6 +28,7 @@ fn a_setting_that_can_t_be_read_stops_the_start_by_name() {
     ] {
         let launch = Postrider::embedded(&data)
             .set("POSTRIDER_DATA_DIR", untouched.display())
+            .set("POSTRIDER_LOG_FORMAT", "text")
             .set(name, value);
         let (status, sentence) = refused(launch.output());
         assert_eq!(status, Some(2), "{sentence}");

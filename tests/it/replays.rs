@@ -9,7 +9,8 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::support::{
-    ADMIN_PASSWORD, Answer, Api, Database, Endpoint, Form, Person, Postrider, Received, Receiver, until,
+    ADMIN_PASSWORD, Answer, Api, Browser, Database, Endpoint, Form, Person, Postrider, Received, Receiver,
+    until,
 };
 
 async fn emit(database: &Database, count: usize, prefix: &str) {
@@ -909,4 +910,52 @@ async fn a_replay_of_a_whole_tenant_leaves_listeners_out() {
         (StatusCode::OK, &json!(0)),
         "{preview}"
     );
+}
+
+#[tokio::test]
+async fn what_a_replay_delivered_does_not_grow_when_its_dead_letters_are_discarded() {
+    const COUNT: usize = 4;
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = dead_letters(&database, &api, &receiver, COUNT).await;
+    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
+    let once = json!({ "retry_schedule": ["0s"] });
+    assert!(api.call(Method::PATCH, &path, Some(once)).await.0.is_success());
+    // One arrives, three fail again.
+    receiver.decide(|request| match request.event_id() {
+        "e1" => Answer::Status(204),
+        _ => Answer::Status(500),
+    });
+    let id = start(&api, json!({ "endpoint": endpoint.id })).await;
+    ended(&api, &id).await;
+    api.wait_for_state("acme", "dead", COUNT - 1).await;
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    let figures = || async {
+        browser.open(&program.url(&format!("/replays/{id}"))).await;
+        let figures = "return Object.fromEntries([...document.querySelectorAll('.figure')].map((one) =>
+            [one.querySelector('.label').textContent, one.querySelector('strong').textContent]))";
+        let told = browser.script(figures).await;
+        let of = |name: &str| told[name].as_str().unwrap_or("–").to_owned();
+        [of("Delivered"), of("Failed again"), of("Resolved since")]
+    };
+    assert_eq!(figures().await, ["1", "3", "–"]);
+    let discard = json!({ "endpoint": endpoint.id });
+    let (status, done) = api
+        .call(Method::POST, "/tenants/acme/dead-letters/discard", Some(discard))
+        .await;
+    assert_eq!(
+        (status, &done["discarded"]),
+        (StatusCode::OK, &json!(3)),
+        "{done}"
+    );
+    assert_eq!(figures().await, ["1", "0", "3"]);
+    // The figure leads to what it counts.
+    browser.click("a.figure[href$='state=delivered']").await;
+    browser.read("e1").await;
+    let rows = "return document.querySelectorAll('main tbody tr').length";
+    assert_eq!(browser.script(rows).await, json!(1));
+    browser.close().await;
 }

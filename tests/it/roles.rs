@@ -70,8 +70,9 @@ async fn migrate_needs_no_more_than_the_right_to_create_in_the_database_and_leav
     database
         .execute_as_superuser(&format!("create role {role} login"))
         .await;
-    let migrate =
-        Postrider::on_database("migrate", &database).set("POSTRIDER_DATABASE_URL", database.url_as(&role));
+    let migrate = Postrider::on_database("migrate", &database)
+        .set("POSTRIDER_DATABASE_URL", database.url_as(&role))
+        .set("POSTRIDER_LOG_FORMAT", "text");
     let output = migrate.output();
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -71,6 +71,9 @@ async fn take(browser: &Browser, folder: &Path, name: &str) {
     }
     if ON_A_PHONE.contains(&name) {
         browser.resize(390, 844).await;
+        // Loaded again: the menu scrolls to the page when it is loaded.
+        let address = browser.address().await;
+        browser.open(&address).await;
         browser.picture(&folder.join(format!("{name}-phone.png"))).await;
         browser.resize(1280, 900).await;
     }

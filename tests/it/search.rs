@@ -211,3 +211,59 @@ async fn filters_by_time_are_in_the_readers_own_zone_and_tenants_are_suggested()
     .await;
     browser.close().await;
 }
+
+/// Looking for an event in every tenant takes a lookup for each: not after every pause in typing.
+#[tokio::test]
+async fn among_many_tenants_an_event_is_looked_for_everywhere_only_when_enter_is_pressed() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({})).await;
+    api.emit(
+        "acme",
+        json!({ "id": "order-7", "type": "invoice.paid", "data": {} }),
+    )
+    .await;
+    api.wait_for_state("acme", "delivered", 1).await;
+    let generated = database
+        .text("select 'evt_' || replace(event_id::text, '-', '') from postrider.attempts")
+        .await;
+    let mut person = Person::signed_in(&program).await;
+    let (_, list) = person.visit("/search/suggestions?q=order-7").await;
+    assert!(
+        list.contains(&generated),
+        "few tenants are searched at once: {list}"
+    );
+    database
+        .execute("insert into postrider.tenants (slug) select 'many-' || n from generate_series(1, 600) n")
+        .await;
+    // The new ones are read first.
+    database
+        .execute("update postrider.tenants set name = 'Acme' where slug = 'acme'")
+        .await;
+
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    browser.open(&program.url("/replays")).await;
+    browser.type_keys(&format!("{CONTROL}k")).await;
+    browser.type_keys("order-7").await;
+    browser.see(".found:not([hidden]) .results").await;
+    browser
+        .read("Press Enter to look for an event with this ID in all tenants.")
+        .await;
+    assert_eq!(browser.violations("all").await, Vec::<String>::new());
+    browser.type_keys(&ENTER.to_string()).await;
+    until("the event is shown", || async {
+        browser.address().await.ends_with(&generated).then_some(())
+    })
+    .await;
+    browser.close().await;
+
+    // A generated id is found by the index of attempts, among any number of tenants.
+    let (_, list) = person.visit(&format!("/search/suggestions?q={generated}")).await;
+    assert!(
+        list.contains(&format!("href=\"/events/{generated}\"")) && !list.contains("Press Enter"),
+        "{list}"
+    );
+}

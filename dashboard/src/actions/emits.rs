@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use postrider_dispatcher::Wake;
+use postrider_dispatcher::{Wake, health::database};
 use postrider_sender::{EmitError, Emitted, Emitter, LockWait, NewEvent};
 use sqlx::{Postgres, Transaction};
 use tokio::{sync::oneshot, time::timeout};
@@ -29,7 +29,10 @@ use crate::{
         shares::{Bounds, Share, Shares},
         trace_context::Carried,
     },
-    tables::{self, pool::proves_rollback},
+    tables::{
+        self,
+        pool::{PooledConnection, proves_rollback},
+    },
 };
 use checks::Checks;
 use contended::Contended;
@@ -40,6 +43,8 @@ use rules::refusal;
 const GROUP_MAX: usize = 64;
 /// Concurrent groups: while one waits for the disk, the next one is written.
 const GROUPS_AT_ONCE: usize = 2;
+/// A worker keeps its connection this long between two groups: the pool checks each one that it hands out or gets back.
+const KEPT_MAX: Duration = Duration::from_secs(1);
 /// Enough for a busy database. After it the outcome is unknown.
 const GROUP_TIME_MAX: Duration = Duration::from_secs(10);
 /// A little longer than a group waits for a lock (`LockWait::Short`): an emit that waits longer holds up every group it is in.
@@ -205,14 +210,21 @@ struct Worker {
 
 impl Worker {
     async fn run(self) {
+        let mut kept = None;
         loop {
-            let group = self.queue.take(GROUP_MAX).await;
-            self.emit_together(group).await;
+            let group = match timeout(KEPT_MAX, self.queue.take(GROUP_MAX)).await {
+                Ok(group) => group,
+                Err(_) => {
+                    kept = None;
+                    self.queue.take(GROUP_MAX).await
+                }
+            };
+            self.emit_together(group, &mut kept).await;
         }
     }
 
-    async fn emit_together(&self, group: Vec<Waiting>) {
-        match self.try_together(&group).await {
+    async fn emit_together(&self, group: Vec<Waiting>, kept: &mut Option<PooledConnection>) {
+        match self.try_together(&group, kept).await {
             Ok(results) => {
                 self.wake.now();
                 for (waiting, result) in group.into_iter().zip(results) {
@@ -241,9 +253,17 @@ impl Worker {
     }
 
     /// One statement that is a transaction of its own: no more round trips than a single event needs.
-    async fn try_together(&self, group: &[Waiting]) -> Result<Vec<Result<Emitted, EmitError>>, Failed> {
+    async fn try_together(
+        &self,
+        group: &[Waiting],
+        kept: &mut Option<PooledConnection>,
+    ) -> Result<Vec<Result<Emitted, EmitError>>, Failed> {
         let events: Vec<NewEvent<'_>> = group.iter().map(|waiting| waiting.event.borrow()).collect();
-        let mut connection = self.pool.acquire().await.map_err(Failed::RolledBack)?;
+        // After an error it goes back to the pool, which checks it.
+        let mut connection = match kept.take() {
+            Some(kept) => kept,
+            None => self.pool.acquire().await.map_err(Failed::RolledBack)?,
+        };
         let is_transaction = connection.is_transaction();
         let began = Instant::now();
         let emitting = self.emitter.emit_all(&mut connection, &events, LockWait::Short);
@@ -254,10 +274,14 @@ impl Worker {
                 false => Failed::Unknown(None),
             }
         })?;
-        match in_time(connection.done()).await {
-            Ok(()) => {}
-            Err(error) if proves_rollback(&error) => return Err(Failed::RolledBack(error)),
-            Err(_) => return Err(Failed::Unknown(Some(results))),
+        if is_transaction {
+            match in_time(connection.done()).await {
+                Ok(()) => {}
+                Err(error) if proves_rollback(&error) => return Err(Failed::RolledBack(error)),
+                Err(_) => return Err(Failed::Unknown(Some(results))),
+            }
+        } else {
+            *kept = Some(connection);
         }
         METRICS.statement(events.len(), began.elapsed());
         Ok(results)
@@ -266,8 +290,10 @@ impl Worker {
     /// Emits that take no lock can be grouped again; each of the others could be the cause.
     fn take_apart(&self, group: Vec<Waiting>, error: &sqlx::Error) {
         tracing::debug!(%error, members = group.len(), "splitting an emit group");
-        if !proves_rollback(error) {
-            tracing::warn!(%error, members = group.len(), "emit group failed");
+        if database::is_outage(error) || !proves_rollback(error) {
+            if !database::reports(error) {
+                tracing::warn!(%error, members = group.len(), "emit group failed");
+            }
             for waiting in group {
                 waiting.reply(Err(Problem::busy()));
             }
@@ -328,8 +354,14 @@ impl Worker {
 
     async fn try_alone(&self, event: &OwnedEvent) -> Result<Emitted, Alone> {
         let mut transaction = tables::begin(&self.pool).await?;
-        let emitted = self.emitter.emit(&mut transaction, &event.borrow()).await?;
-        if let Err(error) = transaction.commit().await {
+        let borrowed = event.borrow();
+        let emitted = tokio::select! {
+            biased;
+            emitted = self.emitter.emit(&mut transaction, &borrowed) => emitted?,
+            // Without a commit nothing is stored.
+            () = database::down() => return Err(sqlx::Error::Io(ErrorKind::NotConnected.into()).into()),
+        };
+        if let Err(error) = database::unless_down(transaction.commit()).await {
             return Err(match proves_rollback(&error) {
                 true => error.into(),
                 false => Alone::Unknown(emitted),
@@ -359,7 +391,7 @@ impl From<sqlx::Error> for Alone {
 }
 
 async fn in_time<T>(work: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
-    timeout(GROUP_TIME_MAX, work)
+    timeout(GROUP_TIME_MAX, database::unless_down(work))
         .await
         .unwrap_or_else(|_| Err(sqlx::Error::Io(ErrorKind::TimedOut.into())))
 }

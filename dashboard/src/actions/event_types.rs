@@ -100,6 +100,8 @@ pub(crate) async fn delete(app: &App, actor: &Actor, name: &str) -> Result<(), P
     if !is_type_name(name) {
         return Err(Problem::not_found("event type"));
     }
+    // Operational events have these types.
+    check_name(name)?;
     let mut transaction = tables::begin(&app.pool).await?;
     event_types::lock(&mut *transaction, name).await?;
     if !event_types::delete(&mut *transaction, name).await? {

@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
+use postrider_dispatcher::sealed::result_scope;
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
 use sqlx::PgExecutor;
 use tokio::time::interval;
 use tokio_util::sync::CancellationToken;
@@ -29,10 +31,11 @@ pub(crate) async fn keep(
     result: &impl Serialize,
 ) -> Result<String, Problem> {
     let id = random_public_id("res");
-    let text =
-        serde_json::to_vec(result).map_err(|error| Problem::internal("could not write a result", error))?;
+    let text = serde_json::to_vec(&(kind, result))
+        .map_err(|error| Problem::internal("could not write a result", error))?;
     if text.len() <= BYTES_MAX {
-        let sealed = app.vault.seal_response(&scope(session, kind), &text);
+        let scope = result_scope(&id, &session.token_hash());
+        let sealed = app.vault.seal_response(&scope, &text);
         form_results::insert(db, &id, &session.token_hash(), &sealed).await?;
     }
     Ok(id)
@@ -51,12 +54,12 @@ pub(crate) async fn take<T: DeserializeOwned>(
     let Some(sealed) = form_results::take(&app.pool, id, &session.token_hash()).await? else {
         return Ok(None);
     };
-    let opened = app.vault.open_response(&scope(session, kind), &sealed);
-    Ok(opened.ok().and_then(|text| serde_json::from_slice(&text).ok()))
-}
-
-fn scope(session: &Session, kind: &str) -> Vec<u8> {
-    [kind.as_bytes(), &session.token_hash()].concat()
+    let scope = result_scope(id, &session.token_hash());
+    let opened = app.vault.open_response(&scope, &sealed).ok();
+    let read = opened.and_then(|text| serde_json::from_slice::<(String, Box<RawValue>)>(&text).ok());
+    Ok(read
+        .filter(|(of, _)| of == kind)
+        .and_then(|(_, result)| serde_json::from_str(result.get()).ok()))
 }
 
 /// Deletes results that were never shown, until `stop`.

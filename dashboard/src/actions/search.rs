@@ -13,7 +13,8 @@ use crate::{
         deliveries::{self, Delivery},
         endpoints::{self, EndpointRow, ListedRow},
         event_list::{self, EventSummary},
-        events, search, tenants,
+        events::{self, Effort, TENANTS_PROBED_TYPING_MAX},
+        search, tenants,
     },
 };
 
@@ -34,6 +35,8 @@ pub(crate) struct Found {
     pub(crate) has_more: bool,
     /// There are so many endpoints or tenants that not all were searched.
     pub(crate) is_partial: bool,
+    /// Event ids were not looked up in all tenants: that waits for the Enter key.
+    pub(crate) is_waiting_for_enter: bool,
     /// The page of the only result, if an id was searched for.
     pub(crate) exact: Option<String>,
 }
@@ -67,7 +70,12 @@ pub(crate) async fn suggest_tenants(pool: &Pool, text: &str) -> Result<Vec<searc
 }
 
 /// `scope` is the tenant of a customer; the team searches all.
-pub(crate) async fn find(pool: &Pool, scope: Option<TenantId>, text: &str) -> Result<Found, Problem> {
+pub(crate) async fn find(
+    pool: &Pool,
+    scope: Option<TenantId>,
+    text: &str,
+    effort: Effort,
+) -> Result<Found, Problem> {
     let text = read(text)?;
     if text.is_empty() {
         return Ok(Found::default());
@@ -77,7 +85,7 @@ pub(crate) async fn find(pool: &Pool, scope: Option<TenantId>, text: &str) -> Re
         found.delivery = deliveries::find(pool, scope, id).await?;
     }
     found.endpoint = endpoints::find_in(pool, scope, text).await?;
-    let mut events = events::find_in(pool, scope, text).await?;
+    let mut events = events::find_in(pool, scope, text, effort).await?;
     events.sort_unstable_by(|a, b| b.cmp(a));
     found.has_more = events.len() > HITS_MAX;
     events.truncate(HITS_MAX);
@@ -93,6 +101,10 @@ pub(crate) async fn find(pool: &Pool, scope: Option<TenantId>, text: &str) -> Re
             found.tenants.insert(0, search::TenantHit { slug, name });
         }
         found.is_partial = search::is_partial(pool).await?;
+        found.is_waiting_for_enter = effort == Effort::Typing
+            && found.events.is_empty()
+            && events::is_public_id(text)
+            && search::has_more_tenants(pool, TENANTS_PROBED_TYPING_MAX).await?;
     }
     found.has_more |= found.endpoints.len() > HITS_MAX || found.tenants.len() > HITS_MAX;
     found.endpoints.truncate(HITS_MAX);

@@ -1,12 +1,15 @@
 //! Endpoints: where a tenant's events are sent, and how.
 
 use axum::{Json, extract::Path, http::StatusCode, response::Response};
-use postrider_proto::api::{Endpoint, EndpointSettings};
+use postrider_proto::{
+    EndpointId,
+    api::{Endpoint, EndpointSettings},
+};
 use serde_json::{Value, json};
 
 use super::ApiResult;
 use crate::{
-    actions::endpoints::{self, NewEndpoint, form::view},
+    actions::endpoints::{self, NewEndpoint, form::view, health},
     auth::{Call, Rule::Own},
     http::{
         idempotency::{Claim, Work},
@@ -76,15 +79,23 @@ async fn get(call: Call, Path((_, id)): Path<(String, String)>) -> ApiResult<End
     let row = table::find(&call.app.pool, call.tenant.id, &id)
         .await?
         .ok_or_else(|| Problem::not_found("endpoint"))?;
-    Ok(Json(view(&call.app.vault, row)))
+    let health = health::of(&call.app.pool, &[row.id]).await?.remove(&row.id);
+    Ok(Json(Endpoint {
+        health,
+        ..view(&call.app.vault, row)
+    }))
 }
 
 async fn list(call: Call, Query(query): Query<PageQuery>) -> ApiResult<Page<Endpoint>> {
     let (limit, after) = (query.limit()?, query.after::<i32>()?.unwrap_or_default());
     let rows = table::list(&call.app.pool, call.tenant.id, after, limit + 1).await?;
-    Ok(Json(
-        cut(rows, limit, |row| row.id.0).map(|row| view(&call.app.vault, row)),
-    ))
+    let page = cut(rows, limit, |row| row.id.0);
+    let ids: Vec<EndpointId> = page.data.iter().map(|row| row.id).collect();
+    let mut health = health::of(&call.app.pool, &ids).await?;
+    Ok(Json(page.map(|row| Endpoint {
+        health: health.remove(&row.id),
+        ..view(&call.app.vault, row)
+    })))
 }
 
 /// Responds once the change is in effect.

@@ -1,13 +1,12 @@
 //! Liveness and readiness without a key, and metrics with one.
 
-use std::time::Duration;
-
 use axum::{
     Json,
     extract::State,
     http::header,
     response::{IntoResponse, Response},
 };
+use postrider_dispatcher::health;
 use serde_json::{Value, json};
 
 use super::ApiResult;
@@ -18,8 +17,6 @@ use crate::{
     openapi::Operation,
 };
 
-const DATABASE_TIME_MAX: Duration = Duration::from_secs(1);
-
 pub(crate) fn operations() -> Vec<Operation> {
     let status =
         || json!({"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}});
@@ -29,6 +26,7 @@ pub(crate) fn operations() -> Vec<Operation> {
             .returns_json(200, status(), "The process is running."),
         Operation::get(Open, "/readyz", readyz)
             .named("getReadiness", "Readiness check")
+            .describe("503 if the process can't do its job now. `detail` names every reason.")
             .returns_json(200, status(), "Requests can be served."),
         Operation::get(Admin, "/metrics", metrics)
             .named("getMetrics", "Prometheus metrics")
@@ -43,17 +41,21 @@ pub(crate) fn operations() -> Vec<Operation> {
 }
 
 /// The process is running.
-async fn healthz() -> Json<Value> {
+pub(crate) async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// The database responds, so requests can be served.
-async fn readyz(State(app): State<Shared>) -> ApiResult<Value> {
-    let asked = sqlx::query("select 1").execute(&app.lookups);
-    match tokio::time::timeout(DATABASE_TIME_MAX, asked).await {
-        Ok(Ok(_)) => Ok(Json(json!({"status": "ready"}))),
-        Ok(Err(_)) | Err(_) => Err(Problem::busy()),
+async fn readyz() -> ApiResult<Value> {
+    let reasons = health::not_ready();
+    match reasons.is_empty() {
+        true => Ok(Json(json!({"status": "ready"}))),
+        false => Err(Problem::not_ready(&reasons)),
     }
+}
+
+/// Any request before the API is there.
+pub(crate) async fn while_starting() -> Problem {
+    Problem::not_ready(&health::not_ready())
 }
 
 async fn metrics(State(app): State<Shared>) -> Response {

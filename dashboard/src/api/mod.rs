@@ -9,12 +9,13 @@ mod catalogue;
 mod dead_letters;
 mod deliveries;
 pub(crate) mod description;
+mod endpoint_health;
 mod endpoints;
 mod erasures;
 mod event_types;
 pub(crate) mod events;
 pub(crate) mod export;
-mod health;
+pub(crate) mod health;
 mod listeners;
 mod log_filter;
 mod portal_links;
@@ -45,6 +46,7 @@ pub(crate) fn operations() -> impl Iterator<Item = Operation> {
         ("Events", events::operations()),
         ("Events", batch::operations()),
         ("Endpoints", endpoints::operations()),
+        ("Endpoints", endpoint_health::operations()),
         ("Endpoints", secrets::operations()),
         ("Endpoints", rotations::operations()),
         ("Endpoints", trials::operations()),

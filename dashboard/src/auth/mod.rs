@@ -26,6 +26,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Redirect, Response},
 };
+use postrider_dispatcher::health::database;
 use postrider_proto::{TenantId, state::KeyRole};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -58,6 +59,9 @@ use crate::{
 
 /// Longer than any legitimate request takes; the request is aborted after it.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// How long a request goes on after the database was found to be down.
+const DATABASE_DOWN_MAX: Duration = Duration::from_secs(1);
 
 /// When the request arrived, before it waited for anything.
 #[derive(Debug, Clone, Copy)]
@@ -154,7 +158,13 @@ pub(crate) async fn check(State(gate): State<Gate>, mut request: Request, next: 
         }
         response
     };
-    match timeout(REQUEST_TIME_MAX, response).await {
+    let ended = tokio::select! {
+        biased;
+        ended = timeout(REQUEST_TIME_MAX, response) => ended,
+        // An emit whose outcome is unknown says so itself.
+        () = database_lost(&body), if gate.counts != Counts::Emit => return gate.refused(Problem::busy()),
+    };
+    match ended {
         Ok(response) => response,
         // The client has not sent the announced body: the server is not busy.
         Err(_) if body.is_waiting() => gate.refused(Problem::new(
@@ -162,6 +172,18 @@ pub(crate) async fn check(State(gate): State<Gate>, mut request: Request, next: 
             "The request body did not arrive in time.",
         )),
         Err(_) => gate.refused(Problem::busy()),
+    }
+}
+
+/// Returns when the database has been down for a moment: a request that waits for a connection has failed by then. One
+/// that waits for a statement on a connection that was cut off silently would wait until its time limit.
+async fn database_lost(body: &BodyWait) {
+    loop {
+        database::down().await;
+        tokio::time::sleep(DATABASE_DOWN_MAX).await;
+        if database::is_down() && !body.is_waiting() {
+            return;
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use postrider_dispatcher::vault::Vault;
+use postrider_dispatcher::{health::database::unless_down, vault::Vault};
 use postrider_proto::{
     Shard,
     limits::{BATCH_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX},
@@ -290,7 +290,7 @@ impl Work {
             idempotency::insert(&mut self, new).await?;
         }
         let committed = match self.transaction.take() {
-            Some(transaction) => transaction.commit().await,
+            Some(transaction) => unless_down(transaction.commit()).await,
             None => Ok(()),
         };
         match (committed, self.emits.take()) {

@@ -8,6 +8,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use postrider_dispatcher::health::{self, database};
 use postrider_proto::api;
 pub(crate) use postrider_proto::api::Fault;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
@@ -211,6 +212,19 @@ impl Problem {
         )
     }
 
+    pub(crate) fn not_ready(reasons: &[health::Reason]) -> Self {
+        let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+        Self::new(Kind::Busy, format!("Not ready: {}.", reasons.join("; ")))
+    }
+
+    /// A failover: there is no primary at the moment.
+    fn read_only() -> Self {
+        Self::new(
+            Kind::Busy,
+            "The database accepts no writes at the moment. Try again shortly.",
+        )
+    }
+
     /// An emit that may have been stored: sending it again could create a second event. The id is known if only the
     /// confirmation of the commit was lost.
     pub(crate) fn unknown(event_id: Option<String>) -> Self {
@@ -313,6 +327,10 @@ impl Faults {
 
 impl From<sqlx::Error> for Problem {
     fn from(error: sqlx::Error) -> Self {
+        if database::is_read_only(&error) {
+            database::reports(&error);
+            return Self::read_only();
+        }
         let database_error = error.as_database_error();
         let code = database_error.and_then(|e| e.code());
         // The server ended the session or refused to start it: the next one may succeed.
@@ -334,7 +352,9 @@ impl From<sqlx::Error> for Problem {
             }),
         };
         if is_temporary {
-            tracing::error!(%error, "database error; the client may retry");
+            if !database::reports(&error) {
+                tracing::error!(%error, "database error; the client may retry");
+            }
             Self::busy()
         } else {
             Self::internal("database error", error)

@@ -62,12 +62,27 @@ impl Asset {
     }
 }
 
+/// Without indentation and lines of comments, which browsers need not load. A comment of a stylesheet ends where a line does.
+fn without_comments(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut is_comment = false;
+    for line in text.lines().map(str::trim) {
+        is_comment |= line.starts_with("/*");
+        if !is_comment && !line.is_empty() && !line.starts_with("//") {
+            kept.push_str(line);
+            kept.push('\n');
+        }
+        is_comment &= !line.ends_with("*/");
+    }
+    kept
+}
+
 static FONT: LazyLock<Asset> = LazyLock::new(|| {
     let content = include_bytes!("../../assets/inter.woff2").as_slice();
     Asset::new("/assets/inter.woff2", "font/woff2", content)
 });
 static STYLE: LazyLock<Asset> = LazyLock::new(|| {
-    let text = include_str!("../../assets/style.css").replace(FONT.path, &FONT.address());
+    let text = without_comments(include_str!("../../assets/style.css")).replace(FONT.path, &FONT.address());
     Asset::new("/assets/style.css", "text/css; charset=utf-8", text)
 });
 static DOCS_STYLE: LazyLock<Asset> = LazyLock::new(|| {
@@ -75,7 +90,7 @@ static DOCS_STYLE: LazyLock<Asset> = LazyLock::new(|| {
     Asset::new("/assets/docs.css", "text/css; charset=utf-8", text)
 });
 static SCRIPT: LazyLock<Asset> = LazyLock::new(|| {
-    let text = include_str!("../../assets/app.js");
+    let text = without_comments(include_str!("../../assets/app.js"));
     Asset::new("/assets/app.js", "text/javascript; charset=utf-8", text)
 });
 static MARK: LazyLock<Asset> = LazyLock::new(|| {
@@ -128,6 +143,12 @@ mod tests {
     fn the_stylesheet_names_the_font_with_its_version() {
         let text = String::from_utf8_lossy(&STYLE.content);
         assert!(text.contains(&FONT.address()));
+    }
+
+    #[test]
+    fn comments_are_left_out_and_nothing_else() {
+        let text = "/* one\n   two */\na { b: c; }\n\n  // three\n  d(\"// e\");\n/* four */\nf\n";
+        assert_eq!(without_comments(text), "a { b: c; }\nd(\"// e\");\nf\n");
     }
 
     #[test]

@@ -70,15 +70,14 @@ impl Drawing {
         ));
     }
 
-    /// Begins a link to the deliveries of a step's events. Not a stop of the Tab key: a chart has dozens, and the filter
-    /// by time does the same.
+    /// Begins a link to the deliveries that were attempted in a step. Not a stop of the Tab key: a chart has dozens, and the
+    /// filter by time does the same.
     fn begin_link(&mut self, series: &Series, index: usize, filters: &str) {
-        let time = |at: DateTime<Utc>| at.format("%Y-%m-%dT%H:%M:%SZ").to_string();
         let (since, until) = (series.at(index), series.at(index) + series.step);
         self.add(format_args!(
-            "<a href=\"/deliveries?{filters}since={}&amp;until={}\" tabindex=\"-1\" aria-label=\"Deliveries from {}\">",
-            time(since),
-            time(until),
+            "<a href=\"/deliveries?{filters}attempted_since={}&amp;attempted_until={}\" tabindex=\"-1\" aria-label=\"Deliveries attempted from {}\">",
+            address_time(since),
+            address_time(until),
             utc(since)
         ));
     }
@@ -87,6 +86,11 @@ impl Drawing {
         self.0.push_str("</svg>");
         Svg(self.0)
     }
+}
+
+/// A time in an address.
+pub(crate) fn address_time(at: DateTime<Utc>) -> String {
+    at.format("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 fn utc(at: DateTime<Utc>) -> String {
@@ -224,44 +228,60 @@ fn line(values: &[Option<f64>], top: f64) -> String {
     path
 }
 
-/// The health of an endpoint in each step: healthy, some failures, mostly failing, or no traffic.
-/// With filters of the list of deliveries, which end with `&amp;`, each step is a link.
-pub(crate) fn health(series: &Series, filters: Option<&str>) -> Svg {
-    let total = series.total();
-    let label = match total.success_percent() {
+/// The colour of a step: healthy, some failures, mostly failing, or no traffic.
+fn tone(step: &Totals) -> &'static str {
+    match step.success_percent() {
+        None => "none",
+        Some(percent) if percent >= 99.5 => "good",
+        Some(percent) if percent >= 50.0 => "wait",
+        Some(_) => "bad",
+    }
+}
+
+fn health_label(series: &Series) -> String {
+    match series.total().success_percent() {
         None => "No attempts in this period".to_owned(),
         Some(percent) => format!("{} of attempts succeeded", format_percent(percent)),
-    };
-    let begin = match filters {
-        Some(_) => Drawing::begin_linked,
-        None => Drawing::begin,
-    };
-    let mut drawing = begin("bar", &label, series.steps.len() as f64, 1.0);
+    }
+}
+
+/// The health of an endpoint in each step. Each is a link to the list of deliveries with these filters, which end with `&amp;`.
+pub(crate) fn health(series: &Series, filters: &str) -> Svg {
+    let mut drawing = Drawing::begin_linked("bar", &health_label(series), series.steps.len() as f64, 1.0);
     for (index, step) in series.steps.iter().enumerate() {
-        let (class, label) = match step.success_percent() {
-            None => ("none", "no attempts".to_owned()),
-            Some(percent) => (
-                match percent {
-                    percent if percent >= 99.5 => "good",
-                    percent if percent >= 50.0 => "wait",
-                    _ => "bad",
-                },
-                format!(
-                    "{} of {} succeeded",
-                    format_percent(percent),
-                    counted(step.attempts(), "attempt", "attempts")
-                ),
+        let label = match step.success_percent() {
+            None => "no attempts".to_owned(),
+            Some(percent) => format!(
+                "{} of {} succeeded",
+                format_percent(percent),
+                counted(step.attempts(), "attempt", "attempts")
             ),
         };
-        if let Some(filters) = filters {
-            drawing.begin_link(series, index, filters);
-        }
+        drawing.begin_link(series, index, filters);
         drawing.add(format_args!(
-            "<rect class=\"{class}\" x=\"{index}\" y=\"0\" width=\"{BAR_SHARE}\" height=\"1\"><title>{}: {label}</title></rect>",
+            "<rect class=\"{}\" x=\"{index}\" y=\"0\" width=\"{BAR_SHARE}\" height=\"1\"><title>{}: {label}</title></rect></a>",
+            tone(step),
             utc(series.at(index))
         ));
-        if filters.is_some() {
-            drawing.add(format_args!("</a>"));
+    }
+    drawing.end()
+}
+
+/// The same for a list of many endpoints: small, without links and numbers.
+pub(crate) fn small_health(series: &Series) -> Svg {
+    let mut drawing = Drawing::begin("bar", &health_label(series), series.steps.len() as f64, 1.0);
+    for class in ["good", "wait", "bad", "none"] {
+        let mut path = String::new();
+        for (index, _) in series
+            .steps
+            .iter()
+            .enumerate()
+            .filter(|(_, step)| tone(step) == class)
+        {
+            let _ = write!(path, "M{index} 0h{BAR_SHARE}v1h-{BAR_SHARE}z");
+        }
+        if !path.is_empty() {
+            drawing.add(format_args!("<path class=\"{class}\" d=\"{path}\"/>"));
         }
     }
     drawing.end()
@@ -351,7 +371,8 @@ mod tests {
         for svg in [
             outcomes(&series).svg,
             latency(&series).svg,
-            health(&series, Some("")),
+            health(&series, ""),
+            small_health(&series),
         ] {
             let text = svg.to_string();
             assert!(text.starts_with("<svg") && text.ends_with("</svg>"));

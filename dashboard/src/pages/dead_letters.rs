@@ -5,7 +5,7 @@ use askama_web::WebTemplate;
 use postrider_proto::{DeadReason, DeliveryState, EndpointState, Failure};
 use serde::Deserialize;
 
-use super::{DeliverySummary, Frame, Moment, Paged};
+use super::{DeliverySummary, Frame, Moment, Paged, replay_preview::GROUPS_MAX};
 use crate::{
     actions::failures::label,
     auth::Visit,
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-const LINES: i64 = 50;
+const LINES: i64 = 15;
 const DONE: [(&str, &str); 2] = [
     ("discarded", "Dead letters discarded."),
     (
@@ -25,8 +25,8 @@ const DONE: [(&str, &str); 2] = [
         "The oldest 5,000 dead letters were discarded. Select the group again to discard the rest.",
     ),
 ];
-/// The largest groups are listed; the others can be found by endpoint.
-const GROUPS: i64 = 100;
+/// The largest groups are listed, as many as can be selected; the others can be found by endpoint.
+const GROUPS: i64 = GROUPS_MAX as i64;
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -51,6 +51,7 @@ pub(crate) struct DeadLettersPage {
     endpoint: String,
     total: i64,
     groups: Vec<Group>,
+    has_more_groups: bool,
     lines: Vec<DeadLine>,
     next: Option<String>,
     /// Groups that were selected for a preview that can't be shown, and why.
@@ -126,20 +127,24 @@ async fn load(visit: Visit, query: DeadLettersQuery) -> Result<DeadLettersPage, 
         endpoint: filter.endpoint,
         ..GroupFilter::default()
     };
-    let (groups, (found, next)) = if endpoint == Some(None) || !is_known {
-        (Vec::new(), (Vec::new(), None))
+    let (total, mut groups, (found, next)) = if endpoint == Some(None) || !is_known {
+        (0, Vec::new(), (Vec::new(), None))
     } else {
         (
-            dead_letters::groups(&visit.app.pool, &grouped, GROUPS).await?,
+            dead_letters::total(&visit.app.pool, scope, filter.endpoint).await?,
+            dead_letters::groups(&visit.app.pool, &grouped, GROUPS + 1).await?,
             deliveries::list(&visit.app.pool, &filter, after, LINES).await?,
         )
     };
+    let has_more_groups = groups.len() as i64 > GROUPS;
+    groups.truncate(GROUPS as usize);
     Ok(DeadLettersPage {
         frame: Frame::new(visit.session, "dead-letters").with_done(&query.done, &DONE),
         tenant: query.tenant,
         endpoint: query.endpoint,
-        total: groups.iter().map(|group| group.count).sum(),
+        total,
         groups,
+        has_more_groups,
         lines: found
             .iter()
             .map(|delivery| DeadLine {

@@ -35,8 +35,10 @@ use crate::{
     },
     pages::stats_format::class_label,
     tables::{
-        deliveries::{self, Failure, Filter},
-        endpoints, events, tenants,
+        deliveries::{self, Attempted, Failure, Filter},
+        endpoints,
+        events::{self, Effort},
+        tenants,
     },
 };
 
@@ -59,6 +61,8 @@ pub(crate) struct DeliveriesQuery {
     within: String,
     since: String,
     until: String,
+    attempted_since: String,
+    attempted_until: String,
     #[serde(skip_serializing)]
     cursor: Option<String>,
 }
@@ -103,6 +107,8 @@ impl DeliveriesQuery {
             ("within", &self.within),
             ("since", &self.since),
             ("until", &self.until),
+            ("attempted_since", &self.attempted_since),
+            ("attempted_until", &self.attempted_until),
         ];
         for (name, value) in fields {
             if !value.is_empty() {
@@ -117,6 +123,11 @@ impl DeliveriesQuery {
         self.address(None) == "/deliveries?"
     }
 
+    /// Whether attempts of a time are asked for. The kind of failure is then one of theirs, not of the last attempt.
+    fn is_by_attempt(&self) -> bool {
+        !self.attempted_since.is_empty() || !self.attempted_until.is_empty()
+    }
+
     /// Whether a filter under “More filters” is set.
     fn has_more(&self) -> bool {
         let more = [
@@ -126,6 +137,8 @@ impl DeliveriesQuery {
             &self.replay,
             &self.since,
             &self.until,
+            &self.attempted_since,
+            &self.attempted_until,
         ];
         more.into_iter().any(|value| !value.is_empty())
     }
@@ -248,7 +261,13 @@ fn read_filter(session: &Session, query: &DeliveriesQuery) -> Result<Filter, Pro
     let mut faults = Faults::default();
     let time = |text: &str| read_time("time", text);
     let status_code = ("status_code", query.status_code.as_str());
+    let (since, until) = (query.attempted_since.as_str(), query.attempted_until.as_str());
+    let attempted = Attempted {
+        since: read(&mut faults, ("attempted_since", since), time, TIME),
+        until: read(&mut faults, ("attempted_until", until), time, TIME),
+    };
     let filter = Filter {
+        attempted: Some(attempted).filter(|attempted| *attempted != Attempted::default()),
         tenant: session.scope(),
         state: read(&mut faults, ("state", &query.state), parse_state, STATES),
         status_code: read(&mut faults, status_code, parse_status, STATUS),
@@ -377,7 +396,7 @@ async fn filter(
         }
     }
     if let Some(event) = given(&query.event) {
-        let found = events::find_in(&app.pool, filter.tenant, event).await?;
+        let found = events::find_in(&app.pool, filter.tenant, event, Effort::Full).await?;
         *tenants_with_event = found.len();
         filter.event = found.into_iter().map(|(event, _)| event).max();
         if filter.event.is_none() {

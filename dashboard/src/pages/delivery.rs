@@ -10,8 +10,7 @@ use axum::{
     response::Redirect,
 };
 use postrider_proto::{
-    DeadReason, DeliveryId, DeliveryState, EndpointState, Failure, TenantId,
-    api::{Attempt, AttemptTiming},
+    DeadReason, DeliveryId, DeliveryState, EndpointState, Failure, TenantId, api::Attempt,
     limits::RESPONSE_KEPT_BYTES_MAX,
 };
 
@@ -29,6 +28,7 @@ use crate::{
     pages::{
         curl,
         live::{Content, Live, Stream},
+        stats_format::format_exact_ms,
     },
     tables::{
         self,
@@ -142,9 +142,16 @@ impl Now {
         Moment(Some(attempt.started_at))
     }
 
-    /// `Address 203.0.113.7:443 · DNS 12 ms · connect 30 ms · TLS 45 ms · first byte 210 ms`.
-    fn phases(&self, timing: &AttemptTiming) -> String {
-        let address = timing.address.iter().map(|address| format!("Address {address}"));
+    /// `Total 297 ms · address 203.0.113.7:443 · DNS 12 ms · connect 30 ms · TLS 45 ms · first byte 210 ms`.
+    fn phases(&self, attempt: &Attempt) -> String {
+        let total = format!("Total {}", format_exact_ms(attempt.duration_ms));
+        let Some(timing) = &attempt.timing else {
+            return match attempt.has_failed() {
+                true => total,
+                false => format!("{total} · address and phases are recorded for failed attempts only"),
+            };
+        };
+        let address = timing.address.iter().map(|address| format!("address {address}"));
         let phases = [
             ("DNS", timing.dns_ms),
             ("connect", timing.connect_ms),
@@ -154,7 +161,8 @@ impl Now {
         let phases = phases
             .into_iter()
             .filter_map(|(name, ms)| ms.map(|ms| format!("{name} {ms} ms")));
-        address.chain(phases).collect::<Vec<_>>().join(" · ")
+        let parts = [total].into_iter().chain(address).chain(phases);
+        parts.collect::<Vec<_>>().join(" · ")
     }
 
     /// What is stored of a long response body.

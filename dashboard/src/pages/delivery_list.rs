@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Rows of one list.
-pub(super) const SHOWN_MAX: usize = 50;
+pub(super) const SHOWN_MAX: usize = 40;
 /// New deliveries that are counted exactly.
 const NEW_MAX: usize = 99;
 

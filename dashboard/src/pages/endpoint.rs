@@ -230,6 +230,8 @@ struct Now {
     pending: Pending,
     oldest: Option<String>,
     state: EndpointState,
+    /// When the period began, for addresses.
+    since: String,
 }
 
 impl Now {
@@ -311,7 +313,7 @@ async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
     let in_flight = activity.as_ref().map_or(0, |activity| activity.in_flight);
     let total = series.total();
     Ok(Now {
-        health: chart::health(&series, Some(&format!("endpoint={}&amp;", row.public_id))),
+        health: chart::health(&series, &format!("endpoint={}&amp;", row.public_id)),
         histogram: chart::histogram(&total),
         in_flight_bar: chart::share(
             "accent",
@@ -326,6 +328,7 @@ async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
         endpoint: row.public_id.clone(),
         pending: pending::of_endpoints(pool, &[row.id]).await?,
         state: row.settings.state,
+        since: chart::address_time(series.begin),
         total,
         activity,
         concurrency,

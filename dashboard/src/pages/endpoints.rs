@@ -30,7 +30,7 @@ use crate::{
     },
 };
 
-const LINES: i64 = 50;
+const LINES: i64 = 30;
 const TEXT_BYTES_MAX: usize = 200;
 const HOURS_SHOWN: usize = 24;
 
@@ -174,7 +174,7 @@ async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLin
         .map(|row| {
             let series = series.remove(&row.id).unwrap_or_else(|| empty.clone());
             EndpointLine {
-                health: chart::health(&series, None),
+                health: chart::small_health(&series),
                 success: series.total().success_percent().map(format_percent),
                 activity: activity.remove(&row.id),
                 outdated_pins: outdated_pins.remove(&row.id).map(|pins| pins.join(" ")),

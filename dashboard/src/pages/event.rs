@@ -19,7 +19,7 @@ use crate::{
     http::problem::Problem,
     tables::{
         deliveries::{self, Filter},
-        events::{self, EventRow},
+        events::{self, Effort, EventRow},
         tenants,
     },
 };
@@ -169,7 +169,7 @@ pub(crate) async fn body(visit: Visit, Path(id): Path<String>) -> Paged<Response
 /// By the generated ID, which our own links use, or by the producer's. If several tenants use the same ID, the newest event.
 async fn load(visit: &Visit, id: &str) -> Result<(EventId, EventRow), Problem> {
     let missing = || Problem::not_found("event");
-    let (number, tenant) = events::find_in(&visit.app.pool, visit.session.scope(), id)
+    let (number, tenant) = events::find_in(&visit.app.pool, visit.session.scope(), id, Effort::Full)
         .await?
         .into_iter()
         .max()

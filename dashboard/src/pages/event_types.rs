@@ -3,7 +3,7 @@
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::extract::Path;
+use axum::{extract::Path, response::Redirect};
 use postrider_proto::{
     TypeId,
     api::Break,
@@ -17,7 +17,7 @@ use super::{Frame, Moment, Paged, Pretty};
 use crate::{
     actions::compatibility::compare,
     actions::trials::event::{compose, thin},
-    auth::Visit,
+    auth::{Confirmed, Visit},
     http::{input::Query, pagination, problem::Problem},
     pages::schema_table::{Difference, Field, differences, fields},
     tables::{
@@ -29,11 +29,16 @@ use crate::{
 const EXAMPLE_ID: &str = "evt_018cc251f40070008000000000000001";
 const LINES: i64 = 100;
 const DONE: [(&str, &str); 1] = [("published", "Version published.")];
+const LIST_DONE: [(&str, &str); 1] = [(
+    "deleted",
+    "Event type deleted. New events of this type are rejected.",
+)];
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct TypesQuery {
     cursor: Option<String>,
+    done: String,
 }
 
 struct TypeSummary {
@@ -57,7 +62,7 @@ pub(crate) async fn list(visit: Visit, Query(query): Query<TypesQuery>) -> Paged
     let versions = schemas::versions(&visit.app.pool, &ids).await?;
     let of = |id: TypeId| versions.iter().filter(move |(of, _)| *of == id);
     Ok(TypesPage {
-        frame: Frame::new(visit.session, "event-types"),
+        frame: Frame::new(visit.session, "event-types").with_done(&query.done, &LIST_DONE),
         lines: page
             .data
             .into_iter()
@@ -83,7 +88,7 @@ pub(crate) struct TypeQuery {
 #[template(path = "event_type.html")]
 pub(crate) struct TypePage {
     frame: Frame,
-    /// The type may get a new version: it is not one of Postrider's own.
+    /// The type may get a new version or be deleted: it is not one of Postrider's own.
     may_publish: bool,
     name: String,
     description: String,
@@ -171,6 +176,11 @@ pub(crate) async fn show(
         thin: row.thin,
         published: Moment(Some(shown.created_at)),
     })
+}
+
+pub(crate) async fn delete(visit: Visit, Path(name): Path<String>, _: Confirmed) -> Paged<Redirect> {
+    crate::actions::event_types::delete(&visit.app, &visit.actor, &name).await?;
+    Ok(Redirect::to("/event-types?done=deleted"))
 }
 
 fn value_of(schema: &SchemaRow) -> Value {

@@ -23,7 +23,8 @@ use crate::{
     },
     tables::{
         event_list::{self, EventFilter, EventSummary},
-        events, tenants,
+        events::{self, Effort},
+        tenants,
     },
 };
 
@@ -156,7 +157,7 @@ async fn wanted(app: &Shared, session: &Session, query: &EventsQuery) -> Result<
     let Some(event) = given(&query.event) else {
         return Ok(Wanted::Matching(filter));
     };
-    let found = events::find_in(&app.pool, filter.tenant, event).await?;
+    let found = events::find_in(&app.pool, filter.tenant, event, Effort::Full).await?;
     Ok(match found.is_empty() {
         true => Wanted::Nothing("There is no event with this ID."),
         false => Wanted::Found(found),

@@ -17,7 +17,7 @@ use crate::{
     auth::Visit,
     http::{input::Query, problem::Problem},
     pages::{
-        chart::{self, Chart},
+        chart::{self, Chart, address_time},
         live::{Content, Live, Stream},
         stats_format::{
             Series, Totals, backlog, format_duration, format_ms, format_pending, format_percent, format_rate,
@@ -121,6 +121,8 @@ struct Now {
     checklist: Markup,
     is_team: bool,
     range: Range,
+    /// When the period began, for addresses.
+    since: String,
     per_second: String,
     last_minute: String,
     total: Totals,
@@ -209,7 +211,7 @@ async fn failing(
     let worst = statistics::worst(pool, scope, since, WORST_MAX).await?;
     let ids: Vec<EndpointId> = worst.iter().map(|row| row.id).collect();
     let counts = match range.is_by_minutes(scope) {
-        true => statistics::plain_minutes(pool, &ids, since).await?,
+        true => statistics::sums_of_minutes(pool, &ids, since).await?,
         false => statistics::plain_hours(pool, &ids, since).await?,
     };
     let with_counts = |row: WorstRow| {
@@ -259,6 +261,7 @@ async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Now,
         checklist: Markup::empty(),
         is_team: scope.is_none(),
         range,
+        since: address_time(series.begin),
         per_second: format_rate(last_minute / 60.0),
         last_minute: grouped(last_minute.round() as i64),
         total: series.total(),

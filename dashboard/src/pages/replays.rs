@@ -12,13 +12,14 @@ use axum::{
 };
 use chrono::TimeDelta;
 use postrider_dispatcher::replays::{self, Replay};
-use postrider_proto::{ReplayKind, ReplayState, limits::REPLAY_RATE_MAX};
+use postrider_proto::{ReplayKind, ReplayState, TenantId, limits::REPLAY_RATE_MAX};
 use serde::Deserialize;
 
 use super::{
     Done, FormErrors, Frame, Markup, Moment, Paged, dead_letters::cause_label, replay_preview::read_rate,
 };
 use crate::{
+    App,
     actions::replays::{change_rate, find, stop},
     auth::{Confirmed, Submitted, Visit},
     http::{input::Query, pagination, problem::Problem},
@@ -26,7 +27,7 @@ use crate::{
         live::{Content, Live, Stream},
         stats_format::{format_duration, format_rate},
     },
-    tables,
+    tables::{self, attempts},
 };
 
 const LINES: i64 = 25;
@@ -55,6 +56,8 @@ struct Shown {
     ended: Moment,
     since: Moment,
     until: Moment,
+    /// Counted one by one, if there are not too many.
+    counted: Option<i64>,
 }
 
 impl From<Replay> for Shown {
@@ -64,6 +67,7 @@ impl From<Replay> for Shown {
             ended: Moment(replay.ended_at),
             since: Moment(replay.since),
             until: Moment(replay.until),
+            counted: None,
             replay,
         }
     }
@@ -130,9 +134,30 @@ impl Shown {
         }
     }
 
-    fn delivered(&self) -> i64 {
+    /// A replay with what it has delivered.
+    async fn load(app: &App, scope: Option<TenantId>, id: &str) -> Result<Self, Problem> {
+        let replay = find(app, scope, id).await?;
+        let counted = attempts::delivered_by_replay(&app.pool, &replay.public_id).await?;
+        Ok(Self {
+            counted,
+            ..Self::from(replay)
+        })
+    }
+
+    /// Sent, and neither retrying nor a dead letter of this replay: delivered, or a dead letter that is none any more.
+    fn settled(&self) -> i64 {
         let replay = &self.replay;
         (replay.done() - replay.skipped - replay.retrying - replay.dead).max(0)
+    }
+
+    fn delivered(&self) -> i64 {
+        self.counted.unwrap_or_else(|| self.settled())
+    }
+
+    /// Failed again, and since then discarded, replayed or expired.
+    fn resolved(&self) -> i64 {
+        self.counted
+            .map_or(0, |delivered| (self.settled() - delivered).max(0))
     }
 }
 
@@ -201,7 +226,7 @@ pub(crate) async fn show(
 }
 
 async fn page(visit: &Visit, id: &str, done: &str) -> Result<ReplayPage, Problem> {
-    let shown = Shown::from(find(&visit.app, visit.session.scope(), id).await?);
+    let shown = Shown::load(&visit.app, visit.session.scope(), id).await?;
     let frame = Frame::new(visit.session.clone(), "replays").with_done(done, &DONE);
     Ok(ReplayPage {
         rate: shown.replay.rate_per_second.to_string(),
@@ -228,7 +253,7 @@ pub(crate) async fn follow(
     live.stream(&visit.app.pool.clone(), visit.session, REFRESH, move || {
         let (app, id, frame) = (visit.app.clone(), id.clone(), frame.clone());
         async move {
-            let shown = &Shown::from(find(&app, scope, &id).await?);
+            let shown = &Shown::load(&app, scope, &id).await?;
             let frame = &frame;
             let html = Markup::of(&Actions { frame, shown })?.0 + &Markup::of(&Now { shown })?.0;
             Ok(match shown.is_settled() {

@@ -15,7 +15,7 @@ use crate::{
         problem::{Kind, Problem},
     },
     pages::stats_format::counted,
-    tables::search::TenantHit,
+    tables::{events::Effort, search::TenantHit},
 };
 
 #[derive(Default, Clone, Deserialize)]
@@ -55,6 +55,9 @@ impl Results {
 
     fn summary(&self) -> String {
         match self.found.count() {
+            0 if self.found.is_waiting_for_enter => {
+                "Press Enter to look for an event with this ID in all tenants".to_owned()
+            }
             0 => "No results".to_owned(),
             count => counted(count, "result", "results"),
         }
@@ -63,7 +66,7 @@ impl Results {
 
 pub(crate) async fn show(visit: Visit, Query(query): Query<SearchQuery>) -> Paged<Response> {
     let is_team = visit.session.tenant.is_none();
-    let found = match search::find(&visit.app.pool, visit.session.scope(), &query.q).await {
+    let found = match search::find(&visit.app.pool, visit.session.scope(), &query.q, Effort::Full).await {
         Ok(found) => Ok(found),
         Err(problem) if problem.kind == Kind::Invalid => Err(problem),
         Err(problem) => return Err(problem.into()),
@@ -91,7 +94,7 @@ fn error_text() -> String {
 /// The results only. The script inserts them below the box.
 pub(crate) async fn suggest(visit: Visit, Query(query): Query<SearchQuery>) -> Result<Response, Problem> {
     let is_team = visit.session.tenant.is_none();
-    let found = search::find(&visit.app.pool, visit.session.scope(), &query.q).await?;
+    let found = search::find(&visit.app.pool, visit.session.scope(), &query.q, Effort::Typing).await?;
     let results = Markup::of(&Results::of(found, is_team))?;
     Ok(Html(results.0).into_response())
 }

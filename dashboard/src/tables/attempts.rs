@@ -3,10 +3,10 @@
 
 use chrono::{DateTime, Utc};
 use postrider_dispatcher::bind::BindAll;
-use postrider_proto::{DeliveryId, EndpointId, TenantId};
+use postrider_proto::{DeliveryId, EndpointId, EventId, OutcomeKind, TenantId};
 use sqlx::{FromRow, PgExecutor};
 
-use crate::tables::deliveries::{DeliveryKey, Filter, Span};
+use crate::tables::deliveries::{Attempted, DeliveryKey, Filter, Span};
 
 #[derive(Debug, FromRow)]
 pub(crate) struct AttemptRow {
@@ -26,6 +26,9 @@ pub(crate) struct AttemptRow {
 /// Attempts shown of one delivery; the newest are kept.
 const ATTEMPTS_SHOWN_MAX: i64 = 500;
 
+/// Attempts of a bulk replay that are counted one by one.
+const REPLAYED_COUNTED_MAX: i64 = 10_000;
+
 /// Newest first.
 pub(crate) async fn of_delivery(db: impl PgExecutor<'_>, id: DeliveryId) -> sqlx::Result<Vec<AttemptRow>> {
     sqlx::query_as(include_str!("sql/attempts_of_delivery.sql"))
@@ -39,18 +42,12 @@ pub(crate) async fn list_ended_of_endpoint(
     endpoint: EndpointId,
     span: Span<'_>,
 ) -> sqlx::Result<Vec<DeliveryKey>> {
-    sqlx::query_as(
-        "select event_id, endpoint_id, ($6::int[] is null or type_id = any($6)) and ($7::smallint is null or status is not distinct from $7) as may_match
-         from postrider.attempts
-         where final is not null and endpoint_id = $1
-           and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
-         order by event_id desc limit $5",
-    )
-    .bind(endpoint)
-    .bind_all(span.values())
-    .bind(span.status)
-    .fetch_all(db)
-    .await
+    sqlx::query_as(include_str!("sql/attempts_list_ended_of_endpoint.sql"))
+        .bind(endpoint)
+        .bind_all(span.values())
+        .bind_all(span.ended_values())
+        .fetch_all(db)
+        .await
 }
 
 /// Includes an entry that can't match for each event without an ended delivery, so that a page examines a bounded number of
@@ -63,7 +60,7 @@ pub(crate) async fn list_ended_of_tenant(
     sqlx::query_as(include_str!("sql/attempts_list_ended_of_tenant.sql"))
         .bind(tenant)
         .bind_all(span.values())
-        .bind(span.status)
+        .bind_all(span.ended_values())
         .fetch_all(db)
         .await
 }
@@ -85,16 +82,11 @@ pub(crate) async fn list_of_replay(
 
 /// Across all tenants: scans the primary key, where nearly every row is a final one.
 pub(crate) async fn list_ended(db: impl PgExecutor<'_>, span: Span<'_>) -> sqlx::Result<Vec<DeliveryKey>> {
-    sqlx::query_as(
-        "select event_id, endpoint_id, ($5::int[] is null or type_id = any($5)) and ($6::smallint is null or status is not distinct from $6) as may_match
-         from postrider.attempts
-         where final is not null and event_id between $1 and $2 and (event_id < $2 or endpoint_id < $3)
-         order by event_id desc, endpoint_id desc limit $4",
-    )
-    .bind_all(span.values())
-    .bind(span.status)
-    .fetch_all(db)
-    .await
+    sqlx::query_as(include_str!("sql/attempts_list_ended.sql"))
+        .bind_all(span.values())
+        .bind_all(span.ended_values())
+        .fetch_all(db)
+        .await
 }
 
 /// Deliveries whose latest attempt got this unsuccessful status code. The condition on the range of codes lets
@@ -112,4 +104,46 @@ pub(crate) async fn list_refused(
         .bind(filter.state.map(|state| state.as_str()))
         .fetch_all(db)
         .await
+}
+
+/// What became of an attempt.
+#[derive(Debug, FromRow)]
+pub(crate) struct MadeAttempt {
+    event_id: EventId,
+    endpoint_id: EndpointId,
+    pub(crate) outcome: i16,
+    pub(crate) status: Option<i16>,
+}
+
+impl MadeAttempt {
+    pub(crate) fn delivery(&self) -> DeliveryId {
+        DeliveryId {
+            event: self.event_id,
+            endpoint: self.endpoint_id,
+        }
+    }
+}
+
+/// The different results that attempts of these deliveries had in this time.
+pub(crate) async fn made_within(
+    db: impl PgExecutor<'_>,
+    deliveries: &[DeliveryId],
+    within: Attempted,
+) -> sqlx::Result<Vec<MadeAttempt>> {
+    let events: Vec<_> = deliveries.iter().map(|id| id.event.0).collect();
+    let endpoints: Vec<i32> = deliveries.iter().map(|id| id.endpoint.0).collect();
+    sqlx::query_as(include_str!("sql/attempts_made_within.sql"))
+        .bind_all((events, endpoints, within.since, within.until))
+        .fetch_all(db)
+        .await
+}
+
+/// How many deliveries a bulk replay has delivered. None if it has made so many attempts that they are not counted.
+pub(crate) async fn delivered_by_replay(db: impl PgExecutor<'_>, replay: &str) -> sqlx::Result<Option<i64>> {
+    let (attempts, delivered): (i64, i64) =
+        sqlx::query_as(include_str!("sql/attempts_delivered_by_replay.sql"))
+            .bind_all((replay, OutcomeKind::Accepted as i16, REPLAYED_COUNTED_MAX))
+            .fetch_one(db)
+            .await?;
+    Ok(Some(delivered).filter(|_| attempts < REPLAYED_COUNTED_MAX))
 }

@@ -13,7 +13,8 @@ pub(crate) async fn list_of_endpoint(
 ) -> sqlx::Result<Vec<DeliveryKey>> {
     sqlx::query_as(
         "select event_id, endpoint_id,
-            ($6::int[] is null or type_id = any($6)) and ($7::text is null or reason = $7::postrider.dead_reason) as may_match
+            ($6::int[] is null or type_id = any($6)) and ($7::text is null or reason = $7::postrider.dead_reason)
+                and ($8::smallint is null or failure between $8 and $9) as may_match
          from postrider.dead_letters
          where endpoint_id = $1 and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
          order by event_id desc limit $5",
@@ -21,6 +22,7 @@ pub(crate) async fn list_of_endpoint(
     .bind(endpoint)
     .bind_all(span.values())
     .bind(span.reason)
+    .bind_all(span.failures())
     .fetch_all(db)
     .await
 }
@@ -33,7 +35,7 @@ pub(crate) async fn list_of_tenant(
     sqlx::query_as(
         "select event_id, endpoint_id,
             ($6::int[] is null or type_id = any($6)) and ($7::text is null or reason = $7::postrider.dead_reason)
-                as may_match
+                and ($8::smallint is null or failure between $8 and $9) as may_match
          from postrider.dead_letters
          where tenant_id = $1 and event_id between $2 and $3 and (event_id < $3 or endpoint_id < $4)
          order by event_id desc, endpoint_id desc limit $5",
@@ -41,6 +43,7 @@ pub(crate) async fn list_of_tenant(
     .bind(tenant)
     .bind_all(span.values())
     .bind(span.reason)
+    .bind_all(span.failures())
     .fetch_all(db)
     .await
 }
@@ -50,14 +53,30 @@ pub(crate) async fn list(db: impl PgExecutor<'_>, span: Span<'_>) -> sqlx::Resul
     sqlx::query_as(
         "select event_id, endpoint_id,
             ($5::int[] is null or type_id = any($5)) and ($6::text is null or reason = $6::postrider.dead_reason)
-                as may_match
+                and ($7::smallint is null or failure between $7 and $8) as may_match
          from postrider.dead_letters
          where event_id between $1 and $2 and (event_id < $2 or endpoint_id < $3)
          order by event_id desc, endpoint_id desc limit $4",
     )
     .bind_all(span.values())
     .bind(span.reason)
+    .bind_all(span.failures())
     .fetch_all(db)
+    .await
+}
+
+/// How many there are, of one tenant or endpoint or of all.
+pub(crate) async fn total(
+    db: impl PgExecutor<'_>,
+    tenant: Option<TenantId>,
+    endpoint: Option<EndpointId>,
+) -> sqlx::Result<i64> {
+    sqlx::query_scalar(
+        "select coalesce(sum(c.count), 0)::bigint from postrider.dead_letter_counts c
+         where ($1::int is null or c.tenant_id = $1) and ($2::int is null or c.endpoint_id = $2)",
+    )
+    .bind_all((tenant, endpoint))
+    .fetch_one(db)
     .await
 }
 

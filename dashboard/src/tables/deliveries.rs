@@ -1,11 +1,11 @@
 //! Deliveries as the API shows them. They have no table: each is a row of `queue` or `retries`, or the attempt that
 //! ended it. A list merges those by (event, endpoint), newest first; the cursor is that pair.
 //! Invariant: a page takes at most `SCAN_STEPS_MAX` steps, and no further one after `SCAN_MAX` deliveries were
-//! examined, however few of them match. The cursor continues from there.
+//! examined or `LOADED_MAX` loaded, however few of them match. The cursor continues from there.
 
-use std::cmp::Reverse;
+use std::collections::HashSet;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::{bind::BindAll, statistics::Class};
 use postrider_proto::{
     DeadReason, DeliveryId, DeliveryState, EndpointId, EndpointState, EventId, FinalState, OutcomeKind,
@@ -16,23 +16,18 @@ use uuid::Uuid;
 
 use crate::{
     Pool,
-    tables::{attempts, dead_letters, endpoints, event_types, queue, retries},
+    tables::{attempts, delivery_scope::Scope, event_types},
 };
 
 /// Deliveries examined for one page before it is returned as it is, with a cursor.
 const SCAN_MAX: usize = 2_000;
+/// Deliveries loaded for one page because their rows could not tell whether they match.
+const LOADED_MAX: usize = 1_000;
 const SCAN_STEPS_MAX: usize = 5;
-const SCAN_STEP_MAX: i64 = 1_000;
-/// First step of a search in which few rows may match, and of one in which most do.
-const SCAN_STEP_NARROW: i64 = 1_000;
-const SCAN_STEP_REFUSED: i64 = 200;
-const SCAN_STEP_REFUSED_MAX: i64 = 600;
-/// Rows that a step reads from `queue`, and from `retries`, before it sorts them.
-const WAITING_READ_MAX: i64 = 100_000;
-/// Endpoints whose pending deliveries are read.
-const ENDPOINTS_SCANNED_MAX: i64 = 20_000;
 /// Deliveries looked up in one statement, if that many are available.
 const DESCRIBED_LEAST: usize = 100;
+/// Between the database, which dates events, and a dispatcher, which dates attempts.
+const CLOCKS_DIFFER_MAX: TimeDelta = TimeDelta::minutes(1);
 
 /// The range and batch size of a list, and the conditions that a row itself can decide.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +41,21 @@ pub(crate) struct Span<'a> {
     pub(crate) status: Option<i16>,
     /// For dead letters.
     pub(crate) reason: Option<DeadReason>,
+    /// Of ended deliveries.
+    pub(crate) state: Option<DeliveryState>,
+    pub(crate) attempted: Option<Attempted>,
+    /// Only deliveries with an attempt that failed.
+    pub(crate) has_failed: bool,
+    pub(crate) attempts_min: Option<i16>,
+    /// Of the latest attempt.
+    pub(crate) failure: Option<Failure>,
+}
+
+/// When an attempt ended, to the second; `until` is exclusive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Attempted {
+    pub(crate) since: Option<DateTime<Utc>>,
+    pub(crate) until: Option<DateTime<Utc>>,
 }
 
 impl<'a> Span<'a> {
@@ -54,7 +64,61 @@ impl<'a> Span<'a> {
         let DeliveryId { event, endpoint } = self.before;
         (self.lowest, event, endpoint, self.limit, self.types)
     }
+
+    /// Consecutive parameters of the lists of ended deliveries, after those.
+    pub(crate) fn ended_values(&self) -> EndedValues {
+        let Attempted { since, until } = self.attempted.unwrap_or_default();
+        let state = self.state.map(DeliveryState::as_str);
+        (
+            self.status,
+            state,
+            since,
+            until,
+            self.has_failed,
+            self.attempts_min,
+        )
+    }
+
+    /// Whether a delivery without an attempt can't match.
+    pub(crate) fn is_attempted(&self) -> bool {
+        let asked = [
+            self.status.is_some(),
+            self.attempted.is_some(),
+            self.attempts_min.is_some(),
+            self.failure.is_some(),
+        ];
+        asked.contains(&true)
+    }
+
+    /// What a dead letter has failed with, as it is stored: from and to. None if any, or if it can't be told by a range.
+    pub(crate) fn failures(&self) -> (Option<i16>, Option<i16>) {
+        let Some(Failure::Class(class)) = self.failure else {
+            return (None, None);
+        };
+        let range = |from: i16, upto: i16| (Some(from), Some(upto));
+        let one = |kind: OutcomeKind| range(kind as i16, kind as i16);
+        match class {
+            Class::Redirected => range(300, 399),
+            Class::ClientError => range(400, 499),
+            Class::NameNotFound => one(OutcomeKind::NameNotFound),
+            Class::ConnectionFailed => one(OutcomeKind::ConnectionFailed),
+            Class::TlsFailed => one(OutcomeKind::TlsFailed),
+            Class::TimedOut => one(OutcomeKind::TimedOut),
+            Class::InvalidResponse => one(OutcomeKind::InvalidResponse),
+            Class::Forbidden => one(OutcomeKind::Forbidden),
+            Class::Accepted | Class::ServerError | Class::NotSent => (None, None),
+        }
+    }
 }
+
+type EndedValues = (
+    Option<i16>,
+    Option<&'static str>,
+    Option<DateTime<Utc>>,
+    Option<DateTime<Utc>>,
+    bool,
+    Option<i16>,
+);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
 pub(crate) struct DeliveryKey {
@@ -65,7 +129,7 @@ pub(crate) struct DeliveryKey {
 }
 
 impl DeliveryKey {
-    fn ids(&self) -> (EventId, EndpointId) {
+    pub(super) fn ids(&self) -> (EventId, EndpointId) {
         (self.event_id, self.endpoint_id)
     }
 }
@@ -117,27 +181,32 @@ impl Delivery {
     }
 
     fn has_failed(&self, failure: Failure) -> bool {
-        let Some(kind) = self.outcome.and_then(OutcomeKind::from_number) else {
-            return false;
-        };
-        match (
-            failure,
-            Class::of(kind, self.status.and_then(|code| u16::try_from(code).ok())),
-        ) {
-            (Failure::Any, class) => class != Class::Accepted,
-            (Failure::Class(wanted), class) => class == wanted,
-        }
+        self.outcome
+            .is_some_and(|outcome| failure.matches(outcome, self.status))
     }
 }
 
-/// How the latest attempt of a delivery failed.
+/// How an attempt failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
     Any,
     Class(Class),
 }
 
-/// The filter of a list. Times are those of the event.
+impl Failure {
+    fn matches(self, outcome: i16, status: Option<i16>) -> bool {
+        let Some(kind) = OutcomeKind::from_number(outcome) else {
+            return false;
+        };
+        let class = Class::of(kind, status.and_then(|code| u16::try_from(code).ok()));
+        match self {
+            Self::Any => class != Class::Accepted,
+            Self::Class(wanted) => class == wanted,
+        }
+    }
+}
+
+/// The filter of a list. `since` and `until` are about the creation of the event.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Filter {
     pub(crate) tenant: Option<TenantId>,
@@ -152,8 +221,10 @@ pub(crate) struct Filter {
     pub(crate) replay: Option<String>,
     /// Only with state dead.
     pub(crate) reason: Option<DeadReason>,
-    /// Of the latest attempt, so that nothing delivered matches.
+    /// Of the latest attempt, so that nothing delivered matches. With `attempted`, of any attempt in that time.
     pub(crate) failure: Option<Failure>,
+    /// With an attempt that ended in this time.
+    pub(crate) attempted: Option<Attempted>,
     pub(crate) attempts_min: Option<i16>,
 }
 
@@ -162,7 +233,7 @@ impl Filter {
         self.state.is_none_or(|state| state == delivery.state())
             && self.status_code.is_none_or(|code| Some(code) == delivery.status)
             && self.reason.is_none_or(|reason| Some(reason) == delivery.reason)
-            && self.failure.is_none_or(|failure| delivery.has_failed(failure))
+            && (self.attempted.is_some() || self.failure.is_none_or(|failure| delivery.has_failed(failure)))
             && self
                 .attempts_min
                 .is_none_or(|least| delivery.attempt_count >= least)
@@ -186,7 +257,14 @@ impl Filter {
             event,
             endpoint: EndpointId(i32::MAX),
         });
-        let before = [after, until, event].into_iter().flatten().fold(top, Ord::min);
+        // No event is attempted before it is created, but clocks differ.
+        let attempted = self.attempted.and_then(|attempted| attempted.until);
+        let attempted = attempted.map(|time| DeliveryId {
+            event: at(time + CLOCKS_DIFFER_MAX),
+            endpoint: EndpointId(i32::MIN),
+        });
+        let bounds = [after, until, event, attempted];
+        let before = bounds.into_iter().flatten().fold(top, Ord::min);
         let lowest = [self.since.map(at), self.event]
             .into_iter()
             .flatten()
@@ -198,6 +276,11 @@ impl Filter {
             types,
             status: self.status_code,
             reason: self.reason,
+            state: self.state,
+            attempted: self.attempted,
+            has_failed: self.attempted.is_some() && self.failure.is_some(),
+            attempts_min: self.attempts_min,
+            failure: self.failure.filter(|_| self.attempted.is_none()),
         }
     }
 }
@@ -226,26 +309,27 @@ pub(crate) async fn list(
     if types.as_ref().is_some_and(Vec::is_empty) {
         return Ok((Vec::new(), None));
     }
-    if filter.failure.is_some() && filter.state == Some(DeliveryState::Delivered) {
+    if filter.failure.is_some()
+        && filter.attempted.is_none()
+        && filter.state == Some(DeliveryState::Delivered)
+    {
         return Ok((Vec::new(), None));
     }
     let scope = Scope::of(pool, filter).await?;
     let is_narrow = types.is_some()
         || filter.reason.is_some()
         || filter.failure.is_some()
-        || filter.attempts_min.is_some();
+        || filter.attempts_min.is_some()
+        || filter.state == Some(DeliveryState::Discarded);
     let step = scope.step_first(is_narrow).max(limit + 1);
     let step_max = scope.step_max().max(step);
     let mut span = filter.span(after, step, types.as_deref());
     let mut found: Vec<Delivery> = Vec::new();
-    let mut scanned = 0;
+    let (mut scanned, mut loaded) = (0, 0);
     for _ in 0..SCAN_STEPS_MAX {
         let keys = scope.keys(pool, filter, span).await?;
         let matching: Vec<DeliveryKey> = keys.iter().filter(|key| key.may_match).copied().collect();
         for delivery in describe_in_parts(pool, &matching, limit as usize - found.len() + 1, filter).await? {
-            if !filter.admits(&delivery) {
-                continue;
-            }
             if found.len() as i64 == limit {
                 let last = found.last().map(Delivery::id);
                 return Ok((found, last));
@@ -253,6 +337,7 @@ pub(crate) async fn list(
             found.push(delivery);
         }
         scanned += keys.len();
+        loaded += matching.len();
         match keys.last() {
             Some(last) if keys.len() as i64 == span.limit => {
                 span.before = DeliveryId {
@@ -264,7 +349,7 @@ pub(crate) async fn list(
             }
             _ => return Ok((found, None)),
         }
-        if scanned >= SCAN_MAX {
+        if scanned >= SCAN_MAX || loaded >= LOADED_MAX {
             break;
         }
     }
@@ -297,116 +382,7 @@ pub(crate) async fn find_all(
     Ok(found)
 }
 
-/// Which tables a list reads.
-enum Scope {
-    /// Attempts of a bulk replay: they have an index.
-    Replay(String),
-    /// Attempts with this status code: an index covers the unsuccessful ones.
-    Refused(i16),
-    /// All tables that a delivery can be in. `queue` and `retries` can be read by endpoint only.
-    All {
-        waiting: Vec<EndpointId>,
-        has_status: bool,
-    },
-}
-
-impl Scope {
-    async fn of(pool: &Pool, filter: &Filter) -> sqlx::Result<Self> {
-        if let Some(replay) = &filter.replay {
-            return Ok(Self::Replay(replay.clone()));
-        }
-        match filter.status_code {
-            Some(code) if !(200..=299).contains(&code) => Ok(Self::Refused(code)),
-            code => Ok(Self::All {
-                waiting: Self::waiting(pool, filter).await?,
-                has_status: code.is_some(),
-            }),
-        }
-    }
-
-    /// Across all tenants only endpoints with pending deliveries are read: most of many thousands have none.
-    async fn waiting(pool: &Pool, filter: &Filter) -> sqlx::Result<Vec<EndpointId>> {
-        match (filter.state, filter.endpoint, filter.tenant) {
-            (Some(DeliveryState::Delivered | DeliveryState::Dead | DeliveryState::Discarded), _, _) => {
-                Ok(Vec::new())
-            }
-            (_, Some(endpoint), _) => Ok(vec![endpoint]),
-            (_, None, Some(tenant)) => {
-                endpoints::live_numbers(pool, Some(tenant), ENDPOINTS_SCANNED_MAX).await
-            }
-            (_, None, None) => {
-                let mut waiting = queue::endpoints(pool, ENDPOINTS_SCANNED_MAX).await?;
-                waiting.extend(retries::endpoints(pool, ENDPOINTS_SCANNED_MAX).await?);
-                waiting.sort_unstable();
-                waiting.dedup();
-                Ok(waiting)
-            }
-        }
-    }
-
-    /// Step size, depending on whether the row itself decides the filter.
-    fn step_first(&self, is_narrow: bool) -> i64 {
-        match self {
-            Self::Refused(_) => SCAN_STEP_REFUSED,
-            Self::All { has_status, .. } if *has_status || is_narrow => SCAN_STEP_NARROW.min(self.step_max()),
-            Self::All { .. } | Self::Replay(_) => 0,
-        }
-    }
-
-    fn step_max(&self) -> i64 {
-        match self {
-            Self::Refused(_) => SCAN_STEP_REFUSED_MAX,
-            Self::Replay(_) => SCAN_STEP_MAX,
-            Self::All { waiting, .. } => SCAN_STEP_MAX.min(WAITING_READ_MAX / waiting.len().max(1) as i64),
-        }
-    }
-
-    /// In the order in which a delivery moves, so that one that moves meanwhile is seen twice rather than missed.
-    async fn keys(&self, pool: &Pool, filter: &Filter, span: Span<'_>) -> sqlx::Result<Vec<DeliveryKey>> {
-        let (waiting, has_status) = match self {
-            Self::Replay(replay) => return attempts::list_of_replay(pool, replay, filter, span).await,
-            Self::Refused(code) => return attempts::list_refused(pool, *code, filter, span).await,
-            Self::All { waiting, has_status } => (waiting, *has_status),
-        };
-        let mut keys = Vec::new();
-        if !waiting.is_empty() {
-            keys.extend(queue::list(pool, waiting, span).await?);
-            // A delivery waiting for a retry was not accepted.
-            if !has_status {
-                keys.extend(retries::list(pool, waiting, span).await?);
-            }
-        }
-        // Of the ended deliveries only dead ones have failed.
-        let ended_state = match filter.failure {
-            Some(_) => filter.state.or(Some(DeliveryState::Dead)),
-            None => filter.state,
-        };
-        let ended = match (ended_state, filter.endpoint, filter.tenant) {
-            (Some(DeliveryState::Pending), _, _) => Vec::new(),
-            (Some(DeliveryState::Dead), Some(endpoint), _) => {
-                dead_letters::list_of_endpoint(pool, endpoint, span).await?
-            }
-            (Some(DeliveryState::Dead), None, Some(tenant)) => {
-                dead_letters::list_of_tenant(pool, tenant, span).await?
-            }
-            (Some(DeliveryState::Dead), None, None) => dead_letters::list(pool, span).await?,
-            (_, Some(endpoint), _) => attempts::list_ended_of_endpoint(pool, endpoint, span).await?,
-            (_, None, Some(tenant)) => attempts::list_ended_of_tenant(pool, tenant, span).await?,
-            (_, None, None) => attempts::list_ended(pool, span).await?,
-        };
-        keys.extend(ended);
-        keys.sort_unstable_by_key(|key| Reverse(key.ids()));
-        keys.dedup_by(|later, kept| {
-            let same = later.ids() == kept.ids();
-            kept.may_match |= same && later.may_match;
-            same
-        });
-        keys.truncate(span.limit as usize);
-        Ok(keys)
-    }
-}
-
-/// At most the requested number, newest first. In parts: fifty of a thousand candidates may be enough.
+/// Those that match, newest first. In parts: fifty of a thousand candidates may be enough.
 async fn describe_in_parts(
     pool: &Pool,
     keys: &[DeliveryKey],
@@ -415,12 +391,39 @@ async fn describe_in_parts(
 ) -> sqlx::Result<Vec<Delivery>> {
     let mut found = Vec::new();
     for part in keys.chunks(wanted.max(DESCRIBED_LEAST)) {
-        found.extend(describe(pool, part).await?);
-        if found.iter().filter(|delivery| filter.admits(delivery)).count() >= wanted {
+        let mut described = describe(pool, part).await?;
+        described.retain(|delivery| filter.admits(delivery));
+        retain_attempted(pool, &mut described, filter).await?;
+        found.extend(described);
+        if found.len() >= wanted {
             break;
         }
     }
     Ok(found)
+}
+
+/// Keeps those with an attempt that the filter asks for.
+async fn retain_attempted(
+    db: impl PgExecutor<'_>,
+    found: &mut Vec<Delivery>,
+    filter: &Filter,
+) -> sqlx::Result<()> {
+    let Some(attempted) = filter.attempted.filter(|_| !found.is_empty()) else {
+        return Ok(());
+    };
+    let ids: Vec<DeliveryId> = found.iter().map(Delivery::id).collect();
+    let attempts = attempts::made_within(db, &ids, attempted).await?;
+    let wanted: HashSet<DeliveryId> = attempts
+        .iter()
+        .filter(|one| {
+            filter
+                .failure
+                .is_none_or(|failure| failure.matches(one.outcome, one.status))
+        })
+        .map(|one| one.delivery())
+        .collect();
+    found.retain(|delivery| wanted.contains(&delivery.id()));
+    Ok(())
 }
 
 /// Loads the deliveries in one snapshot, newest first.

@@ -8,7 +8,7 @@ pub(crate) struct FirstSteps {
     pub(crate) tenant: Option<String>,
     /// The latest event type.
     pub(crate) event_type: Option<String>,
-    /// An endpoint of the latest tenant that has one.
+    /// The latest endpoint.
     pub(crate) endpoint: Option<String>,
     /// An event was emitted.
     pub(crate) has_event: bool,

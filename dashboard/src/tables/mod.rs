@@ -8,6 +8,8 @@ pub(crate) mod attempts;
 pub(crate) mod audit;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
+mod delivery_scope;
+pub(crate) mod endpoint_health;
 pub(crate) mod endpoints;
 pub(crate) mod event_list;
 pub(crate) mod event_types;

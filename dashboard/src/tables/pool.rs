@@ -3,7 +3,8 @@
 //! Through such a pooler every statement runs in a transaction, which stays on one server connection, and starts by
 //! discarding what others prepared there.
 //! Invariants: writes are committed before anyone learns of them, and no statement runs longer than
-//! `STATEMENT_TIMEOUT`: the server cancels it, even if nobody waits for it any more.
+//! `STATEMENT_TIMEOUT`: the server cancels it, even if nobody waits for it any more. Nobody waits for a connection while the
+//! database is known to be down.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -11,6 +12,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use postrider_dispatcher::health::database::{self, unless_down};
 use sqlx::{
     Describe, Either, Error, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr, Transaction,
     pool::PoolConnection,
@@ -53,6 +55,7 @@ impl Reserves {
 pub struct Pool {
     connections: PgPool,
     way: Way,
+    is_replica: bool,
 }
 
 /// The sessions of these connections already have their `STATEMENT_TIMEOUT`.
@@ -61,6 +64,7 @@ impl From<PgPool> for Pool {
         Self {
             connections,
             way: Way::Sessions,
+            is_replica: false,
         }
     }
 }
@@ -71,6 +75,7 @@ impl Pool {
         Self {
             connections,
             way: Way::Pooled,
+            is_replica: false,
         }
     }
 
@@ -79,6 +84,15 @@ impl Pool {
         Self {
             connections,
             way: Way::Transactions,
+            is_replica: false,
+        }
+    }
+
+    /// The same connections, to a streaming replica.
+    pub fn to_replica(self) -> Self {
+        Self {
+            is_replica: true,
+            ..self
         }
     }
 
@@ -88,7 +102,7 @@ impl Pool {
             Way::Pooled => "begin; set local statement_timeout = '10s'",
             Way::Transactions => "begin; set local statement_timeout = '10s'; deallocate all",
         };
-        self.connections.begin_with(statement).await
+        self.begin_with(statement).await
     }
 
     /// For a request: lock and statement timeouts are short.
@@ -101,15 +115,31 @@ impl Pool {
                 "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'; deallocate all"
             }
         };
-        self.connections.begin_with(statement).await
+        self.begin_with(statement).await
+    }
+
+    async fn begin_with(&self, statement: &'static str) -> Result<Transaction<'static, Postgres>, Error> {
+        self.unless_down(self.connections.begin_with(statement)).await
+    }
+
+    /// A replica is not the database that is watched.
+    async fn unless_down<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        match self.is_replica {
+            true => work.await,
+            false => unless_down(work).await,
+        }
     }
 
     /// For several independent statements. Writers must call `done`.
     pub async fn acquire(&self) -> Result<PooledConnection, Error> {
         Ok(match self.way {
-            Way::Sessions => PooledConnection::Connection(self.connections.acquire().await?),
+            Way::Sessions => PooledConnection::Connection(self.connection().await?),
             Way::Pooled | Way::Transactions => PooledConnection::Transaction(self.begin().await?),
         })
+    }
+
+    async fn connection(&self) -> Result<PoolConnection<Postgres>, Error> {
+        self.unless_down(self.connections.acquire()).await
     }
 
     pub async fn close(&self) {
@@ -123,6 +153,9 @@ pub(crate) fn proves_rollback(error: &Error) -> bool {
     /// The server's own rejections of a statement: data, constraints, locks, limits, and errors raised by functions.
     const CLASSES: [&str; 9] = ["22", "23", "26", "40", "42", "54", "55", "P0", "PR"];
     const CANCELLED: &str = "57014";
+    if database::is_read_only(error) {
+        return true;
+    }
     const COMPLETION_UNKNOWN: &str = "40003";
     let Some(reported) = error
         .as_database_error()
@@ -192,20 +225,17 @@ impl<'p> Executor<'p> for &'p Pool {
         'p: 'e,
         E: 'q + Execute<'q, Postgres>,
     {
-        match self.way {
-            Way::Sessions => self.connections.fetch_many(query),
-            Way::Pooled | Way::Transactions => Box::pin(AfterCommit::Running(Box::pin(async move {
-                let mut transaction = self.begin().await?;
-                let mut found = Vec::new();
-                let mut parts = transaction.fetch_many(query);
-                while let Some(part) = parts.next().await {
-                    found.push(part?);
-                }
-                drop(parts);
-                transaction.commit().await?;
-                Ok(found)
-            }))),
-        }
+        Box::pin(AfterCommit::Running(Box::pin(async move {
+            let mut connection = self.acquire().await?;
+            let mut found = Vec::new();
+            let mut parts = connection.fetch_many(query);
+            while let Some(part) = parts.next().await {
+                found.push(part?);
+            }
+            drop(parts);
+            connection.done().await?;
+            Ok(found)
+        })))
     }
 
     fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> Promise<'e, Option<PgRow>>
@@ -213,15 +243,12 @@ impl<'p> Executor<'p> for &'p Pool {
         'p: 'e,
         E: 'q + Execute<'q, Postgres>,
     {
-        match self.way {
-            Way::Sessions => self.connections.fetch_optional(query),
-            Way::Pooled | Way::Transactions => Box::pin(async move {
-                let mut transaction = self.begin().await?;
-                let found = transaction.fetch_optional(query).await?;
-                transaction.commit().await?;
-                Ok(found)
-            }),
-        }
+        Box::pin(async move {
+            let mut connection = self.acquire().await?;
+            let found = connection.fetch_optional(query).await?;
+            connection.done().await?;
+            Ok(found)
+        })
     }
 
     /// Nothing here prepares a statement for later use: that can't work through every pooler.

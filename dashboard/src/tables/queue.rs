@@ -25,7 +25,7 @@ pub(crate) async fn list(
     sqlx::query_as(include_str!("sql/queue_list.sql"))
         .bind(endpoints)
         .bind_all(span.values())
-        .bind(span.status)
+        .bind(span.is_attempted())
         .fetch_all(db)
         .await
 }

@@ -24,6 +24,7 @@ pub(crate) async fn list(
     sqlx::query_as(include_str!("sql/retries_list.sql"))
         .bind(endpoints)
         .bind_all(span.values())
+        .bind(span.attempts_min)
         .fetch_all(db)
         .await
 }

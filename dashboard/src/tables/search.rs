@@ -64,3 +64,13 @@ pub(crate) async fn is_partial(pool: &Pool) -> sqlx::Result<bool> {
     .fetch_one(pool)
     .await
 }
+
+/// Whether there are more tenants than this.
+pub(crate) async fn has_more_tenants(pool: &Pool, count: i64) -> sqlx::Result<bool> {
+    sqlx::query_scalar(
+        "select exists (select from postrider.tenants where deleted_at is null order by slug offset $1 limit 1)",
+    )
+    .bind(count)
+    .fetch_one(pool)
+    .await
+}

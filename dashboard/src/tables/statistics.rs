@@ -74,17 +74,18 @@ pub(crate) async fn plain_hours(
         .await
 }
 
-/// Like `minutes`, with the endpoint of each.
-pub(crate) async fn plain_minutes(
+/// The sums of these endpoints' minutes since a point in time, one row for each endpoint.
+pub(crate) async fn sums_of_minutes(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
     since: DateTime<Utc>,
 ) -> sqlx::Result<Vec<PlainRow>> {
     sqlx::query_as(
-        "select m.endpoint_id, m.minute as at, m.delivered::bigint, m.retried::bigint, m.dead::bigint
+        "select e.id as endpoint_id, $2 as at, sum(m.delivered) as delivered, sum(m.retried) as retried, sum(m.dead) as dead
          from unnest($1::int[]) as e (id)
          cross join lateral (
-             select * from postrider.minute_statistics m where m.endpoint_id = e.id and m.minute >= $2 offset 0) m",
+             select * from postrider.minute_statistics m where m.endpoint_id = e.id and m.minute >= $2 offset 0) m
+         group by e.id",
     )
     .bind_all((endpoints, since))
     .fetch_all(db)

@@ -2,6 +2,7 @@
 //! Deliveries are picked by `engine.rs`; results are written by `recorder.rs`.
 
 use std::{
+    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -19,7 +20,7 @@ use crate::{
     clock::Clock,
     dedicated_connection::DedicatedConnection,
     deliver::{
-        bodies::{self, Content, LargeBodies, SMALL_BYTES_MAX, Stored},
+        bodies::{self, Content, LargeBodies, Prefetched, SMALL_BYTES_MAX, Stored},
         capacity::SLOW,
         division::Holder,
         endpoint::Endpoint,
@@ -33,6 +34,7 @@ use crate::{
         sending_switch::SendingSwitch,
         worker_pool::WorkerPool,
     },
+    health::database::warn_unless_outage,
     http::{
         client::{HttpSender, Request},
         headers::{Marker, RequestHeaders},
@@ -120,6 +122,7 @@ pub(crate) struct Attempts {
     pub(crate) tasks: TaskTracker,
     pub(crate) workers: WorkerPool<AttemptTask>,
     pub(crate) large_bodies: LargeBodies,
+    pub(crate) prefetched: Prefetched,
     pub(crate) tracer: Tracer,
 }
 
@@ -186,20 +189,24 @@ impl Attempts {
             .collect();
         events.sort_unstable();
         events.dedup();
+        let mut stored = self.prefetched.find(&mut events);
         let read = async {
+            if events.is_empty() {
+                return Ok(HashMap::new());
+            }
             let connection = connection.open().await?;
             bodies::read(connection, &events, SMALL_BYTES_MAX, self.tracer.is_on()).await
         };
-        let stored = match read.await {
-            Ok(stored) => stored,
+        match read.await {
+            Ok(read) => stored.extend(read),
             Err(error) => {
                 connection.close();
                 // Dropping the guards hands the deliveries back.
-                tracing::warn!(%error, "reading event bodies failed; retrying");
+                warn_unless_outage!(error, "reading event bodies failed; retrying");
                 tokio::time::sleep(READ_AGAIN).await;
                 return;
             }
-        };
+        }
         for picked in batch {
             let stored = stored.get(&picked.delivery.event).cloned();
             if let Err(work) = self.workers.offer(AttemptTask { picked, stored }) {
@@ -237,7 +244,7 @@ impl Attempts {
             Ok(content) => Some((content, Some(share))),
             Err(error) => {
                 drop(share);
-                tracing::warn!(%error, "reading a large event body failed; retrying");
+                warn_unless_outage!(error, "reading a large event body failed; retrying");
                 tokio::time::sleep(READ_AGAIN).await;
                 None
             }
@@ -295,6 +302,9 @@ impl Attempts {
         METRICS.attempted(sent.outcome.kind(), duration);
         if picked.delivery.attempt == 0 && !replayed {
             METRICS.first_attempt(picked.delivery.event.unix_ms(), started_at);
+        }
+        if next == Next::Delivered && !replayed {
+            METRICS.delivered(picked.delivery.event.unix_ms(), started_at, duration);
         }
         if let Some(traced) = &traced {
             let details = AttemptDetails {
@@ -411,14 +421,16 @@ impl Attempts {
 /// fill the log.
 fn log_failure(event: Option<&str>, picked: &Picked, outcome: &Outcome, next: Next) {
     let (delivery, attempt) = (picked.delivery_id(), picked.delivery.number());
+    let (tenant, endpoint) = (&*picked.endpoint.tenant_name, &*picked.endpoint.public_id);
     let (kind, status, error) = (outcome.kind().as_str(), outcome.status(), outcome.error());
     match next {
         Next::Dead(reason) => tracing::info!(
-            event, %delivery, attempt, outcome = kind, status, error, reason = reason.as_str(),
+            tenant, endpoint, event, %delivery, attempt, outcome = kind, status, error, reason = reason.as_str(),
             "attempt failed; delivery moved to dead letters"
         ),
         Next::Retry { wait, .. } => tracing::debug!(
-            event, %delivery, attempt, outcome = kind, status, error, next_in_ms = wait.as_millis() as u64,
+            tenant, endpoint, event, %delivery, attempt, outcome = kind, status, error,
+            next_in_ms = wait.as_millis() as u64,
             "attempt failed"
         ),
         Next::Delivered | Next::Filtered => {}

@@ -53,6 +53,55 @@ pub(crate) struct Content {
     pub(crate) archived: bool,
 }
 
+impl Content {
+    /// Of an event without a trace context that is still in its partition.
+    pub(crate) fn new(
+        id: EventId,
+        chosen_id: Option<String>,
+        body: Vec<u8>,
+        full_data: Option<Vec<u8>>,
+    ) -> Self {
+        Self {
+            public_id: chosen_id.unwrap_or_else(|| id.generated()).into(),
+            body: body.into(),
+            full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
+            trace: None,
+            archived: false,
+        }
+    }
+}
+
+/// Bodies that came with the rows of the latest quick read, for attempts that start right after it.
+#[derive(Clone, Default)]
+pub(crate) struct Prefetched(Arc<Mutex<HashMap<EventId, Arc<Content>>>>);
+
+impl Prefetched {
+    pub(crate) fn replace(&self, contents: HashMap<EventId, Content>) {
+        let contents = contents.into_iter().map(|(id, content)| (id, Arc::new(content)));
+        *lock(&self.0) = contents.collect();
+    }
+
+    pub(crate) fn clear(&self) {
+        lock(&self.0).clear();
+    }
+
+    /// Takes those that are here out of the list. Each may be needed for further endpoints.
+    pub(crate) fn find(&self, events: &mut Vec<(EventId, TenantId)>) -> HashMap<EventId, Stored> {
+        let contents = lock(&self.0);
+        let mut found = HashMap::new();
+        if !contents.is_empty() {
+            events.retain(|(event, _)| match contents.get(event) {
+                None => true,
+                Some(content) => {
+                    found.insert(*event, Stored::Small(content.clone()));
+                    false
+                }
+            });
+        }
+        found
+    }
+}
+
 /// One event of a batch read.
 #[derive(Clone)]
 pub(crate) enum Stored {
@@ -128,11 +177,9 @@ fn stored((id, chosen_id, body, full_data, trace, size): StoredRow, archived: bo
         return Stored::Large(usize::try_from(size).unwrap_or(0));
     };
     Stored::Small(Arc::new(Content {
-        public_id: chosen_id.unwrap_or_else(|| id.generated()).into(),
-        body: body.into(),
-        full_data: full_data.and_then(|data| String::from_utf8(data).ok()),
         trace: trace.and_then(|bytes| TraceContext::from_bytes(&bytes)),
         archived,
+        ..Content::new(id, chosen_id, body, full_data)
     }))
 }
 

@@ -23,13 +23,25 @@ use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Wake, backoff::Backoff, db_timeout::WithDbTimeout};
+use crate::{
+    Wake,
+    backoff::Backoff,
+    db_timeout::WithDbTimeout,
+    health::database::{self, warn_unless_outage},
+};
 
 const CHANNEL: &str = "postrider";
 /// Sent by the holder when it has released the lock.
 const RELEASED: &str = "released";
-/// Checks while notified: whether the lock is still held, and our connection alive.
+/// Sent when the tables of that name have changed. All other notifications are for the reader.
+const REPLAYS: &str = "replays";
+const NOTICES: &str = "notices";
+/// Checks while another dispatcher holds the lock: whether it still does.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
+/// Checks by the holder: only shows the others, and the server, that it is alive.
+const HOLDER_CHECK_EVERY: Duration = Duration::from_secs(2);
+/// How often background tasks look for work of which they would be notified.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Checks while polling: whether it is quiet enough for notifications. Less often after each time that it was not.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 /// The lock was kept this long: it is quiet.
@@ -58,6 +70,8 @@ struct Shared {
     /// Every commit that matters is notified.
     notified: AtomicBool,
     wake: Wake,
+    replays: Wake,
+    notices: Wake,
     /// Rows read since the watcher last checked.
     rows: AtomicUsize,
 }
@@ -77,10 +91,31 @@ impl Commits {
         self.0.rows.fetch_add(rows, Ordering::Relaxed);
     }
 
+    /// Waits until replays may have been requested or changed, or until it is time to look: after `poll_every` where no
+    /// notification would come.
+    pub(crate) async fn wait_for_replays(&self, poll_every: Duration) {
+        self.wait_or_look(&self.0.replays, poll_every).await;
+    }
+
+    /// The same for notices.
+    pub(crate) async fn wait_for_notices(&self, poll_every: Duration) {
+        self.wait_or_look(&self.0.notices, poll_every).await;
+    }
+
+    async fn wait_or_look(&self, wake: &Wake, poll_every: Duration) {
+        let look_after = match self.are_notified() {
+            true => LOOK_EVERY,
+            false => poll_every,
+        };
+        let _ = tokio::time::timeout(look_after, wake.wait()).await;
+    }
+
     /// A read that begins after this sees every commit that was not notified.
     fn set(&self, notified: bool) {
         self.0.notified.store(notified, Ordering::Release);
-        self.0.wake.now();
+        for wake in [&self.0.wake, &self.0.replays, &self.0.notices] {
+            wake.now();
+        }
     }
 }
 
@@ -99,7 +134,7 @@ pub(crate) async fn run(options: PgConnectOptions, commits: Commits, stop: Cance
             return;
         }
         if let Err(error) = ended {
-            tracing::warn!(%error, "waiting for notifications failed; polling the database");
+            warn_unless_outage!(error, "waiting for notifications failed; polling the database");
         }
         tokio::time::sleep(RECONNECT_WAIT).await;
     }
@@ -135,7 +170,12 @@ async fn watch(pool: &sqlx::PgPool, commits: &Commits, stop: &CancellationToken)
         contention_checked_at: now,
         check_at: now,
     };
-    while watcher.step(stop).await?.is_continue() {}
+    let opened_at = Instant::now();
+    while watcher.step(stop).await?.is_continue() {
+        if database::is_outdated(opened_at.elapsed()) {
+            break;
+        }
+    }
     Ok(())
 }
 
@@ -165,6 +205,8 @@ impl Watcher<'_> {
                         self.polls();
                     }
                 }
+                Some(sent) if sent.payload() == REPLAYS => self.commits.0.replays.now(),
+                Some(sent) if sent.payload() == NOTICES => self.commits.0.notices.now(),
                 Some(_) => self.committed().await?,
             },
             () = tokio::time::sleep_until(self.check_at) => self.check().await?,
@@ -242,7 +284,12 @@ impl Watcher<'_> {
         } else if holder.is_some() && now > self.held_since + QUIET {
             self.retry.reset();
         }
-        self.check_at = now + holder.map_or_else(|| self.retry.delay(), |_| CHECK_EVERY);
+        self.check_at = now
+            + match holder {
+                None => self.retry.delay(),
+                Some(_) if self.holds() => HOLDER_CHECK_EVERY,
+                Some(_) => CHECK_EVERY,
+            };
         Ok(())
     }
 

@@ -32,6 +32,9 @@ use crate::{
 pub(crate) struct Endpoint {
     pub(crate) id: EndpointId,
     pub(crate) tenant: TenantId,
+    /// Public ids, for log lines.
+    pub(crate) public_id: Box<str>,
+    pub(crate) tenant_name: Box<str>,
     pub(crate) shard: Shard,
     pub(crate) state: EndpointState,
     pub(crate) url: Url,
@@ -83,6 +86,8 @@ impl Endpoint {
 pub(crate) struct EndpointRow {
     pub(crate) id: EndpointId,
     tenant_id: TenantId,
+    public_id: String,
+    tenant_name: String,
     pub(crate) shard: Shard,
     state: EndpointState,
     url: String,
@@ -147,6 +152,8 @@ impl EndpointRow {
         Ok(Endpoint {
             id: self.id,
             tenant: self.tenant_id,
+            public_id: self.public_id.as_str().into(),
+            tenant_name: self.tenant_name.as_str().into(),
             shard: self.shard,
             state: self.state,
             url: Url::parse(&self.url).map_err(|e| stored(&e))?,
@@ -183,7 +190,7 @@ pub(crate) async fn load(
     ids: &[EndpointId],
 ) -> Result<Vec<EndpointRow>, sqlx::Error> {
     sqlx::query_as(
-        "select e.id, e.tenant_id, e.shard, e.state_reason, e.url,
+        "select e.id, e.tenant_id, e.public_id, t.slug as tenant_name, e.shard, e.state_reason, e.url,
                 case when t.paused_at is not null and e.state <> 'deleted' then 'paused' else e.state end as state,
                 e.concurrency, e.rate_per_second, e.ordered,
                 e.retry_schedule, e.timeout_ms, e.signature, e.headers, e.tls, e.filter,
@@ -220,6 +227,8 @@ mod simulated {
             Self {
                 id,
                 tenant_id: TenantId(1),
+                public_id: "ep_1".to_owned(),
+                tenant_name: "acme".to_owned(),
                 shard,
                 state: EndpointState::Active,
                 url: match version {
@@ -249,6 +258,8 @@ mod simulated {
             Self {
                 id: EndpointId(1),
                 tenant: TenantId(1),
+                public_id: "ep_1".into(),
+                tenant_name: "acme".into(),
                 shard: Shard(0),
                 state,
                 url: Url::parse("http://example.com/").expect("a URL"),

@@ -39,6 +39,7 @@ use crate::{
         sending_switch::SendingSwitch,
         survey::{self, Found, Reason, Report},
     },
+    health::{Load, Vital},
     telemetry::metrics::{EngineGauges, METRICS},
     vault::Vault,
 };
@@ -110,6 +111,7 @@ pub(crate) struct Engine {
     pub(crate) applied: watch::Sender<Option<String>>,
     /// Load of each endpoint, published about once a second.
     pub(crate) activity: watch::Sender<Vec<Activity>>,
+    pub(crate) vital: Arc<Vital>,
     pub(crate) capacity: Capacity,
     pub(crate) switch: SendingSwitch,
     pub(crate) state: State,
@@ -209,6 +211,11 @@ impl Engine {
             activities.extend(activity);
         }
         METRICS.set_gauges(&gauges);
+        self.vital.engine_runs(Load {
+            shards: gauges.shards,
+            oldest_by_endpoint: gauges.oldest_by_endpoint,
+            oldest_by_dispatcher: gauges.oldest_by_dispatcher,
+        });
         self.activity.send_replace(activities);
     }
 

@@ -13,7 +13,7 @@ mod tail;
 mod wanted;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     ops::{ControlFlow, Range},
     time::{Duration, Instant},
 };
@@ -30,12 +30,14 @@ use crate::{
     clock::Clock,
     db_timeout::WithDbTimeout,
     deliver::{
+        bodies::Prefetched,
         change_watcher::Commits,
         endpoint::{self, EndpointRow},
         lane::{DueRead, DueRows, ReadNumber, Refill},
         queued_delivery::QueuedDelivery,
         snapshot::Snapshot,
     },
+    health::database,
     store::sending,
     telemetry::metrics::METRICS,
 };
@@ -129,11 +131,15 @@ pub(crate) struct Reader {
     pub(crate) interrupt: Wake,
     pub(crate) cycles: mpsc::Receiver<Cycle>,
     pub(crate) out: mpsc::Sender<ReaderMessage>,
+    /// Where attempts find bodies that came with their rows.
+    pub(crate) prefetched: Prefetched,
+    pub(crate) with_traces: bool,
 }
 
 /// State that belongs to one connection.
 struct Session {
     connection: PgConnection,
+    opened_at: Instant,
     previous: Option<Snapshot>,
     known: Known,
 }
@@ -169,10 +175,23 @@ enum ReadError {
     Database(#[from] sqlx::Error),
     #[error("the server is in recovery (a replica)")]
     InRecovery,
+    #[error("the database was read-only since this connection was opened")]
+    Outdated,
     #[error("invalid snapshot from the server: {0}")]
     Snapshot(String),
     #[error("the engine has stopped")]
     Closed,
+}
+
+impl ReadError {
+    /// Whether it is part of an outage that is logged elsewhere.
+    fn is_reported(&self) -> bool {
+        match self {
+            Self::Database(error) => database::reports_from(module_path!(), error),
+            Self::InRecovery | Self::Outdated => true,
+            Self::Snapshot(_) | Self::Closed => false,
+        }
+    }
 }
 
 impl Reader {
@@ -201,7 +220,9 @@ impl Reader {
                 Ok(()) => backoff.reset(),
                 Err(ReadError::Closed) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "connection to the database lost; reloading every shard");
+                    if !error.is_reported() {
+                        tracing::warn!(%error, "connection to the database lost; reloading every shard");
+                    }
                     session = None;
                     let jitter = 0.5 + rand::random::<f64>() / 2.0;
                     tokio::time::sleep(backoff.delay().mul_f64(jitter)).await;
@@ -219,6 +240,7 @@ impl Session {
         let connection = PgConnection::connect_with(options).with_db_timeout().await?;
         Ok(Self {
             connection,
+            opened_at: Instant::now(),
             previous: None,
             known: Known::default(),
         })
@@ -226,6 +248,9 @@ impl Session {
 
     async fn cycle(&mut self, cycle: &Cycle, reader: &Reader) -> Result<(), ReadError> {
         let Reader { clock, out, .. } = reader;
+        if database::is_outdated(self.opened_at.elapsed()) {
+            return Err(ReadError::Outdated);
+        }
         self.known.forget(&cycle.forget);
         if cycle.may_wait && self.previous.is_some() {
             let interrupted = wait_for_change(reader).await.is_break();
@@ -244,6 +269,7 @@ impl Session {
                 return send(out, done).await;
             }
         }
+        reader.prefetched.clear();
         let begin = "begin isolation level repeatable read, read only; \
                      select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()";
         let asked_at = Instant::now();

@@ -144,6 +144,7 @@ impl Node {
             surveys,
             applied,
             activity,
+            vital: std::sync::Arc::new(crate::health::Vital::new(crate::ownership::lease::Lease::new())),
             capacity: Capacity::new(64),
             switch: SendingSwitch::default(),
             state: State::default(),

@@ -23,6 +23,7 @@ use crate::{
     db_timeout::WithDbTimeout,
     dedicated_connection::DedicatedConnection,
     deliver::{endpoint::Endpoint, engine::EngineMessage, queued_delivery::QueuedDelivery, retry::Next},
+    health::database::warn_unless_outage,
     store::transitions::{self, AttemptRecord, RecordedRow},
     telemetry::{metrics::METRICS, statistics::Statistics},
 };
@@ -141,7 +142,7 @@ impl Recorder {
                 }
                 Err(error) => {
                     self.connection.close();
-                    tracing::warn!(%error, results = batch.len(), "recording results failed; retrying");
+                    warn_unless_outage!(error, results = batch.len(), "recording results failed; retrying");
                     tokio::time::sleep(backoff.delay()).await;
                 }
             }
@@ -173,7 +174,11 @@ impl Recorder {
             Ok(moved) => rows.extend(moved),
             Err(error) => {
                 self.connection.close();
-                tracing::warn!(%error, results = unmatched.len(), "results without a delivery could not be looked up again");
+                warn_unless_outage!(
+                    error,
+                    results = unmatched.len(),
+                    "results without a delivery could not be looked up again"
+                );
             }
         }
         Ok(rows)

@@ -19,6 +19,7 @@ use crate::{
     db_timeout::{WithDbTimeout, within},
     dedicated_connection::DedicatedConnection,
     deliver::engine::EngineMessage,
+    health::database::warn_unless_outage,
 };
 
 /// Endpoints of one page.
@@ -195,7 +196,7 @@ impl Surveyor {
             match found {
                 Ok(found) => return found,
                 Err(error) => {
-                    tracing::warn!(%error, "searching for pending deliveries failed; retrying");
+                    warn_unless_outage!(error, "searching for pending deliveries failed; retrying");
                     self.connection.close();
                     if began.elapsed() >= limit {
                         limit = (limit * 2).min(STATEMENT_MAX);

@@ -8,7 +8,10 @@ use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::{backoff::Backoff, db_timeout::WithDbTimeout, store::transitions, telemetry::metrics::METRICS};
+use crate::{
+    backoff::Backoff, db_timeout::WithDbTimeout, health::database::warn_unless_outage, store::transitions,
+    telemetry::metrics::METRICS,
+};
 
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
@@ -20,7 +23,7 @@ pub(crate) async fn run(
     while let Some(endpoint) = deleted.recv().await {
         let mut backoff = RETRY;
         while let Err(error) = drop_rows(&pool, endpoint, &stop).await {
-            tracing::warn!(%error, %endpoint, "removing rows of a deleted endpoint failed; retrying");
+            warn_unless_outage!(error, %endpoint, "removing rows of a deleted endpoint failed; retrying");
             tokio::select! {
                 () = tokio::time::sleep(backoff.delay()) => {}
                 () = stop.cancelled() => return,

@@ -11,7 +11,10 @@ use serde_json::json;
 use sqlx::{FromRow, PgConnection, PgPool};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Wake, bind::BindAll, db_timeout::WithDbTimeout, maintenance::notices};
+use crate::{
+    Wake, bind::BindAll, db_timeout::WithDbTimeout, health::database::warn_unless_outage,
+    maintenance::notices,
+};
 
 /// The recorder of this process wakes this task; the interval is for endpoints left behind by others.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -38,7 +41,7 @@ struct Disabled {
 pub(crate) async fn run(pool: PgPool, wake: Wake, stop: CancellationToken) {
     loop {
         let failed = disable_all(&pool, &stop).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "listing endpoints to disable failed; retrying");
+            warn_unless_outage!(error, "listing endpoints to disable failed; retrying");
             1
         });
         let wait = if failed == 0 {
@@ -69,7 +72,7 @@ async fn disable_all(pool: &PgPool, stop: &CancellationToken) -> Result<usize, s
                 return Ok(failed);
             }
             if let Err(error) = disable(pool, one).with_db_timeout().await {
-                tracing::warn!(endpoint = %one.endpoint_id, %error, "disabling an endpoint failed; retrying");
+                warn_unless_outage!(error, endpoint = %one.endpoint_id, "disabling an endpoint failed; retrying");
                 failed += 1;
             }
         }

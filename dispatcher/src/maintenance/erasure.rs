@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::{
     bind::BindAll,
     db_timeout::WithDbTimeout,
+    health::database::warn_unless_outage,
     maintenance::{
         jobs::{self, RequestedJob},
         retention::delete_batch,
@@ -115,7 +116,7 @@ pub(crate) async fn run(pool: &PgPool, id: i64, stop: &CancellationToken) -> Res
             Ok(false) => wait_for_the_last(pool, id, stop).await?,
             Err(Interrupted::Stopped) => return Err(Interrupted::Stopped),
             Err(Interrupted::Database(error)) => {
-                tracing::warn!(%error, erasure = id, "erasing a tenant failed; retrying");
+                warn_unless_outage!(error, erasure = id, "erasing a tenant failed; retrying");
                 pause(stop).await?;
             }
         }
@@ -142,7 +143,7 @@ async fn wait_for_the_last(pool: &PgPool, id: i64, stop: &CancellationToken) -> 
             Ok(Some(State { settled: false, .. })) => {}
             Ok(_) => return Ok(()),
             Err(error) => {
-                tracing::warn!(%error, erasure = id, "reading an erasure failed; retrying")
+                warn_unless_outage!(error, erasure = id, "reading an erasure failed; retrying")
             }
         }
     }

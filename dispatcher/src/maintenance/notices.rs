@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 use sqlx::{FromRow, PgConnection, PgPool};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Wake, bind::BindAll};
+use crate::{Wake, bind::BindAll, deliver::change_watcher::Commits, health::database::warn_unless_outage};
 
+/// Unless notices are notified.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(5);
 /// Notices emitted in one transaction.
@@ -56,6 +57,7 @@ pub(crate) async fn write_audit(
 pub(crate) struct Notifier {
     pub(crate) pool: PgPool,
     pub(crate) wake: Wake,
+    pub(crate) commits: Commits,
     pub(crate) public_url: Option<String>,
 }
 
@@ -95,35 +97,44 @@ struct Last {
 
 impl Notifier {
     pub(crate) async fn run(&self, stop: &CancellationToken) {
-        let mut wait = CHECK_EVERY;
+        let mut wait = None;
         loop {
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
+                () = self.wait(wait) => {}
                 () = stop.cancelled() => return,
             }
             wait = self.check().await.unwrap_or_else(|error| {
-                tracing::warn!(%error, "emitting operational events failed; retrying");
-                LOOK_AGAIN_AFTER_ERROR
+                warn_unless_outage!(error, "emitting operational events failed; retrying");
+                Some(LOOK_AGAIN_AFTER_ERROR)
             });
         }
     }
 
-    /// Returns when to check again: at once if there may be more.
-    async fn check(&self) -> Result<Duration, sqlx::Error> {
-        let emitted = self.emit_notices().await?;
+    /// That long, or until there is a notice.
+    async fn wait(&self, time: Option<Duration>) {
+        match time {
+            Some(time) => tokio::time::sleep(time).await,
+            None => self.commits.wait_for_notices(CHECK_EVERY).await,
+        }
+    }
+
+    /// Returns when to check again: at once if there may be more; none: when there is a notice.
+    async fn check(&self) -> Result<Option<Duration>, sqlx::Error> {
+        let (emitted, pending) = self.emit_notices().await?;
         let alerted = self.alert().await?;
         if emitted + alerted > 0 {
             self.wake.now();
         }
-        Ok(if emitted == BATCH as usize {
-            Duration::ZERO
-        } else {
-            CHECK_EVERY
+        Ok(match (emitted, pending) {
+            (_, 0) => None,
+            (0, _) => Some(CHECK_EVERY),
+            _ => Some(Duration::ZERO),
         })
     }
 
-    /// Emitted and deleted in one transaction. One that fails stays and does not affect the others.
-    async fn emit_notices(&self) -> Result<usize, sqlx::Error> {
+    /// Emitted and deleted in one transaction. One that fails stays and does not affect the others. Returns how many were
+    /// emitted, and how many there may be left.
+    async fn emit_notices(&self) -> Result<(usize, usize), sqlx::Error> {
         let mut tx = self.pool.begin().await?;
         let notices: Vec<Notice> = sqlx::query_as(
             "select n.id, n.endpoint_id, n.event_id, n.reason, n.attempt, n.since, e.tenant_id, e.public_id as endpoint, e.url,
@@ -135,6 +146,10 @@ impl Notifier {
         .bind(BATCH)
         .fetch_all(&mut *tx)
         .await?;
+        if notices.is_empty() {
+            tx.commit().await?;
+            return Ok((0, 0));
+        }
         let mut emitted = Vec::new();
         for notice in &notices {
             let mut part = sqlx::Connection::begin(&mut *tx).await?;
@@ -150,7 +165,11 @@ impl Notifier {
                 }
                 Err(error @ sqlx::Error::Database(_)) => {
                     part.rollback().await?;
-                    tracing::warn!(%error, endpoint = notice.endpoint, "emitting an operational event failed; retrying");
+                    warn_unless_outage!(
+                        error,
+                        endpoint = notice.endpoint,
+                        "emitting an operational event failed; retrying"
+                    );
                 }
                 Err(error) => return Err(error),
             }
@@ -160,7 +179,9 @@ impl Notifier {
             .execute(&mut *tx)
             .await?;
         tx.commit().await?;
-        Ok(emitted.len())
+        let is_full = notices.len() == BATCH as usize;
+        let pending = notices.len() - emitted.len() + usize::from(is_full);
+        Ok((emitted.len(), pending))
     }
 
     async fn announce_dead_letter(
@@ -219,7 +240,11 @@ impl Notifier {
                 Ok(()) => emitted += 1,
                 // A failure does not affect the others.
                 Err(error @ sqlx::Error::Database(_)) => {
-                    tracing::warn!(%error, endpoint = alert.endpoint, "emitting an alert failed; retrying");
+                    warn_unless_outage!(
+                        error,
+                        endpoint = alert.endpoint,
+                        "emitting an alert failed; retrying"
+                    );
                 }
                 Err(error) => return Err(error),
             }

@@ -13,6 +13,7 @@ use sqlx::{FromRow, PgConnection, PgPool};
 
 use crate::{
     bind::BindAll,
+    health::database::warn_unless_outage,
     maintenance::notices,
     vault::{Owner, Purpose, Vault},
 };
@@ -108,7 +109,7 @@ pub async fn run(pool: &PgPool, vault: &Vault) -> Result<Done, sqlx::Error> {
 fn or_later(done: Result<bool, sqlx::Error>, endpoint: EndpointId) -> Result<bool, sqlx::Error> {
     match done {
         Err(error @ sqlx::Error::Database(_)) => {
-            tracing::warn!(%error, %endpoint, "scheduled rotation failed; retrying in the next run");
+            warn_unless_outage!(error, %endpoint, "scheduled rotation failed; retrying in the next run");
             Ok(false)
         }
         done => done,

@@ -6,11 +6,14 @@ use sqlx::PgPool;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use crate::{bind::BindAll, db_timeout::WithDbTimeout};
+use crate::{
+    backoff::Backoff, bind::BindAll, db_timeout::WithDbTimeout, health::database::warn_unless_outage,
+};
 
-const RETRY_WAIT: Duration = Duration::from_millis(100);
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 
 pub(crate) async fn publish(pool: PgPool, id: Uuid, mut applied: watch::Receiver<Option<String>>) {
+    let mut retry = RETRY;
     while applied.changed().await.is_ok() {
         let Some(snapshot) = applied.borrow_and_update().clone() else {
             continue;
@@ -20,10 +23,12 @@ pub(crate) async fn publish(pool: PgPool, id: Uuid, mut applied: watch::Receiver
             .execute(&pool)
             .with_db_timeout()
             .await;
-        if let Err(error) = written {
-            tracing::warn!(%error, "publishing applied settings failed; retrying");
-            tokio::time::sleep(RETRY_WAIT).await;
-            applied.mark_changed();
-        }
+        let Err(error) = written else {
+            retry.reset();
+            continue;
+        };
+        warn_unless_outage!(error, "publishing applied settings failed; retrying");
+        tokio::time::sleep(retry.delay()).await;
+        applied.mark_changed();
     }
 }

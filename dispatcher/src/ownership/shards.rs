@@ -16,6 +16,7 @@ use crate::{
     bind::BindAll,
     db_timeout::{WithDbTimeout, within},
     deliver::engine::EngineMessage,
+    health::database::{self, warn_unless_outage},
     ownership::{
         decision::{DispatcherRow, LEASE, MARGIN, RENEW_EVERY, ShardRow, View},
         lease::Lease,
@@ -31,6 +32,8 @@ pub(crate) struct Shards {
     pub(crate) id: Uuid,
     pub(crate) name: String,
     pub(crate) lease: Lease,
+    /// False until the first renewal.
+    pub(crate) had_lease: bool,
     pub(crate) engine: mpsc::UnboundedSender<EngineMessage>,
     /// Shards whose lanes are drained, to be released.
     pub(crate) drained: mpsc::UnboundedReceiver<Shard>,
@@ -69,17 +72,21 @@ impl Shards {
             }
         }
         if let Err(error) = self.leave().with_db_timeout().await {
-            tracing::warn!(%error, "releasing the shards failed; other dispatchers take them over when the lease expires");
+            warn_unless_outage!(
+                error,
+                "releasing the shards failed; other dispatchers take them over when the lease expires"
+            );
         }
     }
 
-    async fn renew(&self, view: &mut View) {
+    async fn renew(&mut self, view: &mut View) {
         let asked_at = Instant::now();
         let (dispatchers, shards) = match within(ASK_MAX, self.renew_and_look(view.is_leaving())).await {
             Ok(tables) => tables,
             Err(error) => {
                 METRICS.lease_failed.increment(1);
-                return tracing::warn!(%error, "renewing the lease failed; retrying");
+                warn_unless_outage!(error, "renewing the lease failed; retrying");
+                return;
             }
         };
         METRICS.lease_renewed.increment(1);
@@ -94,6 +101,9 @@ impl Shards {
         // After the lost shards: nothing of theirs may be sent under the new term.
         if let Some(term) = term {
             let _ = self.engine.send(EngineMessage::Resumed(term));
+            if std::mem::replace(&mut self.had_lease, true) {
+                tracing::info!("lease renewed; sending resumes");
+            }
         }
         self.balance(view, &dispatchers, &shards).await;
     }
@@ -109,7 +119,7 @@ impl Shards {
                     view.gained(&taken);
                     let _ = self.engine.send(EngineMessage::Gained(taken));
                 }
-                Err(error) => tracing::warn!(%error, "taking free shards failed; retrying"),
+                Err(error) => warn_unless_outage!(error, "taking free shards failed; retrying"),
             }
         }
         let surplus = view.surplus(dispatchers);
@@ -129,7 +139,7 @@ impl Shards {
                 let _ = self.engine.send(EngineMessage::Lost(drained));
             }
             Err(error) => {
-                tracing::warn!(%error, "releasing shards failed; retrying");
+                warn_unless_outage!(error, "releasing shards failed; retrying");
                 let _ = self.engine.send(EngineMessage::Drain(drained));
             }
         }
@@ -185,7 +195,10 @@ async fn watch(lease: Lease, engine: mpsc::UnboundedSender<EngineMessage>) {
         let now = Instant::now();
         if lease.expire(now) {
             METRICS.lease_expired.increment(1);
-            tracing::warn!("lease expired; sending stops until it is renewed");
+            // Otherwise the outage has been logged.
+            if database::is_writable() {
+                tracing::warn!("lease expired; sending stops until it is renewed");
+            }
             let _ = engine.send(EngineMessage::Suspended);
         }
         // An expired lease has no deadline to wait for until it is renewed.

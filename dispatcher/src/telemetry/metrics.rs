@@ -1,10 +1,13 @@
 //! Prometheus metrics. Every series is registered once, with its help text, and is an atomic from then on: the delivery
 //! path takes no lock to count.
 //!
-//! Invariant: labels have few values, known at compile time. No tenant, no URL, no endpoint.
+//! Invariant: labels have few values, known at compile time. No tenant, no URL, no endpoint, except in
+//! `top_endpoints.rs`, which operators turn on and which is bounded.
 
 mod database;
 mod pools;
+mod table_bytes;
+mod top_endpoints;
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -14,6 +17,8 @@ use postrider_proto::{DeadReason, OutcomeKind};
 
 pub use database::watch as watch_database;
 pub use pools::{sample as sample_pools, watch as watch_pool};
+pub use table_bytes::watch as watch_table_bytes;
+pub use top_endpoints::{text as top_endpoints_text, watch as watch_top_endpoints};
 
 use crate::deliver::lane::Activity;
 
@@ -87,6 +92,8 @@ series! {
     attempt_seconds: Histogram = histogram("postrider_attempt_seconds", "Duration of delivery attempts");
     first_attempt_delay: Histogram = histogram("postrider_first_attempt_delay_seconds",
         "Delay from emit to the start of the first attempt of each delivery");
+    delivery_seconds: Histogram = histogram("postrider_delivery_seconds",
+        "Time from emit to the accepted response of each delivery, retries included");
     /// In the order of [`DeadReason::ALL`].
     dead_letters: Vec<Counter> = DeadReason::ALL.iter().map(dead_letters).collect();
     record_seconds: Histogram = histogram("postrider_record_seconds", "Duration of one statement that records results");
@@ -108,7 +115,8 @@ series! {
     lease_failed: Counter = lease_renewals("failed");
     lease_expired: Counter = counter("postrider_lease_expirations_total",
         "Lease expirations; sending stops until the lease is renewed");
-    shards_owned: Gauge = gauge("postrider_shards_owned", "Shards owned by this dispatcher, of 64");
+    lease_valid: Gauge = gauge("postrider_lease_valid", "Whether this dispatcher may send: 1 or 0");
+    shards_owned: Gauge = gauge("postrider_shards_owned", "Shards owned by this dispatcher under a valid lease, of 64");
     in_flight: Gauge = gauge("postrider_in_flight", "Requests in flight");
     in_flight_max: Gauge = gauge("postrider_in_flight_max", "Maximum requests in flight in this dispatcher");
     unrecorded: Gauge = gauge("postrider_results_unrecorded", "Attempts in flight and results not yet recorded");
@@ -161,14 +169,21 @@ impl Metrics {
         self.first_attempt_delay.record(delay as f64 / 1000.0);
     }
 
+    /// The id of the event tells when it was emitted, so that nothing has to be read or stored for this.
+    pub(crate) fn delivered(&self, emitted_ms: i64, started_at: DateTime<Utc>, duration: Duration) {
+        let until_start = (started_at.timestamp_millis() - emitted_ms).max(0);
+        self.delivery_seconds
+            .record(until_start as f64 / 1000.0 + duration.as_secs_f64());
+    }
+
     pub(crate) fn died(&self, reason: DeadReason) {
         if let Some(counter) = self.dead_letters.get(reason as usize) {
             counter.increment(1);
         }
     }
 
+    /// `health::sample` sets the others when they are scraped: the lease may end at any time.
     pub(crate) fn set_gauges(&self, gauges: &EngineGauges) {
-        self.shards_owned.set(gauges.shards as f64);
         self.in_flight.set(gauges.in_flight as f64);
         self.in_flight_max.set(gauges.in_flight_max as f64);
         self.unrecorded.set(gauges.unrecorded as f64);
@@ -176,8 +191,6 @@ impl Metrics {
         self.bulkheads_full.set(gauges.bulkheads_full as f64);
         self.waiting.set(gauges.waiting as f64);
         self.spilled.set(gauges.spilled as f64);
-        self.oldest_by_endpoint.set(gauges.oldest_by_endpoint);
-        self.oldest_by_dispatcher.set(gauges.oldest_by_dispatcher);
         self.circuits_closed
             .set(gauges.lanes.saturating_sub(gauges.open + gauges.probing) as f64);
         self.circuits_open.set(gauges.open as f64);

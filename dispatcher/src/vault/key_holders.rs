@@ -8,7 +8,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::{bind::BindAll, vault::Vault};
+use crate::{bind::BindAll, health::database::warn_unless_outage, vault::Vault};
 
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// A process without a heartbeat for this long is considered gone.
@@ -83,7 +83,7 @@ impl Holding {
                 () = stop.cancelled() => break,
             }
             if let Err(error) = self.register(&pool, &vault).await {
-                tracing::warn!(%error, "registering the master keys failed; retrying");
+                warn_unless_outage!(error, "registering the master keys failed; retrying");
             }
         }
         let gone =

@@ -1,7 +1,7 @@
 //! Where sealed values are stored: checked before a role starts, and re-encrypted when the master key changes.
 //! Invariant: every column with sealed values of endpoints is listed in `COLUMNS`, or a change of the master key
-//! would lose it. Stored responses, which are bound to their request, have separate statements. Results of forms,
-//! which are kept for ten minutes at most, are not re-encrypted.
+//! would lose it. Stored responses, which are bound to their request, and results of forms, which are bound to their session,
+//! have separate statements.
 
 use postrider_proto::{EndpointId, TenantId};
 use sqlx::{FromRow, PgConnection, PgPool};
@@ -180,7 +180,58 @@ pub async fn encrypt_anew(
             });
         }
     }
-    Ok(changed + reencrypt_responses(pool, vault, &mut report).await?)
+    changed += reencrypt_responses(pool, vault, &mut report).await?;
+    Ok(changed + reencrypt_results(pool, vault, &mut report).await?)
+}
+
+/// What the result of a form is bound to: its row and the session that submitted the form.
+pub fn result_scope(public_id: &str, session: &[u8]) -> Vec<u8> {
+    [public_id.as_bytes(), session].concat()
+}
+
+/// Results of forms are kept for ten minutes and are few. One that does not decrypt is skipped: it is not shown.
+async fn reencrypt_results(
+    pool: &PgPool,
+    vault: &Vault,
+    report: &mut impl FnMut(Progress),
+) -> Result<u64, SealedError> {
+    let mut done = 0;
+    let mut after = String::new();
+    loop {
+        let rows: Vec<(String, Vec<u8>, Vec<u8>)> = sqlx::query_as(
+            "select public_id, session, sealed from postrider.form_results
+             where public_id > $1 and substr(sealed, 1, 4) <> $2 order by public_id limit $3",
+        )
+        .bind_all((&after, vault.first_key().as_slice(), BATCH))
+        .fetch_all(pool)
+        .await?;
+        let Some((last, _, _)) = rows.last() else {
+            return Ok(done);
+        };
+        after.clone_from(last);
+        let (ids, sealed): (Vec<String>, Vec<Vec<u8>>) = rows
+            .into_iter()
+            .filter_map(|(id, session, sealed)| {
+                let scope = result_scope(&id, &session);
+                let clear = vault.open_response(&scope, &sealed).ok()?;
+                Some((id, vault.seal_response(&scope, &clear)))
+            })
+            .unzip();
+        // A result never changes; one that was shown meanwhile is gone.
+        let replaced = sqlx::query(
+            "update postrider.form_results r set sealed = n.sealed
+             from unnest($1::text[], $2::bytea[]) as n(public_id, sealed) where r.public_id = n.public_id",
+        )
+        .bind_all((&ids, &sealed))
+        .execute(pool)
+        .await?;
+        done += replaced.rows_affected();
+        report(Progress {
+            name: "results of forms",
+            done,
+            total: done,
+        });
+    }
 }
 
 /// A response that does not decrypt is skipped: it expires in three days, and a repeated request reports it.

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{given, given_object};
+use super::{EndpointHealth, given, given_object};
 use crate::{EndpointState, state::SignatureFormat};
 
 pub const CONCURRENCY: RangeInclusive<i64> = 1..=1024;
@@ -98,6 +98,9 @@ pub struct Endpoint {
     #[cfg_attr(feature = "openapi", schema(schema_with = fields::state))]
     pub state: EndpointState,
     pub state_reason: Option<String>,
+    /// When the endpoint is retrieved or listed, not when it is changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<EndpointHealth>,
     pub created_at: DateTime<Utc>,
     pub updated_at: DateTime<Utc>,
     /// The public key that the receiver verifies with, for key pair signatures.

@@ -3,6 +3,7 @@
 //! `/openapi.json`; notes for programmers are plain comments.
 
 mod deliveries;
+mod endpoint_health;
 mod endpoints;
 mod event_types;
 mod events;
@@ -26,6 +27,7 @@ use serde::{
 pub use deliveries::{
     Attempt, AttemptTiming, DeadLetterGroup, Delivery, DeliveryWithAttempts, Discarded, NewDiscard,
 };
+pub use endpoint_health::{AttemptCounts, EndpointHealth, EndpointStatus};
 pub use endpoints::{
     AlertSettings, CONCURRENCY, Endpoint, EndpointSettings, RATE_PER_SECOND, TIMEOUT_MS, TlsFingerprints,
     TlsSettings,

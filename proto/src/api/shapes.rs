@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::{
     DeadReason, EndpointState, OutcomeKind, ReplayKind, ReplayState,
     limits::*,
-    state::{KeyRole, SignatureFormat},
+    state::{CircuitState, HealthStatus, KeyRole, SignatureFormat},
 };
 
 const TYPE: &str = "^[a-z0-9_]+(\\.[a-z0-9_]+)*$";
@@ -104,6 +104,14 @@ shapes! {
         "type": ["array", "null"], "minItems": 1, "maxItems": TYPES_PER_ENDPOINT_MAX,
         "items": {"type": "string", "pattern": PATTERN, "maxLength": EVENT_TYPE_BYTES_MAX + 2},
         "description": "Event types to receive. `invoice.*` matches every type starting with `invoice.`; `*`, the default, matches all.",
+    }
+    health_status = {
+        "type": "string", "enum": words(HealthStatus::ALL, HealthStatus::as_str),
+        "description": "`failing`: attempts have failed since the last success. Paused and disabled endpoints are neither healthy nor failing.",
+    }
+    circuit_state = {
+        "type": "string", "enum": words(CircuitState::ALL, CircuitState::as_str),
+        "description": "`open` after ten consecutive failures: one attempt at a time is let through until one succeeds.",
     }
     endpoint_state = {"type": "string", "enum": words(EndpointState::ALL, EndpointState::as_str)}
     erasure_state = {"type": "string", "enum": ["running", "done"]}

@@ -86,6 +86,15 @@ impl Database {
         assert!(ended.expect("waited for").expect("pg_ctl starts").success());
     }
 
+    /// Stops the server and leaves it stopped.
+    pub(crate) async fn stop_server(&self) {
+        let mut stop = self.server.cluster.command("pg_ctl");
+        stop.args(["stop", "-w", "-s", "-m", "fast"]);
+        stop.stdout(Stdio::null()).stderr(Stdio::null());
+        let ended = tokio::task::spawn_blocking(move || stop.status()).await;
+        assert!(ended.expect("waited for").expect("pg_ctl starts").success());
+    }
+
     /// Starts a server that went down by itself; one that runs is left alone.
     pub(crate) async fn start_server(&self) -> bool {
         let mut start = self.server.cluster.command("pg_ctl");

@@ -22,6 +22,11 @@ pub(crate) const MASTER_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8
 const LOG_LINES_SHOWN: usize = 80;
 const STOP_WAIT: Duration = Duration::from_secs(30);
 
+/// The program under test: the one built with the tests, or another build of it, for a measurement.
+fn program() -> String {
+    std::env::var("POSTRIDER_TEST_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_postrider").to_owned())
+}
+
 /// What to start and with which settings. Nothing of the tester's own environment gets through.
 #[derive(Clone)]
 pub(crate) struct Launch {
@@ -64,7 +69,7 @@ impl Launch {
 
     fn command(&self) -> Command {
         let mut words = self.wrapper.clone();
-        words.push(env!("CARGO_BIN_EXE_postrider").to_owned());
+        words.push(program());
         words.extend(self.role.split(' ').map(ToOwned::to_owned));
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).env_clear();
@@ -195,6 +200,8 @@ impl Postrider {
             .set("POSTRIDER_ALLOW_NETWORKS", "127.0.0.0/8")
             .set("POSTRIDER_ALLOW_HTTP", "true")
             .set("POSTRIDER_RETRY_JITTER", "0")
+            // Most tests have nobody who would notice.
+            .set("POSTRIDER_DRAIN_DELAY", "0s")
     }
 
     /// On the embedded database, as `make run` does.
@@ -214,6 +221,15 @@ impl Postrider {
 
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
+    }
+
+    /// A URL of its metrics listener, where one is set beside the API's.
+    pub(crate) async fn health_url(&self, path: &str) -> String {
+        let address = until("the address of the metrics listener is told", || async {
+            self.log_lines().iter().find_map(|line| announced(line, "health"))
+        })
+        .await;
+        format!("http://{address}{path}")
     }
 
     /// What it has told the person at the terminal.

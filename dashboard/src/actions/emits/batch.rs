@@ -5,6 +5,7 @@ use std::{
     time::Instant,
 };
 
+use postrider_dispatcher::health::database::unless_down;
 use postrider_sender::{EmitError, Emitted, LockWait};
 use sqlx::PgConnection;
 
@@ -86,10 +87,11 @@ pub(crate) async fn emit_all(
 ) -> Result<Vec<(Emitted, OwnedEvent)>, Problem> {
     let borrowed: Vec<_> = events.iter().map(|(_, event)| event.borrow()).collect();
     let began = Instant::now();
-    let results = app
+    let emitting = app
         .emits
         .emitter()
-        .emit_all(connection, &borrowed, LockWait::Caller)
+        .emit_all(connection, &borrowed, LockWait::Caller);
+    let results = unless_down(emitting)
         .await
         .map_err(|error| refusal(EmitError::Database(error), "/events"))?;
     METRICS.statement(borrowed.len(), began.elapsed());

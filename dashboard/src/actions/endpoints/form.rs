@@ -199,6 +199,7 @@ pub(crate) fn view(vault: &Vault, row: EndpointRow) -> api::Endpoint {
         enabled: settings.state == EndpointState::Active,
         state: settings.state,
         state_reason: settings.state_reason,
+        health: None,
         created_at: row.created_at,
         updated_at: row.updated_at,
         public_key: row.public_key,

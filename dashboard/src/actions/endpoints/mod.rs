@@ -2,6 +2,7 @@
 
 pub(crate) mod certificates;
 pub(crate) mod form;
+pub(crate) mod health;
 pub(crate) mod rules;
 pub(crate) mod subscriptions;
 

@@ -58,6 +58,8 @@ pub(crate) struct FilterTest {
 pub(crate) struct TestedEvent {
     /// As the producer or Postrider named it.
     pub(crate) id: String,
+    /// The generated id. Unlike a producer's, it is unique across tenants.
+    pub(crate) generated: String,
     pub(crate) type_name: String,
     pub(crate) emitted_at: Option<DateTime<Utc>>,
     pub(crate) is_admitted: bool,
@@ -107,6 +109,7 @@ pub(crate) async fn test_filter(
     let loaded = events::load(&app.pool, tenant.id, &ids).await?;
     let tested = |row: EventRow| TestedEvent {
         id: row.public_id(),
+        generated: row.id.generated(),
         emitted_at: DateTime::from_timestamp_millis(row.id.unix_ms()),
         is_admitted: filter.as_ref().is_none_or(|filter| is_admitted(filter, &row)),
         type_name: row.type_name,

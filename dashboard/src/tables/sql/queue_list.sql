@@ -1,5 +1,5 @@
 select q.event_id, q.endpoint_id,
-   ($6::int[] is null or q.type_id = any($6)) and ($7::smallint is null or q.attempt > 0) as may_match
+   ($6::int[] is null or q.type_id = any($6)) and (not $7::boolean or q.attempt > 0) as may_match
 from (
    select e.id from unnest($1::int[]) as e (id)
    cross join lateral (

@@ -120,6 +120,7 @@ impl Engine {
                 self.resume_after_withdrawals(number);
                 self.after_loading();
                 if tailed {
+                    self.vital.queue_was_read();
                     self.check_sweep_hits(number);
                 }
                 if let Some(snapshot) = settings {

@@ -8,7 +8,7 @@
 mod requested;
 mod scheduled;
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use apalis::prelude::*;
 use apalis_cron::{CronScheduler, Schedule, Tick, timezone::Utc};
@@ -18,6 +18,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     bind::BindAll,
+    health::database,
     maintenance::{notices::Notifier, replays::run::Runner},
     vault::Vault,
 };
@@ -68,10 +69,15 @@ async fn keep_running<F: Future<Output = Result<(), WorkerError>>>(
     worker: impl Fn(PgPool, CancellationToken) -> F,
 ) {
     while !stop.is_cancelled() {
-        if let Err(error) = worker(pool.clone(), stop.clone()).await {
+        let ended = worker(pool.clone(), stop.clone()).await;
+        let ended_at = Instant::now();
+        stop.run_until_cancelled(tokio::time::sleep(RESTART_WAIT)).await;
+        // The error does not tell an outage from a bug. After the wait it is known which one it was.
+        if let Err(error) = ended
+            && !database::was_out_since(ended_at)
+        {
             tracing::warn!(worker = name, %error, "background worker stopped; restarting");
         }
-        stop.run_until_cancelled(tokio::time::sleep(RESTART_WAIT)).await;
     }
 }
 
@@ -107,7 +113,9 @@ impl Every {
 
 async fn push_ticks(pool: PgPool, every: Every, stop: CancellationToken) -> Result<(), WorkerError> {
     // Also this hour's, unless another node has: a process that is restarted often must not miss them all.
-    if let Err(error) = push_tick(every.this_tick(), Data(pool.clone())).await {
+    if let Err(error) = push_tick(every.this_tick(), Data(pool.clone())).await
+        && !database::reports(&*error)
+    {
         tracing::warn!(%error, "scheduling the hourly duties failed");
     }
     let worker = WorkerBuilder::new(worker_name("ticks"))
@@ -131,9 +139,18 @@ async fn push_tick(tick: Tick<Utc>, Data(pool): Data<PgPool>) -> Result<(), BoxD
             .idempotency_key(key)
             .max_attempts(3)
             .build();
-        storage.push_task(task).await?;
+        match storage.push_task(task).await {
+            Err(error) if is_unique_violation(&error) => {}
+            pushed => pushed?,
+        }
     }
     Ok(())
+}
+
+/// Another node was first by a moment.
+fn is_unique_violation(error: &(dyn std::error::Error + 'static)) -> bool {
+    let found = database::in_chain(error).and_then(sqlx::Error::as_database_error);
+    found.is_some_and(|error| error.is_unique_violation())
 }
 
 async fn is_pushed(pool: &PgPool, key: &str) -> Result<bool, sqlx::Error> {

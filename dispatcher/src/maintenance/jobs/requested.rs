@@ -17,10 +17,10 @@ use crate::{maintenance::erasure, store::schema};
 const QUEUE: &str = "postrider.requested";
 /// Each poll is several transactions of the library: a shorter interval would cost an idle system more than
 /// everything else.
-const POLL_EVERY: Duration = Duration::from_secs(2);
+const POLL_EVERY: Duration = Duration::from_secs(4);
 /// A worker without a heartbeat for three of these is considered dead. One that only slept does no harm when it
 /// resumes: every step checks that it is still wanted.
-const HEARTBEAT: Duration = Duration::from_secs(2);
+const HEARTBEAT: Duration = Duration::from_secs(4);
 const HEARTBEATS_MISSED_MAX: usize = 3;
 /// A job is restarted whenever its worker dies or stops.
 const RUNS_MAX: usize = 1_000_000;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 
 use crate::{
+    health::database::warn_unless_outage,
     maintenance::{partitions, planned_rotation, retention, rollup, usage},
     vault::Vault,
 };
@@ -85,7 +86,7 @@ async fn carry_out(duty: Duty, pool: &PgPool, vault: &Vault, kept: Duration) -> 
                 Ok(done) => tracing::debug!(?done, "retention finished"),
                 // Usually blocked by an open transaction. The next run continues from here.
                 Err(error) => {
-                    tracing::warn!(%error, "dropping expired data failed; retrying with the next run")
+                    warn_unless_outage!(error, "dropping expired data failed; retrying with the next run")
                 }
             }
             usage::run(pool, kept).await?;

@@ -28,10 +28,12 @@ use crate::{
     backoff::Backoff,
     bind::BindAll,
     db_timeout::WithDbTimeout,
+    deliver::change_watcher::Commits,
+    health::database::warn_unless_outage,
     store::transitions::{Moved, replay_batch},
 };
 
-/// Poll interval for new replays.
+/// Poll interval for new replays, unless they are notified.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LOOK_AGAIN_AFTER_ERROR: Duration = Duration::from_secs(2);
 /// Replays considered per poll.
@@ -56,6 +58,7 @@ const MEASURE_KEPT: f64 = 0.7;
 pub(crate) struct Runner {
     pub(crate) pool: PgPool,
     pub(crate) wake: Wake,
+    pub(crate) commits: Commits,
     /// Events older than this may be dropped at any moment.
     pub(crate) retention: Duration,
     pub(crate) stop: CancellationToken,
@@ -143,8 +146,8 @@ impl Runner {
         while !self.stop.is_cancelled() {
             let begun_due = self.begin_due(&mut turns, &mut running, &mut begun).await;
             let wait = begun_due.unwrap_or_else(|error| {
-                tracing::warn!(%error, "listing due replays failed; retrying");
-                LOOK_AGAIN_AFTER_ERROR
+                warn_unless_outage!(error, "listing due replays failed; retrying");
+                Some(LOOK_AGAIN_AFTER_ERROR)
             });
             tokio::select! {
                 Some(ended) = running.join_next_with_id() => {
@@ -153,24 +156,35 @@ impl Runner {
                         turns.end(due);
                     }
                 }
-                () = tokio::time::sleep(wait) => {}
+                () = self.wait(wait) => {}
                 () = self.stop.cancelled() => {}
             }
         }
         while running.join_next().await.is_some() {}
     }
 
-    /// Starts due turns. Returns when to poll again, unless a turn ends before that.
+    /// That long, or until a replay is requested.
+    async fn wait(&self, time: Option<Duration>) {
+        match time {
+            Some(time) => tokio::time::sleep(time).await,
+            None => self.commits.wait_for_replays(LOOK_EVERY).await,
+        }
+    }
+
+    /// Starts due turns. Returns when to poll again, unless a turn ends before that; none if no replay is running.
     async fn begin_due(
         &self,
         turns: &mut Turns,
         running: &mut JoinSet<()>,
         begun: &mut HashMap<task::Id, Due>,
-    ) -> Result<Duration, sqlx::Error> {
+    ) -> Result<Option<Duration>, sqlx::Error> {
         if turns.are_all_taken() {
-            return Ok(LOOK_EVERY);
+            return Ok(Some(LOOK_EVERY));
         }
         let listed = self.list().with_db_timeout().await?;
+        if listed.is_empty() && !self.is_any_running().with_db_timeout().await? {
+            return Ok(None);
+        }
         let later = listed
             .iter()
             .map(|row| row.wait_ms)
@@ -189,9 +203,15 @@ impl Runner {
             let turn = running.spawn(async move { runner.turn(one.replay).await });
             begun.insert(turn.id(), one);
         }
-        Ok(later.map_or(LOOK_EVERY, |ms| {
+        Ok(Some(later.map_or(LOOK_EVERY, |ms| {
             Duration::from_millis(ms.unsigned_abs()).min(LOOK_EVERY)
-        }))
+        })))
+    }
+
+    async fn is_any_running(&self) -> Result<bool, sqlx::Error> {
+        sqlx::query_scalar("select exists (select from postrider.replays where state = 'running')")
+            .fetch_one(&self.pool)
+            .await
     }
 
     /// Replays whose next step is due or soon will be: a few per tenant.
@@ -213,7 +233,7 @@ impl Runner {
 
     async fn turn(&self, id: ReplayId) {
         let pause = self.take_turn(id).await.unwrap_or_else(|error| {
-            tracing::warn!(replay = %id, %error, "replay turn failed; retrying");
+            warn_unless_outage!(error, replay = %id, "replay turn failed; retrying");
             ERROR_WAIT
         });
         self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
@@ -263,7 +283,7 @@ impl Runner {
                     Round::Moved
                 }
                 Err(error @ sqlx::Error::Database(_)) => {
-                    tracing::warn!(replay = %id, endpoint = %part.endpoint_id, %error, "replay step failed; retrying");
+                    warn_unless_outage!(error, replay = %id, endpoint = %part.endpoint_id, "replay step failed; retrying");
                     Round::Failed
                 }
                 Err(error) => return Err(error),

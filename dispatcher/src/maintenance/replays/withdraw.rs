@@ -18,6 +18,7 @@ use crate::{
     backoff::Backoff,
     db_timeout::WithDbTimeout,
     deliver::{engine::EngineMessage, lane::Withdrawal},
+    health::database::warn_unless_outage,
     store::transitions::{self, Fence},
 };
 
@@ -34,7 +35,7 @@ pub(crate) async fn run(
     while let Some(asked) = withdrawals.recv().await {
         let mut backoff = RETRY;
         while let Err(error) = withdraw(&pool, owner, &asked).with_db_timeout().await {
-            tracing::warn!(%error, endpoint = %asked.endpoint, "withdrawing a cancelled replay failed; retrying");
+            warn_unless_outage!(error, endpoint = %asked.endpoint, "withdrawing a cancelled replay failed; retrying");
             tokio::select! {
                 () = tokio::time::sleep(backoff.delay()) => {}
                 () = stop.cancelled() => return,

@@ -1,0 +1,118 @@
+//! Charts and counters lead to the deliveries that they count, in a real browser.
+
+use serde_json::{Value, json};
+
+use crate::support::{Answer, Browser, Database, Postrider, Receiver};
+
+/// The links of the bars that count something, with what they count.
+const BARS: &str = "return [...document.querySelectorAll('svg.chart a')]
+    .map((bar) => [bar.getAttribute('href'), bar.querySelector('title').textContent])
+    .filter(([, title]) => /[1-9]/.test(title.split(': ')[1]))";
+
+/// The events of the deliveries listed, in the order of their ids.
+const LISTED: &str = "return [...document.querySelectorAll('main tbody .id')].map((one) => one.title).sort()";
+
+async fn listed(browser: &Browser, program: &Postrider, page: &str) -> Value {
+    browser.open(&program.url(page)).await;
+    browser.script(LISTED).await
+}
+
+#[tokio::test]
+async fn bars_and_failures_lead_to_the_deliveries_that_were_attempted_then() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let schedule = json!({ "retry_schedule": ["0s", "10ms"] });
+    let endpoint = api.acme(&receiver.url("/hook"), schedule).await;
+    // Both fail first, and both arrive.
+    receiver.script([500, 204, 503, 204].map(Answer::Status));
+    for (count, id) in ["new-1", "new-2"].iter().enumerate() {
+        let event = json!({ "id": id, "type": "invoice.paid", "data": {} });
+        api.emit("acme", event).await;
+        api.wait_for_state("acme", "delivered", count + 1).await;
+    }
+    // One that was attempted ten minutes ago, long after its event was created.
+    database
+        .execute(
+            "with old as (
+                 insert into postrider.events (id, tenant_id, type_id, schema_id, chosen_id, body)
+                 select postrider.uuid_at(now() - interval '30 minutes'), tenant_id, type_id, schema_id, 'old', body
+                 from postrider.events limit 1 returning id, tenant_id, type_id)
+             insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms,
+                 outcome, status, final)
+             select o.id, e.id, 1, o.tenant_id, o.type_id, date_trunc('minute', now(), 'UTC') - interval '595 seconds', 1,
+                 1, 204, 'delivered'
+             from old o, postrider.endpoints e;
+             insert into postrider.minute_statistics (endpoint_id, minute, writer, delivered, retried, dead, any_failed,
+                 classes, durations)
+             values (0, date_trunc('minute', now(), 'UTC') - interval '10 minutes', gen_random_uuid(), 1, 0, 0,
+                 false, array_fill(0, array[11]), array_fill(0, array[29]))",
+        )
+        .await;
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    let (mut seen, mut failed) = (Vec::new(), 0);
+    let bars = browser.script(BARS).await;
+    for bar in bars.as_array().expect("bars") {
+        let (link, title) = (
+            bar[0].as_str().expect("a link"),
+            bar[1].as_str().expect("a title"),
+        );
+        let ids = listed(&browser, &program, link).await;
+        let delivered = title
+            .split(": ")
+            .nth(1)
+            .and_then(|counts| counts.split(' ').next());
+        assert!(
+            ids.as_array().is_some_and(|ids| !ids.is_empty()),
+            "{title}: {ids}"
+        );
+        if seen.is_empty() {
+            assert_eq!(ids, json!(["old"]), "{title}");
+            assert_eq!(delivered, Some("1"), "{title}");
+        } else {
+            assert!(!ids.to_string().contains("old"), "{title}: {ids}");
+        }
+        seen.push(ids);
+    }
+    assert!(seen.len() >= 2, "{bars}");
+
+    // A failed attempt is counted although a later one succeeded, and so it is listed.
+    browser
+        .open(&program.url(&format!("/endpoints/{}", endpoint.id)))
+        .await;
+    let shares = "return [...document.querySelectorAll('.share')].map((one) =>
+        [one.querySelector('a').getAttribute('href'), one.querySelector('.number').textContent])";
+    for share in browser.script(shares).await.as_array().expect("shares") {
+        let link = share[0].as_str().expect("a link");
+        assert!(
+            link.contains("failure=5xx") && link.contains("attempted_since="),
+            "{link}"
+        );
+        failed += share[1]
+            .as_str()
+            .expect("a number")
+            .parse::<usize>()
+            .expect("a number");
+        assert_eq!(listed(&browser, &program, link).await, json!(["new-1", "new-2"]));
+        browser
+            .read("failed in this way, also if a later one succeeded")
+            .await;
+        assert_eq!(browser.violations("all").await, Vec::<String>::new());
+    }
+    assert_eq!(failed, 2);
+
+    // The same from the overview, and nothing outside the time asked for.
+    browser.open(&program.url("/")).await;
+    browser.click("td[data-label=Failed] a").await;
+    browser.read("new-2").await;
+    assert_eq!(browser.script(LISTED).await, json!(["new-1", "new-2"]));
+    let before = "/deliveries?failure=any&attempted_until=2026-01-01T00:00:00Z";
+    assert_eq!(listed(&browser, &program, before).await, json!([]));
+    browser
+        .open(&program.url("/deliveries?attempted_since=yesterday"))
+        .await;
+    browser.see("input[name=attempted_since][aria-invalid]").await;
+    browser.close().await;
+}

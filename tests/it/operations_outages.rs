@@ -1,0 +1,269 @@
+//! Outages of the database: every role says why it is not ready, requests fail at once, the log tells it once, and all of it
+//! ends by itself.
+
+use std::time::{Duration, Instant};
+
+use reqwest::Client;
+use serde_json::{Value, json};
+use sqlx::Connection;
+
+use crate::support::{ADMIN_API_KEY, Database, Postrider, Receiver, http_client, until};
+
+/// A request for a database that is away waits no longer than this, with a margin for a busy machine.
+const FAILS_WITHIN: Duration = Duration::from_secs(4);
+
+async fn ask(client: &Client, url: &str) -> (u16, String) {
+    match client.get(url).send().await {
+        Ok(answer) => (answer.status().as_u16(), answer.text().await.unwrap_or_default()),
+        Err(error) => (0, error.to_string()),
+    }
+}
+
+async fn until_unready(client: &Client, url: &str, reason: &str) {
+    until(&format!("{url} names {reason}"), || async {
+        let (status, text) = ask(client, url).await;
+        (status == 503 && text.contains(reason)).then_some(())
+    })
+    .await;
+}
+
+async fn until_ready(client: &Client, url: &str) {
+    until(&format!("{url} is ready again"), || async {
+        (ask(client, url).await.0 == 200).then_some(())
+    })
+    .await;
+}
+
+/// The status, `Retry-After` and the body of an emit.
+async fn emit(client: &Client, dashboard: &Postrider, path: &str) -> (u16, Option<String>, Value) {
+    let event = json!({ "type": "invoice.paid", "data": {} });
+    let body = match path {
+        "events/batch" => json!({ "events": [event] }),
+        _ => event,
+    };
+    let request = client
+        .post(dashboard.url(&format!("/v1/tenants/acme/{path}")))
+        .bearer_auth(ADMIN_API_KEY)
+        .header("content-type", "application/json")
+        .body(body.to_string());
+    let answer = request.send().await.expect("an answer");
+    let retry_after = answer.headers().get("retry-after");
+    let retry_after = retry_after.map(|value| value.to_str().expect("text").to_owned());
+    let status = answer.status().as_u16();
+    let text = answer.text().await.expect("a body");
+    (status, retry_after, serde_json::from_str(&text).expect("JSON"))
+}
+
+/// The value of a series without labels, or with these.
+fn value(text: &str, series: &str) -> f64 {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {series} in {text}"))
+        .parse()
+        .expect("a number")
+}
+
+fn lines(program: &Postrider, level: &str) -> Vec<Value> {
+    let lines = program.log_lines();
+    let lines = lines
+        .iter()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter(|line| line["level"] == level).collect()
+}
+
+/// One warning when it began, one line when it was over, and nothing else about it.
+fn assert_told_once(program: &Postrider) {
+    let warnings = [lines(program, "WARN"), lines(program, "ERROR")].concat();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    let over = lines(program, "INFO");
+    let over = over
+        .iter()
+        .filter(|line| line["message"] == "the database is available again");
+    assert_eq!(over.count(), 1);
+}
+
+#[tokio::test]
+async fn a_read_only_database_makes_every_role_unready_and_emits_fail_until_it_is_over() {
+    let database = Database::fresh().await;
+    let dashboard = Postrider::on_database("dashboard", &database)
+        .set("POSTRIDER_METRICS_LISTEN", "127.0.0.1:0")
+        .start()
+        .await;
+    let dispatcher = Postrider::on_database("dispatcher", &database).start().await;
+    let receiver = Receiver::start().await;
+    dashboard.api().acme(&receiver.url("/hook"), json!({})).await;
+    let client = http_client()
+        .timeout(Duration::from_secs(30))
+        .build()
+        .expect("a client");
+    let (status, _, told) = emit(&client, &dashboard, "events").await;
+    assert_eq!(status, 202, "{told}");
+    receiver.wait_for(1).await;
+
+    // As a demoted primary: sessions are cut, and new ones can only read.
+    let name = database.name();
+    database
+        .execute_as_superuser(&format!(
+            "alter database {name} set default_transaction_read_only = on"
+        ))
+        .await;
+    database
+        .execute_as_superuser(&format!(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"
+        ))
+        .await;
+    let reason = "the database is read-only";
+    let ready = [
+        dashboard.url("/readyz"),
+        dashboard.health_url("/readyz").await,
+        dispatcher.url("/readyz"),
+    ];
+    for url in &ready {
+        until_unready(&client, url, reason).await;
+    }
+    until_unready(&client, &ready[2], "no valid lease").await;
+    for path in ["events", "events/batch"] {
+        let (status, retry_after, told) = emit(&client, &dashboard, path).await;
+        assert_eq!(
+            (status, retry_after.as_deref()),
+            (503, Some("1")),
+            "{path}: {told}"
+        );
+        assert_eq!(told["type"], "urn:postrider:problem:busy", "{path}: {told}");
+    }
+    let (_, figures) = ask(&client, &dispatcher.url("/metrics")).await;
+    assert_eq!(value(&figures, "postrider_database_up"), 1.0);
+    assert_eq!(value(&figures, "postrider_database_writable"), 0.0);
+
+    // Sessions that were opened meanwhile stay read-only for as long as they are kept.
+    database
+        .execute_as_superuser(&format!(
+            "alter database {name} reset default_transaction_read_only"
+        ))
+        .await;
+    for url in &ready {
+        until_ready(&client, url).await;
+    }
+    for _ in 0..20 {
+        let (status, _, told) = emit(&client, &dashboard, "events").await;
+        assert_eq!(status, 202, "{told}");
+    }
+    receiver.wait_for(21).await;
+    assert_told_once(&dashboard);
+    assert_told_once(&dispatcher);
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_is_waited_for_at_the_start_and_told_once_when_it_goes() {
+    let database = Database::on_private_server().await;
+    database.stop_server().await;
+    let spawn = |role| Postrider::on_database(role, &database).spawn();
+    let mut dashboard = spawn("dashboard").await.expect("it tells its address");
+    let mut dispatcher = spawn("dispatcher").await.expect("it tells its address");
+    let client = http_client()
+        .timeout(Duration::from_secs(30))
+        .build()
+        .expect("a client");
+    for one in [&dashboard, &dispatcher] {
+        assert_eq!(ask(&client, &one.url("/healthz")).await.0, 200, "alive");
+        until_unready(&client, &one.url("/readyz"), "the database does not respond").await;
+    }
+    let (status, retry_after, told) = emit(&client, &dashboard, "events").await;
+    assert_eq!((status, retry_after.as_deref()), (503, Some("1")), "{told}");
+    assert!(dashboard.is_running() && dispatcher.is_running());
+
+    assert!(database.start_server().await);
+    for one in [&dashboard, &dispatcher] {
+        until_ready(&client, &one.url("/readyz")).await;
+        assert_told_once(one);
+    }
+    let receiver = Receiver::start().await;
+    dashboard.api().acme(&receiver.url("/hook"), json!({})).await;
+    let (status, _, told) = emit(&client, &dashboard, "events").await;
+    assert_eq!(status, 202, "{told}");
+    receiver.wait_for(1).await;
+
+    database.stop_server().await;
+    let began = Instant::now();
+    for path in ["events", "events/batch"] {
+        let asked = Instant::now();
+        let (status, retry_after, told) = emit(&client, &dashboard, path).await;
+        assert_eq!(
+            (status, retry_after.as_deref()),
+            (503, Some("1")),
+            "{path}: {told}"
+        );
+        assert!(
+            asked.elapsed() < FAILS_WITHIN,
+            "{path} took {:?}",
+            asked.elapsed()
+        );
+    }
+    until("the dispatcher has no lease", || async {
+        let (_, text) = ask(&client, &dispatcher.url("/metrics")).await;
+        (value(&text, "postrider_lease_valid") == 0.0).then_some(())
+    })
+    .await;
+    let figures = until("the queue has not been read for a while", || async {
+        let (_, text) = ask(&client, &dispatcher.url("/metrics")).await;
+        let late = value(&text, "postrider_oldest_due_seconds{held_by=\"dispatcher\"}");
+        (late > 5.0).then_some(text)
+    })
+    .await;
+    assert!(
+        began.elapsed() > Duration::from_secs(4),
+        "not before the lease is over"
+    );
+    for series in [
+        "postrider_database_up",
+        "postrider_database_writable",
+        "postrider_ready{role=\"dispatcher\"}",
+        "postrider_shards_owned",
+    ] {
+        assert_eq!(value(&figures, series), 0.0, "{series}");
+    }
+    assert!(database.start_server().await);
+    for one in [&mut dashboard, &mut dispatcher] {
+        until_ready(&client, &one.url("/readyz")).await;
+        let began = [lines(one, "WARN"), lines(one, "ERROR")].concat();
+        assert_eq!(began.len(), 2, "one for each outage: {began:?}");
+    }
+    let (status, _, told) = emit(&client, &dashboard, "events").await;
+    assert_eq!(status, 202, "{told}");
+    receiver.wait_for(2).await;
+}
+
+#[tokio::test]
+async fn a_dispatcher_without_a_lease_is_not_ready_and_owns_nothing() {
+    let database = Database::fresh().await;
+    let dispatcher = Postrider::on_database("dispatcher", &database).start().await;
+    let client = http_client()
+        .timeout(Duration::from_secs(30))
+        .build()
+        .expect("a client");
+    let metrics = dispatcher.url("/metrics");
+    until("it owns every shard", || async {
+        let (_, text) = ask(&client, &metrics).await;
+        (value(&text, "postrider_shards_owned") == 64.0).then_some(())
+    })
+    .await;
+    let mut other = database.connect().await;
+    let mut lock = other.begin().await.expect("begun");
+    sqlx::raw_sql("lock table postrider.dispatchers")
+        .execute(&mut *lock)
+        .await
+        .expect("locked");
+    until_unready(&client, &dispatcher.url("/readyz"), "no valid lease").await;
+    let (_, text) = ask(&client, &metrics).await;
+    assert_eq!(value(&text, "postrider_shards_owned"), 0.0);
+    assert_eq!(value(&text, "postrider_lease_valid"), 0.0);
+    assert_eq!(value(&text, "postrider_database_up"), 1.0);
+    lock.rollback().await.expect("released");
+    until_ready(&client, &dispatcher.url("/readyz")).await;
+    until("it owns every shard again", || async {
+        let (_, text) = ask(&client, &metrics).await;
+        (value(&text, "postrider_shards_owned") == 64.0).then_some(())
+    })
+    .await;
+}
