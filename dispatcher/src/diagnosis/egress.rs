@@ -1,17 +1,19 @@
 //! What this machine needs in order to send: certificates, name servers, a way out. Connections are opened and closed; nothing
 //! is sent over them.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use sqlx::PgConnection;
-use tokio::{
-    net::{TcpStream, lookup_host},
-    time::timeout,
-};
 use url::Url;
 
 use super::Finding;
-use crate::{http::guard::Guard, store::sending};
+use crate::{
+    http::{
+        client::{HttpSender, Reach},
+        guard::Guard,
+    },
+    store::sending,
+};
 
 /// Hosts of endpoints that are tried.
 const HOSTS_MAX: i64 = 5;
@@ -50,17 +52,22 @@ pub(super) async fn endpoints(db: &mut PgConnection, guard: &Guard) -> Vec<Findi
         Ok(urls) => urls.iter().filter_map(|url| Url::parse(url).ok()).collect(),
         Err(error) => return vec![Finding::unknown(CHECK, error)],
     };
-    // With a proxy, names of endpoints are resolved here and connections go through it.
-    let mut addresses = Vec::new();
-    let mut unresolved = 0;
+    let Ok(sender) = HttpSender::new(guard.clone(), urls.len().max(1)) else {
+        let advice = "Check /etc/resolv.conf.";
+        return vec![Finding::error(
+            CHECK,
+            "the system's DNS configuration can't be read",
+            advice,
+        )];
+    };
+    let connects = sending::state(&mut *db).await.is_ok_and(|state| !state.stopped);
+    let mut reached = Vec::new();
     for url in &urls {
-        match resolve(url).await {
-            Some(address) => addresses.push(address),
-            None => unresolved += 1,
-        }
+        reached.push(sender.reach(url, connects, TRY_TIME_MAX).await);
     }
-    let tried = urls.len();
-    let names = match (tried, unresolved) {
+    let count = |wanted: Reach| reached.iter().filter(|one| **one == wanted).count();
+    let (tried, unresolved) = (urls.len(), count(Reach::Unresolved));
+    let mut findings = vec![match (tried, unresolved) {
         (0, _) => Finding::ok(CHECK, "there is no healthy endpoint to try"),
         (_, 0) => Finding::ok(CHECK, format!("the hosts of {tried} endpoints resolve")),
         _ => Finding::warning(
@@ -68,46 +75,27 @@ pub(super) async fn endpoints(db: &mut PgConnection, guard: &Guard) -> Vec<Findi
             format!("the hosts of {unresolved} of {tried} endpoints do not resolve"),
             "Check this machine's name servers.",
         ),
-    };
-    let may_connect = sending::state(&mut *db).await.is_ok_and(|state| !state.stopped);
-    let mut findings = vec![names];
-    if may_connect && !addresses.is_empty() && guard.egress_proxy.is_none() {
-        findings.push(connections(&addresses, guard).await);
+    }];
+    if connects && tried > unresolved {
+        let counts = [Reach::Reached, Reach::Failed, Reach::NotAllowed].map(count);
+        findings.push(connections(counts));
     }
     findings
 }
 
-async fn resolve(url: &Url) -> Option<SocketAddr> {
-    let (host, port) = (url.host_str()?, url.port_or_known_default()?);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let found = timeout(TRY_TIME_MAX, lookup_host((host, port))).await;
-    found.ok()?.ok()?.next()
-}
-
-async fn connections(addresses: &[SocketAddr], guard: &Guard) -> Finding {
+fn connections([made, failed, refused]: [usize; 3]) -> Finding {
     const CHECK: &str = "egress.connections";
-    let (mut refused, mut failed, mut made) = (0, 0, 0);
-    for address in addresses {
-        if guard.check(address.ip(), address.port()).is_err() {
-            refused += 1;
-            continue;
-        }
-        match timeout(TRY_TIME_MAX, TcpStream::connect(address)).await {
-            Ok(Ok(_)) => made += 1,
-            _ => failed += 1,
-        }
-    }
-    let found = format!("of {} endpoints, {made} can be reached", addresses.len());
+    let found = format!("of {} endpoints, {made} can be reached", made + failed + refused);
     match (refused, failed) {
         (0, 0) => Finding::ok(CHECK, found),
         (0, _) => Finding::warning(
             CHECK,
             format!("{found}; connections to {failed} fail"),
-            "Check the firewall and network policies of this machine: docs/egress.md.",
+            "Check the firewall, the network policies and the proxy of this machine: docs/egress.md.",
         ),
         _ => Finding::warning(
             CHECK,
-            format!("{found}; {refused} are in networks that are not allowed"),
+            format!("{found}; {refused} are not allowed"),
             "See POSTRIDER_ALLOW_NETWORKS and POSTRIDER_DENY_NETWORKS: docs/egress.md.",
         ),
     }

@@ -29,6 +29,7 @@ use rustls::ClientConfig;
 use url::Url;
 
 use body::Body;
+pub(crate) use connect::Reach;
 use connect::{Connector, PeerCertificate};
 use dns::Names;
 use pool::{Connections, Receiver};
@@ -113,6 +114,24 @@ impl HttpSender {
         let mut timing = Timing::default();
         let outcome = self.exchange(request, &mut None, &mut timing).await?;
         Ok((outcome, timing))
+    }
+
+    /// Whether a receiver can be reached, by the same way as a request. Nothing is sent to it; without `connects` it is only
+    /// looked up.
+    pub(crate) async fn reach(&self, url: &Url, connects: bool, limit: Duration) -> Reach {
+        let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else {
+            return Reach::NotAllowed;
+        };
+        if self.guard.check_target(url).is_err() {
+            return Reach::NotAllowed;
+        }
+        let Ok(connector) = self.connector(None) else {
+            return Reach::Failed;
+        };
+        match tokio::time::timeout(limit, connector.reach(host, port, connects)).await {
+            Ok(reached) => reached,
+            Err(_) => Reach::Failed,
+        }
     }
 
     /// The outcome, and the certificate of a server that responded over TLS.

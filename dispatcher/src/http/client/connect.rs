@@ -52,6 +52,15 @@ pub(super) enum ConnectError {
     OutOfFiles(io::Error),
 }
 
+/// What became of a try to reach a receiver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    Reached,
+    Unresolved,
+    NotAllowed,
+    Failed,
+}
+
 /// Everything needed to open a connection.
 pub(super) struct Connector<'s> {
     pub(super) guard: &'s Guard,
@@ -121,6 +130,25 @@ impl Connector<'_> {
             certificate,
             permit,
         })
+    }
+
+    /// Looks a host up, and opens and closes a connection.
+    pub(super) async fn reach(&self, host: &str, port: u16, connects: bool) -> Reach {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let addresses = match self.checked_addresses(host, port).await {
+            Ok(addresses) => addresses,
+            Err(ConnectError::Name(_)) => return Reach::Unresolved,
+            Err(_) => return Reach::NotAllowed,
+        };
+        let socket = match &self.guard.egress_proxy {
+            _ if !connects => return Reach::Reached,
+            None => self.first_to_connect(addresses).await.map_err(tcp_error),
+            Some(_) => self.through_proxy(&addresses).await,
+        };
+        match socket {
+            Ok(_) => Reach::Reached,
+            Err(_) => Reach::Failed,
+        }
     }
 
     /// Addresses that may be connected to. If one address of a name is forbidden, all are: a DNS response that mixes
