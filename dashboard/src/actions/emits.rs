@@ -17,7 +17,7 @@ use std::{
 
 use postrider_dispatcher::{Wake, health::database};
 use postrider_sender::{EmitError, Emitted, Emitter, LockWait, NewEvent};
-use sqlx::{Postgres, Transaction};
+use sqlx::{Connection, Postgres, Transaction};
 use tokio::{sync::oneshot, time::timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -45,6 +45,7 @@ const GROUP_MAX: usize = 64;
 const GROUPS_AT_ONCE: usize = 2;
 /// A worker keeps its connection this long between two groups: the pool checks each one that it hands out or gets back.
 const KEPT_MAX: Duration = Duration::from_secs(1);
+const PING_MAX: Duration = Duration::from_secs(1);
 /// Enough for a busy database. After it the outcome is unknown.
 const GROUP_TIME_MAX: Duration = Duration::from_secs(10);
 /// A little longer than a group waits for a lock (`LockWait::Short`): an emit that waits longer holds up every group it is in.
@@ -252,6 +253,23 @@ impl Worker {
         }
     }
 
+    /// The kept connection, or one from the pool. If the server is gone, the outcome of what is sent to it is unknown: an
+    /// event without an id of its own could not be sent again, so the connection is checked first. After an error it goes
+    /// back to the pool, which checks it too.
+    async fn connection(
+        &self,
+        group: &[Waiting],
+        kept: &mut Option<PooledConnection>,
+    ) -> sqlx::Result<PooledConnection> {
+        if let Some(mut kept) = kept.take() {
+            let can_repeat = group.iter().all(|waiting| waiting.event.id.is_some());
+            if can_repeat || matches!(timeout(PING_MAX, kept.ping()).await, Ok(Ok(()))) {
+                return Ok(kept);
+            }
+        }
+        self.pool.acquire().await
+    }
+
     /// One statement that is a transaction of its own: no more round trips than a single event needs.
     async fn try_together(
         &self,
@@ -259,11 +277,7 @@ impl Worker {
         kept: &mut Option<PooledConnection>,
     ) -> Result<Vec<Result<Emitted, EmitError>>, Failed> {
         let events: Vec<NewEvent<'_>> = group.iter().map(|waiting| waiting.event.borrow()).collect();
-        // After an error it goes back to the pool, which checks it.
-        let mut connection = match kept.take() {
-            Some(kept) => kept,
-            None => self.pool.acquire().await.map_err(Failed::RolledBack)?,
-        };
+        let mut connection = self.connection(group, kept).await.map_err(Failed::RolledBack)?;
         let is_transaction = connection.is_transaction();
         let began = Instant::now();
         let emitting = self.emitter.emit_all(&mut connection, &events, LockWait::Short);
