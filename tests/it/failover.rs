@@ -10,7 +10,6 @@ use std::{
     },
 };
 
-use reqwest::Method;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
@@ -164,11 +163,11 @@ async fn nothing_acknowledged_is_lost_when_a_synchronous_replica_is_promoted() {
     })
     .await;
     // The promoted standby is the same database: it is no restored copy, and nobody had to confirm it.
-    let state = until("the API uses the new primary", || async {
-        let (status, state) = program.api().call(Method::GET, "/sending", None).await;
-        status.is_success().then_some(state)
+    until("the API has noticed the new primary", || async {
+        program.api().is_ready().await.then_some(())
     })
     .await;
+    let state = program.api().get("/sending").await;
     assert_eq!(
         (&state["stopped"], &state["restored"]),
         (&json!(false), &json!(false))

@@ -23,6 +23,8 @@ use super::Reason;
 use crate::{db_timeout::within, lock::lock};
 
 const CHECK_EVERY: Duration = Duration::from_secs(1);
+/// During an outage: requests are rejected until a check sees its end.
+const CHECK_EVERY_IN_OUTAGE: Duration = Duration::from_millis(200);
 /// For one check. A second one, on a new connection, decides.
 const CHECK_MAX: Duration = Duration::from_secs(1);
 /// Between checks that errors ask for.
@@ -223,7 +225,7 @@ pub async fn wait_until_writable(
             return Ok(true);
         }
         tokio::select! {
-            () = tokio::time::sleep(CHECK_EVERY / 4) => {}
+            () = tokio::time::sleep(CHECK_EVERY_IN_OUTAGE) => {}
             () = stop.cancelled() => return Ok(false),
         }
     }
@@ -234,8 +236,12 @@ pub async fn watch(options: PgConnectOptions, stop: CancellationToken) {
     let mut connection = None;
     loop {
         observe(&check(&options, &mut connection).await);
+        let wait = match state() {
+            State::Up => CHECK_EVERY,
+            _ => CHECK_EVERY_IN_OUTAGE,
+        };
         tokio::select! {
-            () = tokio::time::sleep(CHECK_EVERY) => {}
+            () = tokio::time::sleep(wait) => {}
             () = reported(), if state() == State::Up => {}
             () = stop.cancelled() => return,
         }
