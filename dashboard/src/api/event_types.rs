@@ -58,7 +58,8 @@ pub(crate) fn operations() -> Vec<Operation> {
         Operation::delete(Admin, TYPE, delete)
             .named("deleteEventType", "Delete an event type")
             .describe("Existing events of this type are kept and delivered; new ones are rejected.")
-            .returns_nothing("The event type was deleted."),
+            .returns_nothing("The event type was deleted.")
+            .fails_with(&[422]),
     ]
 }
 
