@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -11,7 +12,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
 };
 
 /// Latencies kept per group: enough for a meaningful p99.
@@ -38,12 +39,14 @@ struct Group {
     latencies_us: Vec<u32>,
 }
 
+/// Thousands of connections begin at once. With a shorter queue the kernel drops some, and they are tried again a second
+/// later: the last arrival would show that second.
+const BACKLOG: u32 = 4_096;
+
 type Groups = Arc<Mutex<BTreeMap<String, Group>>>;
 
 pub(super) async fn run() -> anyhow::Result<()> {
-    let listener = TcpListener::bind("127.0.0.1:0")
-        .await
-        .context("the sink cannot listen")?;
+    let listener = listen().context("the sink cannot listen")?;
     println!("{}", listener.local_addr()?.port());
     let groups = Groups::default();
     loop {
@@ -51,6 +54,12 @@ pub(super) async fn run() -> anyhow::Result<()> {
         stream.set_nodelay(true)?;
         tokio::spawn(serve(stream, groups.clone()));
     }
+}
+
+fn listen() -> std::io::Result<TcpListener> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+    socket.listen(BACKLOG)
 }
 
 async fn serve(mut stream: TcpStream, groups: Groups) {
