@@ -11,7 +11,7 @@ use sqlx::{Connection, PgConnection};
 
 use crate::{
     statements::root,
-    support::{ADMIN_API_KEY, ADMIN_PASSWORD, Database, Launch, MASTER_KEY, Postrider, Receiver},
+    support::{ADMIN_API_KEY, ADMIN_PASSWORD, Database, Launch, MASTER_KEY, Postrider, Receiver, Replica},
 };
 
 fn doctor(role: &'static str, database: &Database) -> Launch {
@@ -280,6 +280,21 @@ async fn a_read_only_database_is_an_error() {
     );
     let advice = writes["advice"].as_str().expect("text");
     assert!(advice.contains("reset default_transaction_read_only"), "{advice}");
+    assert_sound_schema(&told);
+}
+
+#[tokio::test]
+async fn a_standby_is_an_error() {
+    let database = Database::on_private_server().await;
+    let replica = Replica::of(&database).await;
+    let standby = doctor("doctor --json", &database).set("POSTRIDER_DATABASE_URL", replica.url(&database));
+    let (told, status) = report_of(&standby);
+    let writes = finding(&told, "database.writes");
+    assert_eq!((&writes["verdict"], status), (&json!("error"), Some(1)));
+    assert!(
+        writes["found"].as_str().expect("text").contains("standby"),
+        "{writes}"
+    );
     assert_sound_schema(&told);
 }
 
