@@ -110,6 +110,7 @@ async fn write_bundle(
         }
         Err(error) => json!({ "error": error.to_string() }),
     };
+    let findings: Vec<Finding> = findings.iter().map(Finding::for_bundle).collect();
     let bundle = json!({
         "postrider": env!("CARGO_PKG_VERSION"),
         "checks": findings,

@@ -221,8 +221,11 @@ fn hidden(setting: &Setting) -> String {
     format!("{}=[hidden]", setting.variable)
 }
 
-/// Every setting of the roles with its value, for a support bundle. Of those that may contain a password only whether they
-/// are set.
+/// Flags whose value names the installation or its owner.
+const IDENTIFYING: [&str; 1] = ["POSTRIDER_PUBLIC_URL"];
+
+/// Every setting of the roles with its value, for a support bundle. Of those that may contain a password or identify the
+/// installation only whether they are set.
 pub(crate) fn shown_values(flags: &Flags, environment: &Environment) -> BTreeMap<&'static str, String> {
     let source = Source { flags, environment };
     let settings = SECTIONS.iter().flat_map(|section| section.settings);
@@ -232,6 +235,7 @@ pub(crate) fn shown_values(flags: &Flags, environment: &Environment) -> BTreeMap
                 .own_variables()
                 .any(|variable| setting.is_set_by(variable));
             let value = match (setting.kind, source.flag(setting)) {
+                (Kind::Flag, Some(_)) if IDENTIFYING.contains(&setting.variable) => "[set]".to_owned(),
                 (Kind::Flag, Some(value)) => value.to_owned(),
                 (Kind::PrivateFlag, Some(_)) => "[set]".to_owned(),
                 (Kind::Secret, _) if is_set => "[set]".to_owned(),

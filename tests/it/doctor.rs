@@ -2,12 +2,16 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use postrider_dispatcher::diagnosis;
+use postrider_dispatcher::{
+    diagnosis,
+    schema::{self, FunctionFile, SchemaSet},
+};
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
 
 use crate::{
     statements::root,
-    support::{ADMIN_API_KEY, ADMIN_PASSWORD, Database, Launch, MASTER_KEY, Postrider, Receiver},
+    support::{ADMIN_API_KEY, ADMIN_PASSWORD, Database, Launch, MASTER_KEY, Postrider, Receiver, Replica},
 };
 
 fn doctor(role: &'static str, database: &Database) -> Launch {
@@ -16,7 +20,11 @@ fn doctor(role: &'static str, database: &Database) -> Launch {
 
 /// The report and the exit status.
 fn report(database: &Database) -> (Value, Option<i32>) {
-    let output = doctor("doctor --json", database).output();
+    report_of(&doctor("doctor --json", database))
+}
+
+fn report_of(launch: &Launch) -> (Value, Option<i32>) {
+    let output = launch.output();
     let told = String::from_utf8_lossy(&output.stdout);
     let report = serde_json::from_str(&told);
     let report =
@@ -128,6 +136,168 @@ async fn drift_is_found_and_named() {
     );
 }
 
+fn assert_sound_schema(report: &Value) {
+    for check in ["schema.version", "schema.drift"] {
+        let found = finding(report, check);
+        assert_eq!(found["verdict"], "ok", "{found}");
+    }
+}
+
+#[tokio::test]
+async fn the_schema_is_judged_alike_for_every_role_and_search_path() {
+    let database = Database::fresh().await;
+    let role = format!("owner_{}", database.name());
+    database
+        .execute_as_superuser(&format!(
+            "create role {role} superuser login; alter role {role} set search_path = public, postrider"
+        ))
+        .await;
+    for role in ["postrider", "postgres", &role] {
+        let as_role =
+            |command| doctor(command, &database).set("POSTRIDER_DATABASE_URL", database.url_as(role));
+        assert_sound_schema(&report_of(&as_role("doctor --json")).0);
+        let migrated = as_role("migrate --check").output();
+        assert_eq!(migrated.status.code(), Some(0), "{role}: {migrated:?}");
+    }
+}
+
+/// As the first release recorded it: functions alone, named as the role that migrated would.
+async fn record_old_hash(db: &mut PgConnection, file: &FunctionFile) {
+    let created = file.sql.split("create or replace function postrider.").skip(1);
+    let names: Vec<&str> = created.filter_map(|text| text.split('(').next()).collect();
+    sqlx::query(
+        "update postrider.function_versions set installed = (
+             select md5(coalesce(string_agg(f.text, '' order by f.text), ''))
+             from pg_proc p cross join lateral pg_get_functiondef(p.oid) f (text)
+             where p.pronamespace = 'postrider'::regnamespace and p.proname = any($1))
+         where file = $2",
+    )
+    .bind(names)
+    .bind(file.name)
+    .execute(db)
+    .await
+    .expect("recorded");
+}
+
+#[tokio::test]
+async fn hashes_recorded_by_an_earlier_release_are_no_drift_and_are_replaced_once() {
+    let database = Database::fresh().await;
+    let pool = sqlx::PgPool::connect_with(database.options())
+        .await
+        .expect("connected");
+    for search_path in ["set search_path = postrider, public", "set search_path = public"] {
+        let mut db = database.connect().await;
+        sqlx::query(search_path).execute(&mut db).await.expect("set");
+        for file in SchemaSet::main().functions {
+            record_old_hash(&mut db, &file).await;
+        }
+        assert_sound_schema(&report(&database).0);
+
+        // A trigger that was disabled before is repaired nonetheless.
+        database
+            .execute("alter table postrider.queue disable trigger queue_wake")
+            .await;
+        schema::migrate(&pool).await.expect("migrated");
+        assert_sound_schema(&report(&database).0);
+        let old = "select count(*) from postrider.function_versions where installed not like '2:%'";
+        assert_eq!(database.count(old).await, 0);
+        let applied = "select max(applied_at)::text from postrider.function_versions";
+        let before = database.text(applied).await;
+        schema::migrate(&pool).await.expect("nothing to do");
+        assert_eq!(database.text(applied).await, before);
+    }
+}
+
+#[tokio::test]
+async fn a_trigger_that_was_tampered_with_is_found_and_migrate_repairs_it() {
+    let database = Database::fresh().await;
+    for change in [
+        "alter table postrider.queue disable trigger queue_wake",
+        "alter table postrider.queue enable replica trigger queue_wake",
+        "drop trigger queue_wake on postrider.queue",
+        "create or replace trigger queue_wake after delete on postrider.queue
+             for each statement execute function postrider.wake()",
+    ] {
+        database.execute(change).await;
+        let (told, status) = report(&database);
+        let drift = finding(&told, "schema.drift");
+        assert_eq!(
+            (&drift["verdict"], status),
+            (&json!("error"), Some(1)),
+            "{change}: {drift}"
+        );
+        let found = drift["found"].as_str().expect("text");
+        assert!(
+            found.contains("trigger queue_wake on queue: CREATE TRIGGER"),
+            "{change}: {found}"
+        );
+        let advice = drift["advice"].as_str().expect("text");
+        assert!(advice.contains("Run `postrider migrate`"), "{advice}");
+
+        let checked = doctor("migrate --check", &database).output();
+        let told = String::from_utf8_lossy(&checked.stdout).into_owned();
+        assert!(told.contains("functions changes"), "{change}: {checked:?}");
+        let migrated = doctor("migrate", &database).output();
+        assert!(migrated.status.success(), "{change}: {migrated:?}");
+        assert_sound_schema(&report(&database).0);
+    }
+}
+
+#[tokio::test]
+async fn a_changed_default_is_found() {
+    let database = Database::fresh().await;
+    database
+        .execute("alter table postrider.function_versions alter column applied_at drop default")
+        .await;
+    let (told, _) = report(&database);
+    let drift = finding(&told, "schema.drift");
+    let expected =
+        "column function_versions.applied_at timestamp with time zone not null default clock_timestamp()";
+    assert!(
+        drift["found"].as_str().expect("text").contains(expected),
+        "{drift}"
+    );
+}
+
+#[tokio::test]
+async fn a_read_only_database_is_an_error() {
+    let database = Database::fresh().await;
+    let (told, _) = report(&database);
+    assert_eq!(finding(&told, "database.writes")["verdict"], "ok", "{told}");
+    let name = database.name();
+    database
+        .execute_as_superuser(&format!(
+            "alter database {name} set default_transaction_read_only = on"
+        ))
+        .await;
+    let (told, status) = report(&database);
+    let writes = finding(&told, "database.writes");
+    assert_eq!((&writes["verdict"], status), (&json!("error"), Some(1)));
+    let found = writes["found"].as_str().expect("text");
+    assert!(
+        found.contains("read-only") && found.contains("set by: database"),
+        "{found}"
+    );
+    let advice = writes["advice"].as_str().expect("text");
+    assert!(advice.contains("reset default_transaction_read_only"), "{advice}");
+    assert_sound_schema(&told);
+}
+
+#[tokio::test]
+async fn a_standby_is_an_error() {
+    let database = Database::on_private_server().await;
+    let replica = Replica::of(&database).await;
+    let standby = doctor("doctor --json", &database).set("POSTRIDER_DATABASE_URL", replica.url(&database));
+    let (told, status) = report_of(&standby);
+    let writes = finding(&told, "database.writes");
+    assert_eq!((&writes["verdict"], status), (&json!("error"), Some(1)));
+    assert!(
+        writes["found"].as_str().expect("text").contains("standby"),
+        "{writes}"
+    );
+    assert_sound_schema(&told);
+}
+
 #[tokio::test]
 async fn faults_of_the_work_have_their_verdicts() {
     let database = Database::fresh().await;
@@ -192,10 +362,17 @@ async fn a_support_bundle_contains_no_secret_and_nothing_of_a_tenant() {
     let event = json!({ "id": "evt_private", "type": "invoice.paid", "data": { "name": "Ada Lovelace" } });
     program.api().emit("acme", event).await;
     receiver.wait_for(1).await;
+    let stop = Some(json!({ "stopped": true, "reason": "Globex disputes its invoice" }));
+    program.api().call(reqwest::Method::PUT, "/sending", stop).await;
+    let foreign = database.options().application_name("shop of Initech");
+    let mut foreign = PgConnection::connect_with(&foreign).await.expect("connected");
+    let mut open = foreign.begin().await.expect("begun");
+    sqlx::query("select 1").execute(&mut *open).await.expect("asked");
     let folder = tempfile::tempdir().expect("a folder");
     let launch = || {
         doctor("doctor --bundle bundle.json", &database)
             .set("POSTRIDER_EGRESS_PROXY", "http://user:hunter2@127.0.0.1:3128")
+            .set("POSTRIDER_PUBLIC_URL", "https://hooks.umbrella.example")
     };
     let output = launch().output_in(folder.path());
     assert!(matches!(output.status.code(), Some(0 | 3)), "{output:?}");
@@ -203,6 +380,20 @@ async fn a_support_bundle_contains_no_secret_and_nothing_of_a_tenant() {
     let parsed: Value = serde_json::from_str(&bundle).expect("JSON");
     assert_eq!(parsed["settings"]["POSTRIDER_MASTER_KEY"], "[set]");
     assert_eq!(parsed["settings"]["POSTRIDER_EGRESS_PROXY"], "[set]");
+    assert_eq!(parsed["settings"]["POSTRIDER_PUBLIC_URL"], "[set]");
+    assert_eq!(
+        finding(&parsed, "work.sending")["found"],
+        "stopped by an operator"
+    );
+    let sessions = parsed["database"]["sessions"].as_array().expect("a list");
+    for application in ["other", "postrider dispatcher"] {
+        assert!(
+            sessions
+                .iter()
+                .any(|session| session["application"] == application),
+            "{application}: {sessions:?}"
+        );
+    }
     for (name, fact) in parsed["database"].as_object().expect("facts") {
         assert!(fact["error"].is_null(), "{name}: {fact}");
     }
@@ -217,6 +408,9 @@ async fn a_support_bundle_contains_no_secret_and_nothing_of_a_tenant() {
         "Lovelace",
         "evt_private",
         "invoice.paid",
+        "Globex",
+        "Initech",
+        "umbrella",
     ] {
         assert!(!bundle.contains(secret), "{secret}");
     }

@@ -39,9 +39,12 @@ pub(super) async fn version(db: &mut PgConnection) -> Finding {
 
 /// Every object of our schema, as a line of text.
 pub async fn inventory(db: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
-    sqlx::query_scalar(include_str!("sql/inventory.sql"))
-        .fetch_all(db)
-        .await
+    let mut transaction = schema::with_full_names(db).await?;
+    let lines = sqlx::query_scalar(include_str!("sql/inventory.sql"))
+        .fetch_all(&mut *transaction)
+        .await?;
+    transaction.rollback().await?;
+    Ok(lines)
 }
 
 pub(super) async fn objects(db: &mut PgConnection) -> Result<Finding, sqlx::Error> {
@@ -63,12 +66,14 @@ pub(super) async fn objects(db: &mut PgConnection) -> Result<Finding, sqlx::Erro
             CHECK,
             format!("not made by the migrations: {}", listed(&foreign)),
             "Remove it, or move it to a schema of your own: a later migration may conflict with it.",
-        ),
+        )
+        .in_bundles(format!("not made by the migrations: {} objects", foreign.len())),
         (false, _) => Finding::error(
             CHECK,
             format!("missing or changed: {}", listed(&missing)),
             "Run `postrider migrate` for functions and triggers. Create indexes again with the definition shown, using \
-             `create index concurrently`. Restore tables and columns from a backup.",
+             `create index concurrently`, and set defaults of columns with `alter table`. Restore tables and columns from a \
+             backup.",
         ),
     })
 }

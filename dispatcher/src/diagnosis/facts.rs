@@ -1,6 +1,6 @@
 //! Facts about an installation for a support bundle.
 //! Invariant: none of them is a secret, a URL, a payload, or the name of a tenant, a person or a type; statements of
-//! producers are left out, because they contain data.
+//! producers are left out, because they contain data, and so are the names of programs other than ours.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,10 @@ const FACTS: [(&str, &str); 9] = [
     (
         "sessions",
         "select jsonb_agg(s.line) from (
-             select jsonb_build_object('application', application_name, 'state', state, 'wait', wait_event_type || ':' || wait_event,
+             select jsonb_build_object(
+                 'application', case when application_name ~ '^postrider (dispatcher|dashboard|reads|migrate|rotate-master-key)$'
+                                     then application_name else 'other' end,
+                 'state', state, 'wait', wait_event_type || ':' || wait_event,
                  'transaction_seconds', extract(epoch from clock_timestamp() - xact_start)::int,
                  'statement_seconds', extract(epoch from clock_timestamp() - query_start)::int) as line
              from pg_stat_activity where datname = current_database() order by xact_start nulls last limit 300) s",

@@ -50,6 +50,9 @@ pub struct Finding {
     pub found: String,
     /// What to do about it.
     pub advice: Option<String>,
+    /// What was found, without words of people and programs other than ours.
+    #[serde(skip)]
+    impersonal: Option<String>,
 }
 
 impl Finding {
@@ -59,6 +62,24 @@ impl Finding {
             verdict: Verdict::Ok,
             found: found.into(),
             advice: None,
+            impersonal: None,
+        }
+    }
+
+    /// With what a support bundle says instead.
+    fn in_bundles(self, found: impl Into<String>) -> Self {
+        Self {
+            impersonal: Some(found.into()),
+            ..self
+        }
+    }
+
+    /// As it may be given to others.
+    pub fn for_bundle(&self) -> Self {
+        let found = self.impersonal.as_ref().unwrap_or(&self.found);
+        Self {
+            found: found.clone(),
+            ..self.clone()
         }
     }
 
@@ -128,6 +149,7 @@ impl Patient {
     async fn examine_database(&self, db: &mut PgConnection, findings: &mut Vec<Finding>) {
         check!(findings, "database.version", server::version(db));
         check!(findings, "database.durability", server::durability(db));
+        check!(findings, "database.writes", server::writes(db));
         check!(findings, "database.connections", server::connections(db));
         check!(findings, "database.clock", server::clock(db));
         check!(findings, "database.autovacuum", server::autovacuum(db));

@@ -57,6 +57,31 @@ pub(super) async fn durability(db: &mut PgConnection) -> Result<Finding, sqlx::E
     })
 }
 
+/// Everything can be read from a read-only database, and nothing is accepted or sent.
+pub(super) async fn writes(db: &mut PgConnection) -> Result<Finding, sqlx::Error> {
+    const CHECK: &str = "database.writes";
+    let (read_only, recovery, source): (bool, bool, String) = sqlx::query_as(
+        "select current_setting('transaction_read_only')::boolean, pg_is_in_recovery(), source from pg_settings
+         where name = 'default_transaction_read_only'",
+    )
+    .fetch_one(db)
+    .await?;
+    Ok(match (read_only, recovery) {
+        (false, _) => Finding::ok(CHECK, "the database can be written to"),
+        (true, true) => Finding::error(
+            CHECK,
+            "the database is read-only: this is a standby",
+            "Connect to the primary: add target_session_attrs=read-write to the database URL.",
+        ),
+        (true, false) => Finding::error(
+            CHECK,
+            format!("the database is read-only: default_transaction_read_only is on (set by: {source})"),
+            "Check that the disk is not full and that this is the right server. Then `alter database … reset \
+             default_transaction_read_only`, or the same with `alter role` or `alter system`, wherever it is set.",
+        ),
+    })
+}
+
 pub(super) async fn connections(db: &mut PgConnection) -> Result<Finding, sqlx::Error> {
     const CHECK: &str = "database.connections";
     let (used, most): (i64, i32) = sqlx::query_as(
@@ -152,25 +177,36 @@ pub(super) async fn transactions(db: &mut PgConnection) -> Result<Finding, sqlx:
     .fetch_one(db)
     .await?;
     let seconds = oldest.unwrap_or(0.0);
-    let mut found = match pid {
-        None => "none is open".to_owned(),
-        Some(pid) => format!(
-            "the oldest is {seconds:.0} s old (pid {pid}, {})",
-            application.unwrap_or_default()
-        ),
+    let left_over = match prepared {
+        0 => String::new(),
+        _ => format!("; {prepared} prepared transactions are left over"),
     };
-    if prepared > 0 {
-        found += &format!("; {prepared} prepared transactions are left over");
-    }
+    let (found, impersonal) = match pid {
+        None => {
+            let found = format!("none is open{left_over}");
+            (found.clone(), found)
+        }
+        Some(pid) => {
+            let (age, application) = (
+                format!("the oldest is {seconds:.0} s old"),
+                application.unwrap_or_default(),
+            );
+            (
+                format!("{age} (pid {pid}, {application}){left_over}"),
+                format!("{age} (pid {pid}){left_over}"),
+            )
+        }
+    };
     let advice =
         "End it, or set idle_in_transaction_session_timeout: while it is open, dead rows can't be removed.";
-    Ok(if seconds >= TRANSACTION_ERROR_SECONDS {
+    let finding = if seconds >= TRANSACTION_ERROR_SECONDS {
         Finding::error(CHECK, found, advice)
     } else if seconds >= TRANSACTION_WARNING_SECONDS || prepared > 0 {
         Finding::warning(CHECK, found, advice)
     } else {
         Finding::ok(CHECK, found)
-    })
+    };
+    Ok(finding.in_bundles(impersonal))
 }
 
 /// Standbys, and slots that keep WAL. Lags are visible to members of `pg_monitor` only.

@@ -33,6 +33,7 @@ pub(super) async fn sending(db: &mut PgConnection) -> Result<Finding, sqlx::Erro
             format!("stopped{reason}"),
             "`postrider sending resume` when the reason is gone.",
         )
+        .in_bundles("stopped by an operator")
     } else if paused > 0 {
         Finding::warning(
             CHECK,

@@ -9,7 +9,7 @@ mod report;
 use std::time::Duration;
 
 use sqlx::{
-    Connection, PgConnection, PgPool,
+    Connection, PgConnection, PgPool, PgTransaction,
     migrate::{MigrateError, Migration, Migrator},
     postgres::PgPoolOptions,
 };
@@ -330,6 +330,16 @@ pub(crate) async fn find_extensions(connection: &mut PgConnection) -> Result<(),
         .execute(connection)
         .await?;
     Ok(())
+}
+
+/// Postgres shows definitions with names as this role would have to write them, and `"$user"` is our schema for a role of that
+/// name. In this transaction, which is to be rolled back, each name of ours has its schema, whoever asks.
+pub(crate) async fn with_full_names(connection: &mut PgConnection) -> Result<PgTransaction<'_>, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    sqlx::query("set local search_path = pg_catalog, pg_temp")
+        .execute(&mut *transaction)
+        .await?;
+    Ok(transaction)
 }
 
 /// Before anything is created: Postgres itself does not say which right is missing.

@@ -1,12 +1,12 @@
-//! The functions of the schema. Unlike tables they have no history: each file holds the current text, and is applied again
-//! whenever its checksum changes or someone has edited one of its functions in the database.
+//! The functions of the schema, and their triggers. Unlike tables they have no history: each file holds the current text, and is
+//! applied again whenever its checksum changes or someone has changed one of its functions or triggers in the database.
 
 use std::borrow::Cow;
 
 use sha2::{Digest, Sha256};
 use sqlx::{AssertSqlSafe, Connection, FromRow, PgConnection};
 
-use super::SchemaSet;
+use super::{SchemaSet, with_full_names};
 use crate::bind::BindAll;
 
 /// A file of `migrations/functions/`.
@@ -36,7 +36,7 @@ pub(super) fn outbox() -> Vec<FunctionFile> {
 const CREATE_TABLE: &str = "create table if not exists postrider.function_versions (
     file       text primary key,
     checksum   bytea not null,              -- sha-256 of the file
-    installed  text not null,               -- hash of its functions as Postgres shows them
+    installed  text not null,               -- hash of its functions and triggers as Postgres shows them
     release    int[] not null,              -- of the program that applied it
     applied_at timestamptz not null default clock_timestamp()
 )";
@@ -60,6 +60,10 @@ struct Existing {
 
 impl FunctionFile {
     const CREATE: &str = "create or replace function postrider.";
+    const CREATE_TRIGGER: &str = "create or replace trigger ";
+    /// What a hash starts with. Those of the first release had no prefix: they left out the triggers, and names were shown as the
+    /// role that migrated would see them.
+    const HASH_VERSION: &str = "2:";
 
     fn checksum(&self) -> Vec<u8> {
         Sha256::digest(self.sql.as_bytes()).to_vec()
@@ -72,15 +76,85 @@ impl FunctionFile {
         names.map(str::trim).collect()
     }
 
+    /// The names of the triggers it creates.
+    fn triggers(&self) -> Vec<&str> {
+        let created = self.sql.split(Self::CREATE_TRIGGER).skip(1);
+        created
+            .filter_map(|text| text.split_whitespace().next())
+            .collect()
+    }
+
+    /// The hash of what is in the database. A trigger that is disabled is not the same.
     async fn installed(&self, connection: &mut PgConnection) -> Result<String, sqlx::Error> {
-        sqlx::query_scalar(
+        let mut transaction = with_full_names(connection).await?;
+        let hash: String = sqlx::query_scalar(
+            "select md5(coalesce(string_agg(d.text, '' order by d.text collate \"C\"), '')) from (
+                 select pg_get_functiondef(p.oid) from pg_proc p
+                 where p.pronamespace = 'postrider'::regnamespace and p.proname = any($1)
+                 union all
+                 select pg_get_triggerdef(g.oid) || ' ' || g.tgenabled::text
+                 from pg_trigger g join pg_class c on c.oid = g.tgrelid
+                 where c.relnamespace = 'postrider'::regnamespace and g.tgparentid = 0 and not g.tgisinternal
+                   and g.tgname = any($2)
+             ) d (text)",
+        )
+        .bind_all((self.functions(), self.triggers()))
+        .fetch_one(&mut *transaction)
+        .await?;
+        transaction.rollback().await?;
+        Ok(format!("{}{hash}", Self::HASH_VERSION))
+    }
+
+    /// As the first release did it, for a role that is named like the schema or not.
+    async fn installed_without_version(
+        &self,
+        connection: &mut PgConnection,
+        search_path: &str,
+    ) -> Result<String, sqlx::Error> {
+        let mut transaction = connection.begin().await?;
+        sqlx::query("select set_config('search_path', $1, true)")
+            .bind(search_path)
+            .execute(&mut *transaction)
+            .await?;
+        let hash = sqlx::query_scalar(
             "select md5(coalesce(string_agg(f.text, '' order by f.text), ''))
              from pg_proc p cross join lateral pg_get_functiondef(p.oid) f (text)
              where p.pronamespace = 'postrider'::regnamespace and p.proname = any($1)",
         )
         .bind(self.functions())
-        .fetch_one(connection)
-        .await
+        .fetch_one(&mut *transaction)
+        .await?;
+        transaction.rollback().await?;
+        Ok(hash)
+    }
+
+    /// Whether this text was applied and nobody has changed the result.
+    async fn is_current(
+        &self,
+        connection: &mut PgConnection,
+        applied: &[Applied],
+    ) -> Result<bool, sqlx::Error> {
+        let Some(before) = applied.iter().find(|one| one.file == self.name) else {
+            return Ok(false);
+        };
+        if before.checksum != self.checksum() {
+            return Ok(false);
+        }
+        if before.has_version() {
+            return Ok(before.installed == self.installed(connection).await?);
+        }
+        for search_path in ["postrider, public", "public"] {
+            if before.installed == self.installed_without_version(connection, search_path).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Applied {
+    fn has_version(&self) -> bool {
+        self.installed.starts_with(FunctionFile::HASH_VERSION)
     }
 }
 
@@ -96,14 +170,9 @@ pub(super) async fn apply(connection: &mut PgConnection, set: &SchemaSet) -> Res
     let existing = existing(&mut transaction).await?;
     let mut changed = Vec::new();
     for file in &set.functions {
-        let before = applied.iter().find(|one| one.file == file.name);
-        let is_current = match before {
-            Some(before) if before.checksum == file.checksum() => {
-                before.installed == file.installed(&mut transaction).await?
-            }
-            _ => false,
-        };
-        if !is_current {
+        // A hash without a version says nothing about the triggers: once, the file is applied for their sake.
+        let has_version = |one: &Applied| one.file == file.name && one.has_version();
+        if !applied.iter().any(has_version) || !file.is_current(&mut transaction, &applied).await? {
             sqlx::raw_sql(AssertSqlSafe(file.sql.as_ref()))
                 .execute(&mut *transaction)
                 .await?;
@@ -118,7 +187,7 @@ pub(super) async fn apply(connection: &mut PgConnection, set: &SchemaSet) -> Res
     transaction.commit().await
 }
 
-/// Files that `apply` would apply: out of date, or with a function that was edited by hand.
+/// Files that `apply` would apply: out of date, or with a function or trigger that was changed by hand.
 pub(super) async fn outdated(
     connection: &mut PgConnection,
     set: &SchemaSet,
@@ -132,21 +201,14 @@ pub(super) async fn outdated(
     };
     let mut outdated = Vec::new();
     for file in set.functions.iter().filter(|_| !is_newer(&applied, set)) {
-        let before = applied.iter().find(|one| one.file == file.name);
-        let is_current = match before {
-            Some(before) if before.checksum == file.checksum() => {
-                before.installed == file.installed(connection).await?
-            }
-            _ => false,
-        };
-        if !is_current {
+        if !file.is_current(connection, &applied).await? {
             outdated.push(file.name.to_owned());
         }
     }
     Ok(outdated)
 }
 
-/// Whether `apply` would change nothing. Hand-edited functions are not looked for.
+/// Whether `apply` would change nothing. Changes by hand are not looked for.
 pub(super) async fn are_current(connection: &mut PgConnection, set: &SchemaSet) -> Result<bool, sqlx::Error> {
     let present: bool = sqlx::query_scalar("select to_regclass('postrider.function_versions') is not null")
         .fetch_one(&mut *connection)
