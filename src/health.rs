@@ -6,6 +6,7 @@ use std::fmt::Write;
 use axum::{
     Router,
     http::{HeaderName, StatusCode, header},
+    response::{IntoResponse, Response},
     routing::get,
 };
 use postrider_dispatcher::health;
@@ -13,6 +14,9 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics;
+
+/// The same as on the API's address.
+const RETRY_AFTER_SECONDS: &str = "1";
 
 pub(crate) async fn serve(listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
     let routes = Router::new()
@@ -30,15 +34,16 @@ async fn prometheus() -> ([(HeaderName, &'static str); 1], String) {
 }
 
 /// Every reason on a line of its own.
-async fn ready() -> (StatusCode, String) {
+async fn ready() -> Response {
     let reasons = health::not_ready();
     if reasons.is_empty() {
-        return (StatusCode::OK, "ready\n".to_owned());
+        return "ready\n".into_response();
     }
     let mut text = String::new();
     for reason in reasons {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{reason}");
     }
-    (StatusCode::SERVICE_UNAVAILABLE, text)
+    let soon = [(header::RETRY_AFTER, RETRY_AFTER_SECONDS)];
+    (StatusCode::SERVICE_UNAVAILABLE, soon, text).into_response()
 }

@@ -18,11 +18,14 @@ const LOOK_TIME_MAX: Duration = Duration::from_secs(5);
 static FILTER: OnceLock<(reload::Handle<EnvFilter, Registry>, String)> = OnceLock::new();
 
 /// Libraries that log what Postrider handles and logs itself, with the level they are limited to unless the filter
-/// mentions them: every failed poll of a job queue, every connection that a pool lost, and notices of the database, such
-/// as the harmless one about a missing transaction when a background worker is stopped during a commit.
-const QUIET: [(&str, &str); 3] = [
+/// mentions them: every failed poll of a job queue, every connection that a pool lost or was long in opening, every slow
+/// statement, and notices of the database, such as the harmless one about a missing transaction when a background worker is
+/// stopped during a commit.
+const QUIET: [(&str, &str); 5] = [
     ("apalis", "off"),
     ("sqlx_core::pool", "error"),
+    ("sqlx::pool", "error"),
+    ("sqlx::query", "error"),
     ("sqlx::postgres::notice", "error"),
 ];
 
@@ -54,6 +57,15 @@ pub(crate) fn fatal(as_json: bool, message: &str) {
 
 /// What is wrong with a filter.
 pub(crate) fn check_filter(filter: &str) -> Result<(), String> {
+    if filter.chars().any(char::is_control) {
+        return Err("must be a log filter on one line, without control characters".to_owned());
+    }
+    // Without any directive nothing would be logged. `off` says that.
+    if filter.split(',').all(|directive| directive.trim().is_empty()) {
+        return Err(
+            "must be a log filter like info or postrider_dispatcher=debug, or off for no log".to_owned(),
+        );
+    }
     match EnvFilter::try_new(filter) {
         Ok(_) => Ok(()),
         Err(error) => Err(format!(
@@ -117,21 +129,45 @@ mod tests {
         for (asked, kept) in [
             (
                 "info",
-                "info,apalis=off,sqlx_core::pool=error,sqlx::postgres::notice=error",
+                "info,apalis=off,sqlx_core::pool=error,sqlx::pool=error,sqlx::query=error,sqlx::postgres::notice=error",
             ),
             (
                 "info,postrider_dispatcher::deliver::attempt=debug",
-                "info,postrider_dispatcher::deliver::attempt=debug,apalis=off,sqlx_core::pool=error,sqlx::postgres::notice=error",
+                "info,postrider_dispatcher::deliver::attempt=debug,apalis=off,sqlx_core::pool=error,sqlx::pool=error,\
+                 sqlx::query=error,sqlx::postgres::notice=error",
             ),
             ("debug,sqlx=info", "debug,sqlx=info,apalis=off"),
             (
                 "apalis_core=debug,sqlx::postgres::notice=info",
-                "apalis_core=debug,sqlx::postgres::notice=info,sqlx_core::pool=error",
+                "apalis_core=debug,sqlx::postgres::notice=info,sqlx_core::pool=error,sqlx::pool=error,sqlx::query=error",
+            ),
+            (
+                "info,sqlx::query=warn,sqlx::pool::acquire=warn",
+                "info,sqlx::query=warn,sqlx::pool::acquire=warn,apalis=off,sqlx_core::pool=error,sqlx::postgres::notice=error",
             ),
             ("off", "off"),
         ] {
             assert_eq!(filter_of(asked), kept);
             assert!(EnvFilter::try_new(filter_of(asked)).is_ok(), "{asked}");
+        }
+    }
+
+    #[test]
+    fn a_filter_that_would_silence_the_log_by_mistake_is_rejected() {
+        for bad in [
+            "",
+            " ",
+            ",",
+            "info\n",
+            "info\n,warn",
+            "\tinfo",
+            "info\u{7f}",
+            "info=loud=5",
+        ] {
+            assert!(check_filter(bad).is_err(), "{bad:?}");
+        }
+        for good in ["off", "info", "warn,postrider_dispatcher=debug", "info,"] {
+            assert_eq!(check_filter(good), Ok(()), "{good:?}");
         }
     }
 }

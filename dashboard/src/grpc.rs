@@ -363,9 +363,11 @@ fn status(mut problem: Problem) -> Status {
         Kind::Forbidden => Code::PermissionDenied,
         Kind::NotFound => Code::NotFound,
         Kind::Conflict | Kind::Handled | Kind::KeyReused | Kind::EventIdConflict => Code::AlreadyExists,
-        Kind::SchemaPublished | Kind::EndpointDisabled | Kind::LimitReached | Kind::SendingStopped => {
-            Code::FailedPrecondition
-        }
+        Kind::SchemaPublished
+        | Kind::EndpointDisabled
+        | Kind::LimitReached
+        | Kind::SendingStopped
+        | Kind::TenantPaused => Code::FailedPrecondition,
         Kind::KeyInProgress => Code::Aborted,
         Kind::TooMany | Kind::EmitQuota | Kind::StorageQuota => Code::ResourceExhausted,
         Kind::RequestTimeout => Code::DeadlineExceeded,

@@ -12,8 +12,6 @@ use crate::health::database;
 pub(crate) const DB_TIMEOUT: Duration = Duration::from_secs(10);
 /// For checking that a connection is alive.
 const PING_MAX: Duration = Duration::from_secs(1);
-/// A connection that responded this recently is not checked again.
-const ALIVE_MAX: Duration = Duration::from_millis(500);
 
 /// The result, or an error like that of a lost connection. The statement may have been executed all the same.
 pub async fn within<T>(
@@ -42,10 +40,7 @@ impl<T, F: Future<Output = Result<T, sqlx::Error>>> WithDbTimeout<T> for F {}
 pub fn lively(options: PgPoolOptions) -> PgPoolOptions {
     lively_reads(options)
         .before_acquire(|connection, opened| {
-            Box::pin(async move {
-                Ok(!database::is_outdated(opened.age)
-                    && (opened.idle_for < ALIVE_MAX || is_alive(connection).await?))
-            })
+            Box::pin(async move { Ok(!database::is_outdated(opened.age) && is_alive(connection).await?) })
         })
         .after_release(|connection, _| Box::pin(async move { is_idle(connection, PRIMARY_IS_IDLE).await }))
 }
@@ -57,10 +52,7 @@ pub fn lively_reads(options: PgPoolOptions) -> PgPoolOptions {
     options
         .acquire_timeout(DB_TIMEOUT)
         .test_before_acquire(false)
-        .before_acquire(|connection, idle| {
-            let responded_just_now = idle.idle_for < ALIVE_MAX;
-            Box::pin(async move { Ok(responded_just_now || is_alive(connection).await?) })
-        })
+        .before_acquire(|connection, _| Box::pin(async move { is_alive(connection).await }))
         .after_release(|connection, _| Box::pin(async move { is_idle(connection, IS_IDLE).await }))
 }
 

@@ -20,8 +20,9 @@ use postrider_dispatcher::{
 use postrider_proto::limits::SCHEDULE_STEPS_MAX;
 use reqwest::header::{HeaderName, HeaderValue};
 use sqlx::postgres::PgConnectOptions;
-use tracing_subscriber::EnvFilter;
 use url::Url;
+
+use crate::log::check_filter;
 
 type Requirement = &'static str;
 
@@ -226,12 +227,7 @@ pub(super) fn proxy(text: &str) -> Result<Proxy, Requirement> {
 }
 
 pub(super) fn log_filter(text: &str) -> Result<String, String> {
-    match EnvFilter::try_new(text) {
-        Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(format!(
-            "must be a log filter like info or postrider_dispatcher=debug ({error})"
-        )),
-    }
+    check_filter(text).map(|()| text.to_owned())
 }
 
 /// Whether it is JSON.

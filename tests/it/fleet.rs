@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::support::{Answer, Database, Endpoint, Fleet, Receiver, repeated, times, until};
+use crate::support::{Answer, Database, Endpoint, Fleet, Postrider, Receiver, repeated, times, until};
 
 /// One lease, and a second to notice; the rest is for a busy machine.
 const TAKEOVER: Duration = Duration::from_secs(7);
@@ -257,4 +257,48 @@ async fn shards_of_an_owner_that_is_just_renewing_its_lease_are_not_taken() {
     let asleep = "update postrider.dispatchers set expires_at = clock_timestamp() - interval '1 minute' where name = 'asleep'";
     fleet.database().execute(asleep).await;
     fleet.balanced().await;
+}
+
+#[tokio::test]
+async fn a_dispatcher_whose_duty_another_one_schedules_at_the_same_moment_goes_on_without_a_warning() {
+    let database = Database::fresh().await;
+    let mut other = database.connect().await;
+    // As another node that has not committed yet. Also for the next hour, in case it begins now.
+    sqlx::raw_sql(
+        "begin;
+         insert into apalis.jobs (id, job_type, job, status, attempts, max_attempts, run_at, idempotency_key)
+         select 'other-' || n, 'postrider.scheduled', '\"RotateSecrets\"', 'Done', 1, 3, now(),
+                'RotateSecrets-' || (floor(extract(epoch from clock_timestamp()) / 3600)::bigint + n) * 3600
+         from generate_series(0, 1) n",
+    )
+    .execute(&mut other)
+    .await
+    .expect("inserted");
+    let pid: i32 = sqlx::query_scalar("select pg_backend_pid()")
+        .fetch_one(&mut other)
+        .await
+        .expect("a pid");
+    let program = Postrider::on_database("dispatcher", &database).start().await;
+    until("the dispatcher waits for the other one", || async {
+        let waiting =
+            format!("select count(*) from pg_locks where not granted and {pid} = any(pg_blocking_pids(pid))");
+        (database.count(&waiting).await > 0).then_some(())
+    })
+    .await;
+    sqlx::raw_sql("commit")
+        .execute(&mut other)
+        .await
+        .expect("committed");
+    until("the last duty is scheduled", || async {
+        let last = "select count(*) from apalis.jobs where idempotency_key like 'DropOld-%'";
+        (database.count(last).await > 0).then_some(())
+    })
+    .await;
+    let lines = program.log_lines();
+    assert!(
+        !lines
+            .iter()
+            .any(|line| line.contains("WARN") || line.contains("duplicate key")),
+        "{lines:?}"
+    );
 }

@@ -121,6 +121,8 @@ async fn a_read_only_database_makes_every_role_unready_and_emits_fail_until_it_i
     ];
     for url in &ready {
         until_unready(&client, url, reason).await;
+        let answer = client.get(url).send().await.expect("an answer");
+        assert_eq!(answer.headers()["retry-after"], "1", "{url}");
     }
     until_unready(&client, &ready[2], "no valid lease").await;
     for path in ["events", "events/batch"] {

@@ -28,6 +28,16 @@ async fn emit_by_sql(connection: &mut PgConnection, id: &str) -> Result<String, 
     })
 }
 
+async fn run_the_duty(database: &Database) {
+    let pool = sqlx::PgPool::connect_with(database.options())
+        .await
+        .expect("connected");
+    let month = std::time::Duration::from_secs(30 * 86_400);
+    postrider_dispatcher::usage::run(&pool, month)
+        .await
+        .expect("done");
+}
+
 /// The quota is counted by the minute: a test that meets the end of one begins again in the next.
 async fn early_in_a_minute(database: &Database) {
     until("there is time left in this minute", || async {
@@ -95,12 +105,10 @@ async fn emits_beyond_the_quota_are_rejected_by_http_and_sql_and_repeated_ones_a
     .await;
     assert!(lifted.out.contains("emits this minute: unlimited"), "{lifted:?}");
     assert_eq!(api.emit("acme", event("e")).await.0, StatusCode::ACCEPTED);
-    assert_eq!(
-        database
-            .count("select count(*) from postrider.tenant_usage")
-            .await,
-        0
-    );
+    assert_eq!(api.get("/tenants/acme/quotas").await["emits_this_minute"], 0);
+    run_the_duty(&database).await;
+    let usage = "select count(*) from postrider.tenant_usage";
+    assert_eq!(database.count(usage).await, 0);
     receiver.wait_for(6).await;
 }
 
@@ -158,6 +166,45 @@ async fn a_producer_with_an_open_transaction_keeps_nobody_waiting() {
 }
 
 #[tokio::test]
+async fn quotas_are_removed_and_set_again_while_a_producer_has_an_open_transaction() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let api = program.api();
+    api.tenant("acme").await;
+    api.event_type("invoice.paid").await;
+    set(&api, json!({ "stored_bytes": 1_000_000 })).await;
+    api.emit("acme", event("first")).await;
+    let mut slow = database.producer().await;
+    sqlx::raw_sql("begin").execute(&mut slow).await.expect("begun");
+    emit_by_sql(&mut slow, "slow").await.expect("emitted");
+
+    let told = set(&api, json!({})).await;
+    assert_eq!(
+        (&told["stored_bytes"], &told["stored_bytes_used"]),
+        (&Value::Null, &json!(0))
+    );
+    // Neither the duty nor a new quota waits for the producer.
+    run_the_duty(&database).await;
+    api.emit("acme", event("unlimited")).await;
+    let stored = "select sum(octet_length(body))::bigint from postrider.events";
+    let told = set(&api, json!({ "stored_bytes": 2_000_000 })).await;
+    assert_eq!(
+        (&told["stored_bytes_used"], &told["is_measured"]),
+        (&json!(database.count(stored).await), &json!(true)),
+        "nothing is counted twice"
+    );
+    sqlx::raw_sql("rollback")
+        .execute(&mut slow)
+        .await
+        .expect("rolled back");
+    assert_eq!(api.get("/tenants/acme/quotas").await, told);
+    set(&api, json!({})).await;
+    run_the_duty(&database).await;
+    let usage = "select count(*) from postrider.tenant_usage";
+    assert_eq!(database.count(usage).await, 0);
+}
+
+#[tokio::test]
 async fn events_beyond_the_quota_of_stored_bytes_are_rejected_until_old_ones_are_gone() {
     let database = Database::fresh().await;
     let program = Postrider::start(&database).await;
@@ -188,13 +235,7 @@ async fn events_beyond_the_quota_of_stored_bytes_are_rejected_until_old_ones_are
     database
         .execute("update postrider.tenant_usage set day = day - 40")
         .await;
-    let pool = sqlx::PgPool::connect_with(database.options())
-        .await
-        .expect("connected");
-    let month = std::time::Duration::from_secs(30 * 86_400);
-    postrider_dispatcher::usage::run(&pool, month)
-        .await
-        .expect("done");
+    run_the_duty(&database).await;
     assert_eq!(
         database
             .count("select count(*) from postrider.tenant_usage")
@@ -222,7 +263,24 @@ async fn an_invalid_quota_is_rejected_and_a_valid_one_is_shown_on_the_page() {
     }
     let mut admin = Person::signed_in(&program).await;
     let (_, page) = admin.visit("/tenants/acme").await;
-    let form = crate::support::Form::find(&page, "/tenants/acme/quotas").fill("emits_per_minute", "1200");
+    let form = |emits: &str, bytes: &str| {
+        let form = crate::support::Form::find(&page, "/tenants/acme/quotas");
+        form.fill("emits_per_minute", emits).fill("stored_bytes", bytes)
+    };
+    for (emits, bytes, field) in [
+        ("many", "7000", "emits_per_minute"),
+        ("0", "7000", "emits_per_minute"),
+        ("1200", "-1", "stored_bytes"),
+    ] {
+        let (status, page) = admin.submit(&form(emits, bytes)).await;
+        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{emits} {bytes}");
+        assert!(page.contains(&format!("id=\"{field}-error\"")), "{emits} {bytes}");
+        assert!(page.contains("The quotas were not saved."), "{emits} {bytes}");
+        for kept in [emits, bytes] {
+            assert!(page.contains(&format!("value=\"{kept}\"")), "{kept} is kept");
+        }
+    }
+    let form = form("1200", "");
     let (_, page) = admin.submit_and_follow(&form).await;
     assert!(page.contains("0 of 1,200"), "{page}");
     assert_eq!(

@@ -185,7 +185,11 @@ async fn a_paused_tenant_is_sent_nothing_and_others_are() {
     emit(&program, "globex", "other").await;
     receiver.wait_for(2).await;
     assert_eq!(receiver.received()[1].path, "/globex");
-    assert_eq!(database.count("select count(*) from postrider.queue").await, 3);
+    until("only the paused tenant's events are queued", || async {
+        let queued = "select count(*) from postrider.queue";
+        (database.count(queued).await == 3).then_some(())
+    })
+    .await;
 
     let mut admin = Person::signed_in(&program).await;
     let path = format!("/endpoints/{}", endpoint.id);
@@ -215,6 +219,62 @@ async fn a_paused_tenant_is_sent_nothing_and_others_are() {
     assert_eq!(actions(&database).await, ["tenant.paused", "tenant.resumed"]);
     let (status, _) = api.call(Method::PUT, "/tenants/nobody/pause", None).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_paused_tenant_gets_no_tests_and_no_probes_and_its_endpoints_are_listed_as_paused() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = api.acme(&receiver.url("/acme"), json!({})).await;
+    api.tenant("globex").await;
+    let other = api.endpoint("globex", &receiver.url("/globex"), json!({})).await;
+    let key = json!({ "role": "tenant", "tenant": "acme", "name": "own" });
+    let (_, made) = api.call(Method::POST, "/api-keys", Some(key)).await;
+    let own = program.api_with_key(made["key"].as_str().expect("a key"));
+    let (status, _) = api.call(Method::PUT, "/tenants/acme/pause", None).await;
+    assert_eq!(status, StatusCode::OK);
+
+    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
+    for caller in [&api, &own] {
+        for trial in ["test", "probe"] {
+            let (status, problem) = caller
+                .call(Method::POST, &format!("{path}/{trial}"), Some(json!({})))
+                .await;
+            assert_eq!(status, StatusCode::CONFLICT, "{trial}: {problem}");
+            assert_eq!(problem["type"], "urn:postrider:problem:tenant-paused", "{trial}");
+        }
+        let shown = caller.get(&path).await;
+        assert_eq!(
+            (&shown["enabled"], &shown["health"]["status"]),
+            (&json!(true), &json!("paused")),
+            "{shown}"
+        );
+    }
+    let mut admin = Person::signed_in(&program).await;
+    let (_, page) = admin.visit(&format!("/endpoints/{}", endpoint.id)).await;
+    for trial in ["test", "probe"] {
+        let form = Form::find(&page, &format!("/endpoints/{}/{trial}", endpoint.id));
+        let (status, told) = admin.submit(&form).await;
+        assert_eq!(status, StatusCode::CONFLICT, "{trial}");
+        assert!(told.contains("paused by the operator"), "{trial}: {told}");
+    }
+    assert_eq!(receiver.count(), 0, "nothing was sent");
+    for (health, expected) in [("paused", &endpoint.id), ("healthy", &other.id)] {
+        let list = api.get(&format!("/endpoints?health={health}")).await;
+        assert_eq!(list["data"].as_array().map(Vec::len), Some(1), "{health}: {list}");
+        assert_eq!(list["data"][0]["id"], json!(expected), "{health}");
+    }
+
+    let (status, _) = api.call(Method::DELETE, "/tenants/acme/pause", None).await;
+    assert_eq!(status, StatusCode::NO_CONTENT);
+    assert_eq!(api.get(&path).await["health"]["status"], "healthy");
+    let (status, told) = own
+        .call(Method::POST, &format!("{path}/test"), Some(json!({})))
+        .await;
+    assert_eq!(status, StatusCode::OK, "{told}");
+    receiver.wait_for(1).await;
 }
 
 #[tokio::test]
@@ -282,6 +342,21 @@ async fn the_log_filter_of_a_running_process_can_be_changed() {
     assert!(
         bad.status == 1 && bad.err.contains("must be a log filter"),
         "{bad:?}"
+    );
+    let empty = tool(&program, &["log-filter", ""]).await;
+    assert!(
+        empty.status == 1 && empty.err.contains("off for no log"),
+        "{empty:?}"
+    );
+    for bad in ["", " ", ",", "info\n", "info\u{7}"] {
+        let body = Some(json!({ "filter": bad }));
+        let (status, problem) = program.api().call(Method::PUT, "/log-filter", body).await;
+        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{bad:?}");
+        assert_eq!(problem["errors"][0]["pointer"], "/filter", "{bad:?}");
+    }
+    assert_eq!(
+        program.api().get("/log-filter").await["filter"],
+        "info,postrider_dispatcher=trace"
     );
     let reset = tool(&program, &["log-filter", "--reset"]).await;
     assert!(reset.out.contains("not set"), "{reset:?}");

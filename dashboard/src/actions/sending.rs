@@ -2,7 +2,7 @@
 
 use postrider_dispatcher::sending::{self, SendingState};
 use postrider_proto::{
-    Shard,
+    Shard, TenantId,
     api::SendingSettings,
     limits::{DESCRIPTION_BYTES_MAX, SHARDS},
 };
@@ -19,6 +19,7 @@ use crate::{
     tables::{
         self,
         audit::{self, Action, Entry},
+        tenants,
     },
 };
 
@@ -71,9 +72,12 @@ fn not_confirmed() -> Problem {
     )
 }
 
-/// Test requests are real requests to customers.
-pub(crate) async fn require_sending(app: &App) -> Result<(), Problem> {
+/// Test requests are real requests to customers: none are sent while all sending is stopped or the tenant is paused.
+pub(crate) async fn require_sending(app: &App, tenant: TenantId) -> Result<(), Problem> {
     let state = sending::state(&app.pool).await?;
+    let is_paused = tenants::slug_and_pause(&app.pool, tenant)
+        .await?
+        .is_some_and(|(_, is_paused)| is_paused);
     match (state.restored, state.stopped) {
         (true, _) => Err(Problem::new(
             Kind::SendingStopped,
@@ -82,6 +86,10 @@ pub(crate) async fn require_sending(app: &App) -> Result<(), Problem> {
         (false, true) => Err(Problem::new(
             Kind::SendingStopped,
             "All sending is stopped by an operator. Try again when it is resumed.",
+        )),
+        (false, false) if is_paused => Err(Problem::new(
+            Kind::TenantPaused,
+            "Sending to this tenant is paused by the operator. Try again when it is resumed.",
         )),
         (false, false) => Ok(()),
     }

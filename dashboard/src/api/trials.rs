@@ -27,20 +27,22 @@ pub(crate) fn operations() -> Vec<Operation> {
             .named("testEndpoint", "Send a test event")
             .describe(
                 "Sends one synthetic event now, with data generated from the type's schema and the header \
-                 `Webhook-Test: true`. It is not recorded as a delivery. Limited to 20 per minute and endpoint.",
+                 `Webhook-Test: true`. It is not recorded as a delivery. Limited to 20 per minute and endpoint. 409 \
+                 while all sending is stopped or the tenant is paused.",
             )
             .may_accept::<TestRequest>()
             .returns::<TestAttempt>(200, "The attempt, successful or not, without the response body.")
-            .fails_with(&[429]),
+            .fails_with(&[409, 429]),
         Operation::post(Own, "/v1/tenants/{tenant}/endpoints/{endpoint}/probe", probe)
             .named("probeEndpoint", "Probe an endpoint")
             .describe(
                 "Tests the receiver's implementation with up to 35 valid and invalid test events within 16 seconds, and \
-                 reports how to fix failed checks. Limited to 10 per ten minutes and endpoint.",
+                 reports how to fix failed checks. Limited to 10 per ten minutes and endpoint. 409 while all sending is \
+                 stopped or the tenant is paused.",
             )
             .may_accept::<TestRequest>()
             .returns::<ProbeReport>(200, "The result of each check, with a score.")
-            .fails_with(&[429]),
+            .fails_with(&[409, 429]),
     ]
 }
 

@@ -63,6 +63,8 @@ kinds! {
     EndpointDisabled = "endpoint-disabled", CONFLICT, "Endpoint disabled";
     /// All sending is stopped, or this is a restored copy that is not confirmed.
     SendingStopped = "sending-stopped", CONFLICT, "Sending is stopped";
+    /// The operator has paused the tenant.
+    TenantPaused = "tenant-paused", CONFLICT, "Tenant paused";
     /// A fixed limit of a tenant, an endpoint or a delivery.
     LimitReached = "limit-reached", CONFLICT, "Limit reached";
     TooLarge = "too-large", PAYLOAD_TOO_LARGE, "Body too large";

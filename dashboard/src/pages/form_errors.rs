@@ -68,6 +68,7 @@ impl FormErrors {
             | Kind::LimitReached
             | Kind::EndpointDisabled
             | Kind::SendingStopped
+            | Kind::TenantPaused
             | Kind::TooMany => Ok(Self {
                 message: Some(problem.detail),
                 status,

@@ -118,6 +118,8 @@ pub(crate) struct TenantPage {
     link: Option<PortalLink>,
     form: ChangeForm,
     errors: FormErrors,
+    quota_form: QuotaForm,
+    quota_errors: FormErrors,
     /// What was entered to confirm the deletion.
     confirm: String,
     delete_errors: FormErrors,
@@ -161,9 +163,11 @@ async fn load(app: &Shared, session: Session, slug: &str) -> Paged<TenantPage> {
         tenant: Some(row.id),
         ..Narrowed::default()
     };
+    let quotas = quotas::find(&app.pool, row.id).await?;
     Ok(TenantPage {
         form: ChangeForm::from(&row),
-        quotas: quotas::find(&app.pool, row.id).await?,
+        quota_form: QuotaForm::from(&quotas),
+        quotas,
         created: Moment(Some(row.created_at)),
         keys: api_keys::list_of_tenant(&app.pool, row.id, KEYS_SHOWN_MAX).await?,
         customers: sessions::count(&app.pool, Holder::Tenant(row.id)).await?,
@@ -172,6 +176,7 @@ async fn load(app: &Shared, session: Session, slug: &str) -> Paged<TenantPage> {
         frame: Frame::new(session, "tenants"),
         link: None,
         errors: FormErrors::default(),
+        quota_errors: FormErrors::default(),
         confirm: String::new(),
         delete_errors: FormErrors::default(),
     })
@@ -325,11 +330,36 @@ pub(crate) struct QuotaForm {
     stored_bytes: String,
 }
 
+impl From<&QuotaRow> for QuotaForm {
+    fn from(row: &QuotaRow) -> Self {
+        let number = |most: Option<i64>| most.map(|most| most.to_string()).unwrap_or_default();
+        Self {
+            emits_per_minute: number(row.emits_per_minute.map(i64::from)),
+            stored_bytes: number(row.stored_bytes),
+        }
+    }
+}
+
 pub(crate) async fn set_quotas(
     visit: Visit,
     Path(slug): Path<String>,
-    Submitted(form): Submitted<QuotaForm>,
-) -> Paged<Redirect> {
+    Submitted(quota_form): Submitted<QuotaForm>,
+) -> Paged<Response> {
+    match store_quotas(&visit, &slug, &quota_form).await {
+        Ok(()) => Ok(Redirect::to(&format!("/tenants/{slug}?done=quotas")).into_response()),
+        Err(problem) => {
+            let quota_errors = FormErrors::of(problem)?;
+            let page = TenantPage {
+                quota_form,
+                quota_errors,
+                ..load(&visit.app, visit.session, &slug).await?
+            };
+            Ok((page.quota_errors.status(), page).into_response())
+        }
+    }
+}
+
+async fn store_quotas(visit: &Visit, slug: &str, form: &QuotaForm) -> Result<(), Problem> {
     let mut faults = Faults::default();
     let mut number = |field: &str, text: &str| match text.trim() {
         "" => None,
@@ -343,8 +373,8 @@ pub(crate) async fn set_quotas(
         stored_bytes: number("stored_bytes", &form.stored_bytes),
     };
     faults.done()?;
-    actions::quotas::put(&visit.app, &visit.actor, &slug, &settings).await?;
-    Ok(Redirect::to(&format!("/tenants/{slug}?done=quotas")))
+    actions::quotas::put(&visit.app, &visit.actor, slug, &settings).await?;
+    Ok(())
 }
 
 pub(crate) async fn resume(visit: Visit, Path(slug): Path<String>, _: Confirmed) -> Paged<Redirect> {

@@ -27,6 +27,8 @@ pub(crate) struct HealthRow {
     pub(crate) url: String,
     pub(crate) description: Option<String>,
     pub(crate) state: EndpointState,
+    /// `Paused` if the tenant is.
+    pub(crate) effective_state: EndpointState,
     pub(crate) failing_since: Option<DateTime<Utc>>,
     pub(crate) disabled_after: Option<DateTime<Utc>>,
     pub(crate) in_flight: i32,

@@ -23,7 +23,7 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, tenant: TenantId) -> sqlx::Res
          cross join lateral (
              select sum(u.emits) filter (where u.minute = date_trunc('minute', clock_timestamp())) as emits,
                     sum(u.bytes) as bytes
-             from postrider.tenant_usage u where u.tenant_id = t.id
+             from postrider.tenant_usage u where u.tenant_id = t.id and t.usage_since is not null
          ) u
          where t.id = $1",
     )
@@ -32,7 +32,8 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, tenant: TenantId) -> sqlx::Res
     .await
 }
 
-/// Emits are counted from the first quota on, until there is none.
+/// Emits are counted from the first quota on, until there is none. What was counted stays until the hourly duty: producers with
+/// an open transaction hold these rows.
 pub(crate) async fn put(
     db: impl PgExecutor<'_>,
     tenant: TenantId,
@@ -40,10 +41,7 @@ pub(crate) async fn put(
     stored_bytes: Option<i64>,
 ) -> sqlx::Result<()> {
     sqlx::query(
-        "with gone as (
-             delete from postrider.tenant_usage where tenant_id = $1 and $2::int is null and $3::bigint is null
-         )
-         update postrider.tenants
+        "update postrider.tenants
          set emits_per_minute = $2, stored_bytes_max = $3,
              usage_since = case when $2::int is not null or $3::bigint is not null
                                 then coalesce(usage_since, clock_timestamp()) end,

@@ -165,10 +165,15 @@ macro_rules! warn_unless_outage {
 pub(crate) use warn_unless_outage;
 
 /// The database error that caused this one.
+///
+/// The job queue's error passes off the source of a database error as its own: it has to be looked into.
 pub(crate) fn in_chain<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e sqlx::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(found) = error.downcast_ref::<sqlx::Error>() {
+            return Some(found);
+        }
+        if let Some(apalis_postgres::Error::Database(found)) = error.downcast_ref() {
             return Some(found);
         }
         next = error.source();
@@ -357,6 +362,8 @@ impl Checks {
 
 #[cfg(test)]
 mod tests {
+    use apalis::prelude::TaskSinkError;
+
     use super::*;
 
     #[derive(Debug, thiserror::Error)]
@@ -368,6 +375,8 @@ mod tests {
         let refused = || sqlx::Error::Io(ErrorKind::ConnectionRefused.into());
         assert!(is_outage(&refused()) && !is_outage(&sqlx::Error::RowNotFound));
         assert!(in_chain(&Wrapped(refused())).is_some_and(is_outage));
+        let of_queue = apalis_postgres::Error::Database(refused());
+        assert!(in_chain(&TaskSinkError::PushError(of_queue)).is_some_and(is_outage));
         assert!(in_chain(&std::io::Error::other("x")).is_none());
     }
 

@@ -6,9 +6,7 @@ use std::time::Duration;
 use postrider_proto::TenantId;
 use sqlx::{PgConnection, PgPool};
 
-use crate::bind::BindAll;
-
-/// The row that holds what was measured or combined.
+/// The row that holds what was combined.
 const TOTAL: &str = "00000000-0000-0000-0000-000000000000";
 const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
 
@@ -27,23 +25,26 @@ pub async fn run(pool: &PgPool, retention: Duration) -> Result<(), sqlx::Error> 
     forget(&mut connection, retention).await
 }
 
-/// Adds up what a tenant has stored before emits were counted.
+/// Adds what a tenant has stored and emits did not count. Rows of an earlier quota may still be there, and open transactions
+/// may hold them: a new row corrects the sum, so that nobody waits.
 pub async fn measure(connection: &mut PgConnection, tenant: TenantId) -> Result<(), sqlx::Error> {
     sqlx::query(
-        "with stored as (
+        "with marked as (
+             update postrider.tenants set usage_measured = true
+             where id = $1 and usage_since is not null and not usage_measured
+             returning id
+         ), known as (
              select (postrider.uuid_time(e.id) at time zone 'UTC')::date as day,
-                    sum(octet_length(e.body) + coalesce(octet_length(e.full_data), 0))::bigint as bytes
-             from postrider.tenants t join postrider.events e
-               on e.tenant_id = t.id and e.id < postrider.uuid_floor(t.usage_since)
-             where t.id = $1 group by 1
-         ), written as (
-             insert into postrider.tenant_usage (tenant_id, day, slot, bytes)
-             select $1, s.day, $2::uuid, s.bytes from stored s
-             on conflict (tenant_id, day, slot) do update set bytes = excluded.bytes
+                    octet_length(e.body) + coalesce(octet_length(e.full_data), 0)::bigint as bytes
+             from postrider.events e where e.tenant_id = $1
+             union all
+             select u.day, -u.bytes from postrider.tenant_usage u where u.tenant_id = $1
          )
-         update postrider.tenants set usage_measured = true where id = $1 and usage_since is not null",
+         insert into postrider.tenant_usage (tenant_id, day, bytes)
+         select m.id, k.day, sum(k.bytes)::bigint from marked m cross join known k
+         group by m.id, k.day having sum(k.bytes) <> 0",
     )
-    .bind_all((tenant, TOTAL))
+    .bind(tenant)
     .execute(connection)
     .await?;
     Ok(())
@@ -67,13 +68,19 @@ async fn combine(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
+/// Rows that an open transaction holds are left for the next time.
 async fn forget(connection: &mut PgConnection, retention: Duration) -> Result<(), sqlx::Error> {
     let days = i32::try_from(retention.as_secs().div_ceil(SECONDS_PER_DAY)).unwrap_or(i32::MAX);
     sqlx::query(
-        "delete from postrider.tenant_usage u using postrider.tenants t
-         where t.id = u.tenant_id
-           and (t.usage_since is null or t.deleted_at is not null
-                or u.day < (clock_timestamp() at time zone 'UTC')::date - least(coalesce(t.retention_days, $1), $1))",
+        "with gone as (
+             select u.tenant_id, u.day, u.slot
+             from postrider.tenant_usage u join postrider.tenants t on t.id = u.tenant_id
+             where t.usage_since is null or t.deleted_at is not null
+                or u.day < (clock_timestamp() at time zone 'UTC')::date - least(coalesce(t.retention_days, $1), $1)
+             for update of u skip locked
+         )
+         delete from postrider.tenant_usage u using gone g
+         where u.tenant_id = g.tenant_id and u.day = g.day and u.slot = g.slot",
     )
     .bind(days)
     .execute(connection)

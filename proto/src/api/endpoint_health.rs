@@ -24,7 +24,7 @@ pub struct EndpointHealth {
     pub disabled_after: Option<DateTime<Utc>>,
     /// Requests in flight.
     pub in_flight: i32,
-    /// When the oldest event that waits for its first attempt was emitted.
+    /// When the oldest event that waits for its first attempt was emitted. Null while the endpoint or its tenant is paused.
     pub oldest_waiting_at: Option<DateTime<Utc>>,
 }
 

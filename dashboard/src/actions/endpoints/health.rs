@@ -76,7 +76,7 @@ async fn with_attempts(pool: &Pool, rows: Vec<HealthRow>) -> Result<Vec<Endpoint
 
 fn shown(row: &HealthRow) -> EndpointHealth {
     EndpointHealth {
-        status: match row.state {
+        status: match row.effective_state {
             EndpointState::Active if row.failing_since.is_some() => HealthStatus::Failing,
             EndpointState::Active => HealthStatus::Healthy,
             EndpointState::Paused => HealthStatus::Paused,

@@ -93,7 +93,7 @@ pub(crate) async fn admit(
     endpoint: &EndpointRow,
     allowance: Allowance,
 ) -> Result<OwnedSemaphorePermit, Problem> {
-    require_sending(app).await?;
+    require_sending(app, endpoint.tenant_id).await?;
     let permit = app.trials.permit()?;
     match table::take(&app.pool, endpoint.id, allowance).await? {
         Ok(()) => Ok(permit),
