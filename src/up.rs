@@ -2,7 +2,7 @@
 //! Invariant: an embedded server does not outlive a clean stop.
 
 use anyhow::{Context, bail};
-use postrider_dispatcher::{Wake, sealed, vault::Vault};
+use postrider_dispatcher::{Wake, health::database, sealed, vault::Vault};
 use postrider_embedded::{Cluster, Home, keep_running};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::spawn_blocking};
@@ -122,7 +122,9 @@ impl Installation {
         };
 
         if let Some(cluster) = self.cluster.clone() {
-            parts.add("embedded database", |stop| keep_running(cluster, stop));
+            parts.add("embedded database", |stop| {
+                keep_running(cluster, database::down, stop)
+            });
         }
         roles::register_keys(&mut parts, &reserves.rest, &shared.vault, "up").await?;
         roles::dispatcher_part(

@@ -46,6 +46,7 @@ use crate::{
         notices::Notifier,
         relay,
         replays::{run::Runner, withdraw},
+        vacuum::{self, DeadRows},
     },
     ownership::{applied, lease::Lease, shards::Shards},
     telemetry::{
@@ -54,8 +55,8 @@ use crate::{
     },
 };
 
-/// Connections that renew the lease. Nothing else may delay it; the second is for when the first hangs.
-const LEASE_CONNECTIONS: u32 = 2;
+/// Connections that take and release shards, besides the one that renews the lease.
+const LEASE_CONNECTIONS: u32 = 1;
 /// Connections for tasks that API callers wait for: applied settings, cancelled replays, endpoints to disable; one each.
 /// Background work can't take them away.
 const CONTROL_CONNECTIONS: u32 = 3;
@@ -105,6 +106,7 @@ struct Parts {
     leave: CancellationToken,
     statistics: Statistics,
     to_disable: Wake,
+    dead_rows: DeadRows,
     /// Interrupts the reader's wait for changes.
     interrupt: Wake,
     commits: Commits,
@@ -137,6 +139,7 @@ impl Parts {
             leave: CancellationToken::new(),
             statistics: Statistics::default(),
             to_disable: Wake::default(),
+            dead_rows: DeadRows::default(),
             interrupt: Wake::default(),
             commits: Commits::default(),
         }
@@ -242,6 +245,7 @@ fn recorder(parts: &Parts, finished: mpsc::UnboundedReceiver<Finished>) -> Recor
     Recorder {
         connection: DedicatedConnection::new(parts.direct.clone()),
         to_disable: parts.to_disable.clone(),
+        dead_rows: parts.dead_rows.clone(),
         owner: parts.id,
         finished,
         out: parts.engine.clone(),
@@ -295,6 +299,7 @@ async fn start_ownership(
         .await?;
     metrics::watch_pool("lease", &leases);
     let shards = Shards {
+        renewals: DedicatedConnection::new(dispatcher.direct.clone()),
         pool: leases,
         id: parts.id,
         name: dispatcher.settings.name.clone(),
@@ -328,6 +333,11 @@ fn start_maintenance(dispatcher: &Dispatcher, parts: &Parts, output: EngineOutpu
     tokio::spawn(disable::run(
         control.clone(),
         parts.to_disable.clone(),
+        leave.clone(),
+    ));
+    tokio::spawn(vacuum::run(
+        dispatcher.direct.clone(),
+        parts.dead_rows.clone(),
         leave.clone(),
     ));
     let flusher = Flusher {

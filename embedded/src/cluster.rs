@@ -22,14 +22,13 @@ const SUPERUSER: &str = "postgres";
 const OWNER: &str = "postrider";
 const START_STOP_SECONDS_MAX: u32 = 120;
 
-/// Durability settings are Postgres's own. The short naptime keeps dead rows of the queue from accumulating.
+/// Durability settings are Postgres's own.
 const CONFIGURATION: &str = "\
 listen_addresses = ''
 unix_socket_permissions = 0700
 max_connections = 100
 shared_buffers = '256MB'
 max_wal_size = '2GB'
-autovacuum_naptime = '5s'
 log_line_prefix = '%m [%p] '
 ";
 

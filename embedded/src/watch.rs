@@ -8,19 +8,27 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Cluster, EmbeddedError};
 
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Looking costs a process of its own in some containers, and an idle system should stay idle.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
+/// While the server seems to be gone.
+const POLL_INTERVAL_MIN: Duration = Duration::from_millis(500);
 /// The first restart is immediate, the delay doubles with each further one. Remains of the old server may need a moment.
 const DELAY_MIN: Duration = Duration::from_secs(1);
 /// Consecutive restarts, without a server that stayed up for `STABLE` in between.
 const RESTARTS_MAX: u32 = 5;
 const STABLE: Duration = Duration::from_secs(10 * 60);
 
-/// Runs until stopped. Fails when the server does not stay up.
-pub async fn keep_running(cluster: Cluster, stop: CancellationToken) -> Result<(), EmbeddedError> {
+/// Runs until stopped. Fails when the server does not stay up. `seems_down` returns when the server does not respond.
+pub async fn keep_running(
+    cluster: Cluster,
+    seems_down: impl AsyncFn(),
+    stop: CancellationToken,
+) -> Result<(), EmbeddedError> {
     let (mut starts, mut up_since) = (0, Instant::now());
     loop {
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL) => {}
+            () = async { tokio::time::sleep(POLL_INTERVAL_MIN).await; seems_down().await } => {}
             () = stop.cancelled() => return Ok(()),
         }
         if is_running(&cluster).await? {

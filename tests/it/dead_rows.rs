@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use sqlx::Executor;
 
-use crate::support::{Database, Fleet, Receiver};
+use crate::support::{Database, Fleet, Receiver, until};
 
 /// Rows of the queue for one endpoint.
 const COME: &str = "insert into postrider.queue (endpoint_id, event_id, shard, tenant_id, type_id)
@@ -52,4 +52,24 @@ async fn a_dispatcher_that_starts_beside_a_long_backup_delivers_at_once() {
     fleet.emit("busy.happened", "busy", 1).await;
     receiver.wait_for(7).await;
     backup.execute("rollback").await.expect("ended");
+}
+
+/// Autovacuum is off for the queue: what becomes of its dead rows is the dispatcher's own work.
+#[tokio::test]
+async fn a_dispatcher_under_load_vacuums_the_queue_itself() {
+    let database = Database::on_private_server().await;
+    let mut fleet = Fleet::start_on(database, 1, &[]).await;
+    fleet
+        .database()
+        .execute("alter table postrider.queue set (autovacuum_enabled = off)")
+        .await;
+    let receiver = Receiver::start().await;
+    fleet.endpoint(&receiver.url("/"), json!({})).await;
+    fleet.emit("invoice.paid", "event", 2_000).await;
+    receiver.wait_for(2_000).await;
+    until("the queue is vacuumed", || async {
+        let count = "select vacuum_count from pg_stat_user_tables where relid = 'postrider.queue'::regclass";
+        (fleet.database().count(count).await > 0).then_some(())
+    })
+    .await;
 }

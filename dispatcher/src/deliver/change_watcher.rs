@@ -39,7 +39,7 @@ const NOTICES: &str = "notices";
 /// Checks while another dispatcher holds the lock: whether it still does.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 /// Checks by the holder: only shows the others, and the server, that it is alive.
-const HOLDER_CHECK_EVERY: Duration = Duration::from_secs(2);
+const HOLDER_CHECK_EVERY: Duration = Duration::from_secs(4);
 /// How often background tasks look for work of which they would be notified.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Checks while polling: whether it is quiet enough for notifications. Less often after each time that it was not.

@@ -24,6 +24,7 @@ use crate::{
     dedicated_connection::DedicatedConnection,
     deliver::{endpoint::Endpoint, engine::EngineMessage, queued_delivery::QueuedDelivery, retry::Next},
     health::database::warn_unless_outage,
+    maintenance::vacuum::DeadRows,
     store::transitions::{self, AttemptRecord, RecordedRow},
     telemetry::{metrics::METRICS, statistics::Statistics},
 };
@@ -94,6 +95,7 @@ pub(crate) struct Recorder {
     pub(crate) connection: DedicatedConnection,
     /// Notified when endpoints are to be disabled; the recorder does not wait for that.
     pub(crate) to_disable: Wake,
+    pub(crate) dead_rows: DeadRows,
     pub(crate) owner: Uuid,
     pub(crate) finished: mpsc::UnboundedReceiver<Finished>,
     pub(crate) out: mpsc::UnboundedSender<EngineMessage>,
@@ -117,6 +119,7 @@ impl Recorder {
                 () = self.record(&mut results) => {}
                 () = abandon.cancelled() => return,
             }
+            self.dead_rows.add(results.len());
         }
     }
 

@@ -13,3 +13,4 @@ pub mod replays;
 pub mod retention;
 pub mod rollup;
 pub mod usage;
+pub(crate) mod vacuum;

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use crate::{
     bind::BindAll,
     db_timeout::{WithDbTimeout, within},
+    dedicated_connection::DedicatedConnection,
     deliver::engine::EngineMessage,
     health::database::{self, warn_unless_outage},
     ownership::{
@@ -24,10 +25,13 @@ use crate::{
     telemetry::metrics::METRICS,
 };
 
-/// A query that takes longer is abandoned: the next tick uses another connection.
+/// A query that takes longer is abandoned, and its connection closed.
 const ASK_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Shards {
+    /// Renews the lease: nothing else may delay it.
+    pub(crate) renewals: DedicatedConnection,
+    /// Takes and releases shards.
     pub(crate) pool: PgPool,
     pub(crate) id: Uuid,
     pub(crate) name: String,
@@ -84,6 +88,7 @@ impl Shards {
         let (dispatchers, shards) = match within(ASK_MAX, self.renew_and_look(view.is_leaving())).await {
             Ok(tables) => tables,
             Err(error) => {
+                self.renewals.close();
                 METRICS.lease_failed.increment(1);
                 warn_unless_outage!(error, "renewing the lease failed; retrying");
                 return;
@@ -146,11 +151,10 @@ impl Shards {
     }
 
     async fn renew_and_look(
-        &self,
+        &mut self,
         leaving: bool,
     ) -> Result<(Vec<DispatcherRow>, Vec<ShardRow>), sqlx::Error> {
-        // One connection for all three: the pool checks each connection it hands out.
-        let mut connection = self.pool.acquire().await?;
+        let connection = self.renewals.open().await?;
         sqlx::query(
             "insert into postrider.dispatchers (id, name, expires_at, leaving)
              values ($1, $2, clock_timestamp() + $3 * interval '1 millisecond', $4)

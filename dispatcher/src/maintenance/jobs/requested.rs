@@ -20,7 +20,7 @@ const QUEUE: &str = "postrider.requested";
 const POLL_EVERY: Duration = Duration::from_secs(4);
 /// A worker without a heartbeat for three of these is considered dead. One that only slept does no harm when it
 /// resumes: every step checks that it is still wanted.
-const HEARTBEAT: Duration = Duration::from_secs(4);
+const HEARTBEAT: Duration = Duration::from_secs(8);
 const HEARTBEATS_MISSED_MAX: usize = 3;
 /// A job is restarted whenever its worker dies or stops.
 const RUNS_MAX: usize = 1_000_000;

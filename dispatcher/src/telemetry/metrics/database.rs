@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::{counter, gauge, labelled_gauge};
 use crate::db_timeout::WithDbTimeout;
 
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 const EVENTS_STORED: &str =
     "Events stored from any source since this process started; the same in all processes";
 const DELIVERIES_QUEUED: &str = "Deliveries queued, including replays; the same in all processes";
