@@ -34,6 +34,12 @@ async fn until_ready(client: &Client, url: &str) {
     .await;
 }
 
+async fn metrics(client: &Client, program: &Postrider) -> String {
+    let request = client.get(program.url("/metrics")).bearer_auth(ADMIN_API_KEY);
+    let answer = request.send().await.expect("an answer");
+    answer.text().await.expect("a body")
+}
+
 /// The status, `Retry-After` and the body of an emit.
 async fn emit(client: &Client, dashboard: &Postrider, path: &str) -> (u16, Option<String>, Value) {
     let event = json!({ "type": "invoice.paid", "data": {} });
@@ -224,6 +230,23 @@ async fn a_database_that_is_away_is_waited_for_at_the_start_and_told_once_when_i
         "postrider_shards_owned",
     ] {
         assert_eq!(value(&figures, series), 0.0, "{series}");
+    }
+    // What nobody knows now has no series.
+    for one in [&dispatcher, &dashboard] {
+        until("old values are gone", || async {
+            let text = metrics(&client, one).await;
+            let gone = [
+                "sending_stopped",
+                "tenants_paused",
+                "table_rows",
+                "clock_offset_seconds",
+            ];
+            (!gone
+                .iter()
+                .any(|name| text.contains(&format!("postrider_{name}"))))
+            .then_some(())
+        })
+        .await;
     }
     assert!(database.start_server().await);
     for one in [&mut dashboard, &mut dispatcher] {
