@@ -259,6 +259,68 @@ async fn a_database_that_is_away_is_waited_for_at_the_start_and_told_once_when_i
     receiver.wait_for(2).await;
 }
 
+/// What a starting process waits for when it has just found the database writable, and which roles get there.
+const STEPS: [(&str, &[&str]); 2] = [
+    (
+        "lock table postrider.schema_migrations",
+        &["dashboard", "dispatcher"],
+    ),
+    (
+        "select pg_advisory_xact_lock(hashtext('postrider.restored'))",
+        &["dispatcher"],
+    ),
+];
+
+#[tokio::test]
+async fn a_database_that_turns_read_only_in_the_middle_of_a_start_is_waited_for() {
+    let database = Database::fresh().await;
+    let name = database.name();
+    let client = http_client()
+        .timeout(Duration::from_secs(30))
+        .build()
+        .expect("a client");
+    for (step, roles) in STEPS {
+        let mut holder = database.connect().await;
+        let mut lock = holder.begin().await.expect("begun");
+        sqlx::raw_sql(step).execute(&mut *lock).await.expect("locked");
+        let mut started = Vec::new();
+        for role in roles {
+            let spawned = Postrider::on_database(role, &database).spawn();
+            started.push(spawned.await.expect("it tells its address"));
+        }
+        let blocked = format!(
+            "select count(*) from pg_stat_activity where datname = '{name}' and wait_event_type = 'Lock'"
+        );
+        until("each is in the middle of its start", || async {
+            (database.count(&blocked).await == roles.len() as i64).then_some(())
+        })
+        .await;
+        let read_only = format!("alter database {name} set default_transaction_read_only = on");
+        database.execute_as_superuser(&read_only).await;
+        let own = "select pg_backend_pid()";
+        let own: i32 = sqlx::query_scalar(own)
+            .fetch_one(&mut *lock)
+            .await
+            .expect("a pid");
+        let cut = format!(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}' and pid <> {own}"
+        );
+        database.execute_as_superuser(&cut).await;
+        lock.rollback().await.expect("released");
+        for one in &mut started {
+            until_unready(&client, &one.url("/readyz"), "the database is read-only").await;
+            assert!(one.is_running(), "{:?}", one.log_lines());
+        }
+        let writable = format!("alter database {name} reset default_transaction_read_only");
+        database.execute_as_superuser(&writable).await;
+        for one in &mut started {
+            until_ready(&client, &one.url("/readyz")).await;
+            assert_told_once(one);
+            assert!(one.stop().await.success());
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_dispatcher_without_a_lease_is_not_ready_and_owns_nothing() {
     let database = Database::fresh().await;
