@@ -33,12 +33,17 @@ pub async fn lock(connection: &mut PgConnection) -> Result<SendingState, sqlx::E
     state(connection).await
 }
 
-/// A restored copy stays one: a stop is not a confirmation.
+/// A restored copy stays one: a stop is not a confirmation. Whoever stopped first is kept, with the time and the reason: the
+/// next one must not hide why nothing is sent. A missing reason is added.
 pub async fn stop(db: impl PgExecutor<'_>, by: &str, reason: Option<&str>) -> Result<(), sqlx::Error> {
-    sqlx::query("update postrider.sending set stopped_at = clock_timestamp(), stopped_by = $1, reason = $2")
-        .bind_all((by, reason))
-        .execute(db)
-        .await?;
+    sqlx::query(
+        "update postrider.sending
+         set stopped_at = coalesce(stopped_at, clock_timestamp()), reason = coalesce(reason, $2),
+             stopped_by = case when stopped_at is null then $1 else stopped_by end",
+    )
+    .bind_all((by, reason))
+    .execute(db)
+    .await?;
     Ok(())
 }
 
