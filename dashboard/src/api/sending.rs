@@ -36,6 +36,7 @@ fn view(state: SendingState) -> Json<Sending> {
     Json(Sending {
         stopped: state.stopped,
         restored: state.restored,
+        identity_hidden: state.identity_hidden,
         stopped_at: state.stopped_at,
         stopped_by: state.stopped_by,
         reason: state.reason,

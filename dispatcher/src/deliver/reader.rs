@@ -52,6 +52,8 @@ const LOAD_MAX: usize = 1024;
 const POLL_EVERY: Duration = Duration::from_millis(18);
 /// While they are notified, the database is checked this often all the same.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
+/// The switch is read again this often although its row has not changed: a right that is granted or revoked also changes it.
+const SWITCH_EVERY: Duration = Duration::from_secs(5);
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// What the engine requests in one cycle.
@@ -140,6 +142,7 @@ pub(crate) struct Reader {
 struct Session {
     connection: PgConnection,
     opened_at: Instant,
+    switch_read_at: Instant,
     previous: Option<Snapshot>,
     known: Known,
 }
@@ -241,6 +244,7 @@ impl Session {
         Ok(Self {
             connection,
             opened_at: Instant::now(),
+            switch_read_at: Instant::now(),
             previous: None,
             known: Known::default(),
         })
@@ -252,7 +256,8 @@ impl Session {
             return Err(ReadError::Outdated);
         }
         self.known.forget(&cycle.forget);
-        if cycle.may_wait && self.previous.is_some() {
+        let is_switch_due = self.previous.is_none() || self.switch_read_at.elapsed() >= SWITCH_EVERY;
+        if cycle.may_wait && !is_switch_due {
             let interrupted = wait_for_change(reader).await.is_break();
             let rows = match interrupted {
                 true => Some(0),
@@ -279,16 +284,16 @@ impl Session {
             .await?;
         let (snapshot, now) = parse_snapshot(row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)?;
         clock.set(asked_at, now);
+        if is_switch_due {
+            self.read_switch(out).await?;
+        }
         let mut rows = 0;
         let mut settings = false;
-        match self.previous.clone() {
-            None => self.read_switch(out).await?,
-            Some(previous) => {
-                let new = snapshot.since(&previous);
-                settings = self.changed_settings(&new, out).await?;
-                rows = self.tail(&new, &cycle.owned, out).await?;
-                reader.commits.count(rows);
-            }
+        if let Some(previous) = self.previous.clone() {
+            let new = snapshot.since(&previous);
+            settings = self.changed_settings(&new, out).await?;
+            rows = self.tail(&new, &cycle.owned, out).await?;
+            reader.commits.count(rows);
         }
         self.load(&cycle.load, out).await?;
         if !cycle.refills.is_empty() {
@@ -320,6 +325,7 @@ impl Session {
     async fn read_switch(&mut self, out: &mpsc::Sender<ReaderMessage>) -> Result<(), ReadError> {
         let state = sending::state(&mut self.connection).with_db_timeout().await?;
         let stopped = state.stopped;
+        self.switch_read_at = Instant::now();
         send(out, ReaderMessage::Sending { stopped }).await
     }
 

@@ -3,7 +3,7 @@
 use sqlx::PgConnection;
 
 use super::Finding;
-use crate::store::sending;
+use crate::store::sending::{self, IDENTITY_ADVICE, IDENTITY_HIDDEN};
 
 /// Partitions are made two weeks ahead.
 const DAYS_AHEAD_WARNING: i64 = 7;
@@ -20,7 +20,12 @@ pub(super) async fn sending(db: &mut PgConnection) -> Result<Finding, sqlx::Erro
     )
     .fetch_one(db)
     .await?;
-    Ok(if state.restored {
+    let is_hidden = identity
+        .as_deref()
+        .is_some_and(|identity| identity.starts_with("oids/"));
+    Ok(if state.identity_hidden {
+        Finding::error(CHECK, format!("stopped: {IDENTITY_HIDDEN}"), IDENTITY_ADVICE)
+    } else if state.restored {
         let advice = "`postrider sending resume --confirm-restored`, once the installation it is a copy of no longer sends.";
         Finding::warning(CHECK, "stopped: this database is a restored copy", advice)
     } else if state.stopped {
@@ -41,10 +46,19 @@ pub(super) async fn sending(db: &mut PgConnection) -> Result<Finding, sqlx::Erro
             "`postrider tenants resume TENANT`.",
         )
     } else if identity.is_none() {
-        let advice = "Allow this role to execute pg_control_system(), then run `postrider migrate`.";
+        let advice = "Run `postrider migrate`, which remembers the database it is in.";
         Finding::warning(
             CHECK,
             "on, but a restored copy of this database would not be detected",
+            advice,
+        )
+    } else if is_hidden {
+        let advice = "Run `grant execute on function pg_catalog.pg_control_system() to …` with Postrider's role as a superuser, \
+                      in this database, then `postrider migrate`.";
+        Finding::warning(
+            CHECK,
+            "on, but this role may not execute pg_control_system(): a copy of this database that was restored in the same \
+             way as this one might not be detected",
             advice,
         )
     } else {
