@@ -80,7 +80,7 @@ pub(crate) async fn run(command: SendingCommand, environment: &Environment) -> R
 fn print(sending: &Sending) {
     if sending.identity_hidden {
         anstream::println!(
-            "{WARNING}stopped{WARNING:#} Postrider's database role may not execute pg_control_system(), so it can't be told \
+            "{WARNING}stopped{WARNING:#} Postrider's database role may not execute pg_control_system(), so it is unknown \
              whether this database is a restored copy. Grant it that right, or, if no other installation sends from a copy of \
              this database, run `postrider sending resume --confirm-restored`."
         );

@@ -19,8 +19,8 @@ create or replace function postrider.database_oids() returns text language sql s
     from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
 $$;
 
--- Nothing is sent while `stopped`. `restored`: because this is a restored copy that nobody has confirmed, or may be one:
--- with `identity_hidden` nobody can tell.
+-- Nothing is sent while `stopped`. `restored`: because this is a restored copy that nobody has confirmed. With
+-- `identity_hidden` it is unknown whether it is one.
 drop function if exists postrider.sending_state();
 create or replace function postrider.sending_state()
 returns table (stopped boolean, restored boolean, stopped_at timestamptz, stopped_by text, reason text,

@@ -10,7 +10,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor, PgPool};
 use crate::bind::BindAll;
 
 /// Why nothing is sent where the identity was known and no longer is.
-pub const IDENTITY_HIDDEN: &str = "Postrider's database role may not execute pg_control_system(), so it can't be told whether \
+pub const IDENTITY_HIDDEN: &str = "Postrider's database role may not execute pg_control_system(), so it is unknown whether \
                                    this database is a restored copy";
 pub const IDENTITY_ADVICE: &str = "Run `grant execute on function pg_catalog.pg_control_system() to …` with that role as a \
                                    superuser, in this database: sending continues within seconds. Or, if no other installation \
@@ -21,7 +21,7 @@ pub struct SendingState {
     pub stopped: bool,
     /// Stopped because this is a restored copy, or may be one.
     pub restored: bool,
-    /// Nobody can tell whether it is one: Postrider's role may not ask the server for its identity any more.
+    /// It is unknown whether it is one: Postrider's role may not ask the server for its identity any more.
     pub identity_hidden: bool,
     pub stopped_at: Option<DateTime<Utc>>,
     pub stopped_by: Option<String>,

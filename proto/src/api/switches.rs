@@ -11,7 +11,7 @@ pub struct Sending {
     pub stopped: bool,
     /// Stopped because this database is a restored copy that nobody has confirmed.
     pub restored: bool,
-    /// True with `restored` if it can't be told whether this is a copy: Postrider's database role may not execute
+    /// True with `restored` if it is unknown whether this is a copy: Postrider's database role may not execute
     /// `pg_control_system()` any more. Grant that right, or confirm.
     #[serde(default)]
     pub identity_hidden: bool,
