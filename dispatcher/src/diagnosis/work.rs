@@ -2,7 +2,7 @@
 
 use sqlx::PgConnection;
 
-use super::Finding;
+use super::{Finding, counted};
 use crate::store::sending::{self, IDENTITY_ADVICE, IDENTITY_HIDDEN};
 
 /// Partitions are made two weeks ahead.
@@ -42,7 +42,7 @@ pub(super) async fn sending(db: &mut PgConnection) -> Result<Finding, sqlx::Erro
     } else if paused > 0 {
         Finding::warning(
             CHECK,
-            format!("{paused} tenants are paused"),
+            counted(paused, "tenant is paused", "tenants are paused"),
             "`postrider tenants resume TENANT`.",
         )
     } else if identity.is_none() {
@@ -78,7 +78,7 @@ pub(super) async fn partitions(db: &mut PgConnection) -> Result<Finding, sqlx::E
     )
     .fetch_one(db)
     .await?;
-    let found = format!("{days} days ahead");
+    let found = counted(days, "day ahead", "days ahead");
     let advice = "A dispatcher makes them once an hour: check that one runs, and its log. `postrider migrate` makes them, too.";
     Ok(match days {
         0 => Finding::error(CHECK, found, advice),
@@ -100,7 +100,8 @@ pub(super) async fn leases(db: &mut PgConnection) -> Result<Finding, sqlx::Error
     .fetch_one(db)
     .await?;
     let found = format!(
-        "{alive} dispatchers run, {expired} have gone without notice, {unowned} of 64 shards have no owner"
+        "{}, {expired} went away without notice, {unowned} of 64 shards have no owner",
+        counted(alive, "dispatcher is running", "dispatchers are running")
     );
     Ok(match (alive, unowned) {
         (0, _) => Finding::error(CHECK, found, "Start a dispatcher: nothing is sent."),
@@ -135,7 +136,10 @@ pub(super) async fn stuck(db: &mut PgConnection) -> Result<Finding, sqlx::Error>
         0 => Finding::ok(CHECK, "no healthy endpoint waits for more than five minutes"),
         _ => Finding::warning(
             CHECK,
-            format!("{endpoints} healthy endpoints wait, the longest for {seconds:.0} s"),
+            format!(
+                "deliveries to {} wait, the oldest for {seconds:.0} s",
+                counted(endpoints, "healthy endpoint", "healthy endpoints")
+            ),
             "Add dispatchers, raise the endpoints' concurrency or rate, and check the leases.",
         ),
     })
@@ -159,7 +163,10 @@ pub(super) async fn retries(db: &mut PgConnection) -> Result<Finding, sqlx::Erro
         0 => Finding::ok(CHECK, "none is overdue by more than five minutes"),
         _ => Finding::warning(
             CHECK,
-            format!("{overdue} are overdue, the first by {seconds:.0} s"),
+            format!(
+                "{} overdue, the first by {seconds:.0} s",
+                counted(overdue, "is", "are")
+            ),
             "Usual for endpoints that have failed for long and are tried one request at a time. Otherwise check the leases.",
         ),
     })
