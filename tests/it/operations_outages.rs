@@ -259,6 +259,75 @@ async fn a_database_that_is_away_is_waited_for_at_the_start_and_told_once_when_i
     receiver.wait_for(2).await;
 }
 
+#[tokio::test]
+async fn an_emit_that_finds_the_disk_full_is_known_to_be_rolled_back() {
+    let database = Database::fresh().await;
+    let dashboard = Postrider::on_database("dashboard", &database).start().await;
+    dashboard.api().acme("http://127.0.0.1:9/hook", json!({})).await;
+    let client = http_client().build().expect("a client");
+    database
+        .execute(
+            "create function public.full_disk() returns trigger language plpgsql as $$ begin
+                 raise exception using errcode = '53100', message = 'could not extend file: No space left on device';
+             end $$;
+             create trigger full_disk before insert on postrider.events for each row
+                 execute function public.full_disk()",
+        )
+        .await;
+    for path in ["events", "events/batch"] {
+        let (status, retry_after, told) = emit(&client, &dashboard, path).await;
+        assert_eq!(
+            (status, retry_after.as_deref()),
+            (503, Some("1")),
+            "{path}: {told}"
+        );
+        assert_eq!(told["type"], "urn:postrider:problem:busy", "{path}: {told}");
+    }
+    let told = [lines(&dashboard, "WARN"), lines(&dashboard, "ERROR")].concat();
+    let is_named = |line: &Value| {
+        line["error"]
+            .as_str()
+            .is_some_and(|text| text.contains("No space left"))
+    };
+    assert!(told.len() == 2 && told.iter().all(is_named), "{told:?}");
+    database
+        .execute("drop trigger full_disk on postrider.events")
+        .await;
+    let (status, _, told) = emit(&client, &dashboard, "events").await;
+    assert_eq!(status, 202, "{told}");
+    assert_eq!(database.count("select count(*) from postrider.events").await, 1);
+}
+
+#[tokio::test]
+async fn a_dispatcher_that_may_not_read_the_queue_is_not_ready_and_says_so_once() {
+    let database = Database::fresh().await;
+    let dispatcher = Postrider::on_database("dispatcher", &database).start().await;
+    let client = http_client().build().expect("a client");
+    let url = dispatcher.url("/readyz");
+    database
+        .execute("revoke select on postrider.queue from postrider")
+        .await;
+    until_unready(&client, &url, "the queue was last read").await;
+    let warnings = lines(&dispatcher, "WARN");
+    assert!(
+        warnings.len() == 1
+            && warnings[0]["message"]
+                .as_str()
+                .is_some_and(|text| text.contains("reading the queue failed")),
+        "{warnings:?}"
+    );
+    database
+        .execute("grant select on postrider.queue to postrider")
+        .await;
+    until_ready(&client, &url).await;
+    until("the log says so", || async {
+        let told = lines(&dispatcher, "INFO");
+        let is_over = |line: &Value| line["message"] == "the queue can be read again";
+        told.iter().any(is_over).then_some(())
+    })
+    .await;
+}
+
 /// What a starting process waits for when it has just found the database writable, and which roles get there.
 const STEPS: [(&str, &[&str]); 2] = [
     (

@@ -54,6 +54,8 @@ const POLL_EVERY: Duration = Duration::from_millis(18);
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 /// The switch is read again this often although its row has not changed: a right that is granted or revoked also changes it.
 const SWITCH_EVERY: Duration = Duration::from_secs(5);
+/// While the queue can't be read although the database responds.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// What the engine requests in one cycle.
@@ -109,6 +111,8 @@ pub(crate) enum ReaderMessage {
         number: ReadNumber,
         /// The tail was read; false when the engine interrupted the cycle.
         tailed: bool,
+        /// Something was read from the queue. The first snapshot of a connection is only compared with later ones.
+        queue_read: bool,
         rows: usize,
         settings: Option<String>,
     },
@@ -202,6 +206,7 @@ impl Reader {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut session: Option<Session> = None;
         let mut backoff = RECONNECT;
+        let mut logged_at: Option<Instant> = None;
         loop {
             let cycle = tokio::select! {
                 cycle = self.cycles.recv() => cycle,
@@ -220,11 +225,19 @@ impl Reader {
                 },
             };
             match result {
-                Ok(()) => backoff.reset(),
+                Ok(false) => {}
+                Ok(true) => {
+                    backoff.reset();
+                    if logged_at.take().is_some() {
+                        tracing::info!("the queue can be read again");
+                    }
+                }
                 Err(ReadError::Closed) => break,
                 Err(error) => {
-                    if !error.is_reported() {
-                        tracing::warn!(%error, "connection to the database lost; reloading every shard");
+                    let is_logged = logged_at.is_some_and(|at| at.elapsed() < LOG_EVERY);
+                    if !error.is_reported() && !is_logged {
+                        logged_at = Some(Instant::now());
+                        tracing::warn!(%error, "reading the queue failed; reconnecting and reloading every shard");
                     }
                     session = None;
                     let jitter = 0.5 + rand::random::<f64>() / 2.0;
@@ -250,7 +263,8 @@ impl Session {
         })
     }
 
-    async fn cycle(&mut self, cycle: &Cycle, reader: &Reader) -> Result<(), ReadError> {
+    /// Returns whether something was read from the queue.
+    async fn cycle(&mut self, cycle: &Cycle, reader: &Reader) -> Result<bool, ReadError> {
         let Reader { clock, out, .. } = reader;
         if database::is_outdated(self.opened_at.elapsed()) {
             return Err(ReadError::Outdated);
@@ -268,10 +282,12 @@ impl Session {
                 let done = ReaderMessage::Done {
                     number: cycle.number,
                     tailed: !interrupted,
+                    queue_read: !interrupted,
                     rows,
                     settings: None,
                 };
-                return send(out, done).await;
+                send(out, done).await?;
+                return Ok(!interrupted);
             }
         }
         reader.prefetched.clear();
@@ -287,8 +303,8 @@ impl Session {
         if is_switch_due {
             self.read_switch(out).await?;
         }
-        let mut rows = 0;
-        let mut settings = false;
+        let (mut rows, mut settings) = (0, false);
+        let queue_read = self.previous.is_some();
         if let Some(previous) = self.previous.clone() {
             let new = snapshot.since(&previous);
             settings = self.changed_settings(&new, out).await?;
@@ -315,11 +331,13 @@ impl Session {
             ReaderMessage::Done {
                 number: cycle.number,
                 tailed: true,
+                queue_read,
                 rows,
                 settings,
             },
         )
-        .await
+        .await?;
+        Ok(queue_read)
     }
 
     async fn read_switch(&mut self, out: &mpsc::Sender<ReaderMessage>) -> Result<(), ReadError> {
