@@ -11,6 +11,7 @@ use postrider_dispatcher::{
 };
 use sqlx::{
     Connection, PgConnection, PgPool,
+    error::DatabaseError,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::{
@@ -158,9 +159,15 @@ async fn allows_settings(options: &PgConnectOptions) -> anyhow::Result<bool> {
         Ok(setting == STATEMENT_TIMEOUT)
     };
     match within(ACQUIRE_TIMEOUT, asked).await {
-        Err(sqlx::Error::Database(_)) => Ok(false),
+        Err(sqlx::Error::Database(error)) if !is_unavailable(&*error) => Ok(false),
         asked => asked.context("cannot connect to the database"),
     }
+}
+
+/// A server that starts, stops or has no connection left rejects everybody, whatever they ask for.
+fn is_unavailable(error: &dyn DatabaseError) -> bool {
+    let code = error.code().unwrap_or_default();
+    ["57P", "53"].iter().any(|class| code.starts_with(class))
 }
 
 /// None if none is set. One that is unreachable now may become reachable later.

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context;
 use clap::Args;
-use postrider_dispatcher::diagnosis::{Finding, Patient, Verdict, facts};
+use postrider_dispatcher::diagnosis::{Finding, Patient, Verdict, counted, facts};
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
@@ -76,17 +76,12 @@ fn print(findings: &[Finding], bundle: Option<&Path>) {
             println!("{:<32}→ {advice}", "");
         }
     }
-    let count = |verdict| {
-        findings
-            .iter()
-            .filter(|finding| finding.verdict == verdict)
-            .count()
-    };
+    let count = |verdict| findings.iter().filter(|one| one.verdict == verdict).count() as u32;
     println!(
-        "\n{} ok, {} warnings, {} errors",
+        "\n{} ok, {}, {}",
         count(Verdict::Ok),
-        count(Verdict::Warning),
-        count(Verdict::Error)
+        counted(count(Verdict::Warning), "warning", "warnings"),
+        counted(count(Verdict::Error), "error", "errors")
     );
     if let Some(path) = bundle {
         println!(

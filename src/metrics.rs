@@ -59,7 +59,8 @@ pub(crate) fn start(role: &'static str) -> anyhow::Result<()> {
 pub(crate) fn render() -> String {
     metrics::sample_pools();
     health::sample();
-    let mut text = HANDLE.get().map(PrometheusHandle::render).unwrap_or_default();
+    let text = HANDLE.get().map(PrometheusHandle::render).unwrap_or_default();
+    let mut text = metrics::without_stale(&text);
     text.push_str(&metrics::top_endpoints_text());
     text.push_str(&process_metrics::text());
     text

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use postrider_dashboard::Pool;
 use postrider_dispatcher::{
     health::{self, database},
@@ -29,6 +29,8 @@ pub(crate) struct Parts {
     running: JoinSet<anyhow::Result<()>>,
     /// Health, metrics and the state of the database.
     last: JoinSet<()>,
+    /// Whether the state of the database is.
+    is_watched: bool,
     /// A stop was requested, or a part has ended.
     stop: CancellationToken,
     /// Nobody sends requests any more.
@@ -44,6 +46,7 @@ impl Parts {
         Self {
             running: JoinSet::new(),
             last: JoinSet::new(),
+            is_watched: false,
             stop,
             close: CancellationToken::new(),
             end: CancellationToken::new(),
@@ -99,13 +102,39 @@ impl Parts {
         }
     }
 
-    /// Waits for the database; false if a stop was requested first. From then on its state is watched.
-    pub(crate) async fn wait_for_database(
+    /// Waits for the database and does the work that a start needs, again if an outage interrupts it. None if a stop was
+    /// requested first. The process is live meanwhile but not ready, instead of exiting into a restart loop that backs off
+    /// for minutes. A database that refuses the settings, such as a wrong password, is an error.
+    pub(crate) async fn prepare<T>(
         &mut self,
         options: &PgConnectOptions,
-    ) -> Result<bool, sqlx::Error> {
+        mut work: impl AsyncFnMut() -> anyhow::Result<T>,
+    ) -> anyhow::Result<Option<T>> {
+        while self
+            .wait_for_database(options)
+            .await
+            .context("cannot connect to the database")?
+        {
+            match work().await {
+                Err(error) if database::reports(error.as_ref()) => {}
+                done => return done.map(Some),
+            }
+            // Such as an embedded database that can't be kept running.
+            if let Some(ended) = self.running.try_join_next() {
+                return ended?.map(|()| None);
+            }
+            if database::pause_before_retry(&self.stop).await.is_break() {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// False if a stop was requested first. From the first time on its state is watched.
+    async fn wait_for_database(&mut self, options: &PgConnectOptions) -> Result<bool, sqlx::Error> {
         let is_there = database::wait_until_writable(options, &self.stop).await?;
-        if is_there {
+        if is_there && !self.is_watched {
+            self.is_watched = true;
             self.last
                 .spawn(database::watch(options.clone(), self.end.clone()));
         }

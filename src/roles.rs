@@ -84,11 +84,15 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
     // It serves no requests that could be drained.
     let mut parts = Parts::new(stop.clone(), Duration::ZERO);
     parts.add_health(health);
-    if !wait_for_database(&mut parts, &database.direct).await? {
+    let prepared = parts.prepare(&database.direct, async || {
+        let pool = connect::working_pool(&database.direct, "dispatcher").await?;
+        check(&pool.clone().into(), &vault).await?;
+        let keys = register_keys(&pool.clone().into(), &vault, "dispatcher").await?;
+        Ok((pool, keys))
+    });
+    let Some((pool, keys)) = prepared.await? else {
         return parts.run_until_stopped().await;
-    }
-    let pool = connect::working_pool(&database.direct, "dispatcher").await?;
-    check(&pool.clone().into(), &vault).await?;
+    };
     let (export, tracer) = Export::start(&settings, "dispatcher", stop)?;
     let shared = Shared {
         guard,
@@ -97,7 +101,7 @@ pub(crate) async fn dispatcher(mut settings: Settings, stop: CancellationToken) 
         vault,
         tracer,
     };
-    register_keys(&mut parts, &pool.clone().into(), &shared.vault, "dispatcher").await?;
+    keep_keys(&mut parts, &pool.clone().into(), &shared.vault, keys);
     dispatcher_part(&mut parts, shared, pool.clone(), &database.direct);
     parts.add_database_metrics(pool.clone().into());
     parts.add_log_filter(pool.clone().into());
@@ -118,15 +122,19 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let mut parts = Parts::new(stop.clone(), drain_delay);
     parts.add_health(health);
     let (listener, waiting) = Waiting::serve(listener)?;
-    let is_there = wait_for_database(&mut parts, &database.pooled).await;
+    let prepared = parts.prepare(&database.pooled, async || {
+        let reserves = connect::serving_pools(&database.pooled).await?;
+        check(&reserves.rest, &vault).await?;
+        admin::create_missing(&reserves.rest, &settings).await?.print();
+        let keys = register_keys(&reserves.rest, &vault, "dashboard").await?;
+        Ok((reserves, keys))
+    });
+    let prepared = prepared.await;
     waiting.end().await;
-    if !is_there? {
+    let Some((reserves, keys)) = prepared? else {
         return parts.run_until_stopped().await;
-    }
-    let reserves = connect::serving_pools(&database.pooled).await?;
-    check(&reserves.rest, &vault).await?;
+    };
     let replica = connect::replica(&database).await;
-    admin::create_missing(&reserves.rest, &settings).await?.print();
     let grpc = listen_for_grpc(&settings).await?;
     let (export, tracer) = Export::start(&settings, "dashboard", stop)?;
     let serving = Serving {
@@ -145,7 +153,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
         vault,
         tracer,
     };
-    register_keys(&mut parts, &reserves.rest, &shared.vault, "dashboard").await?;
+    keep_keys(&mut parts, &reserves.rest, &shared.vault, keys);
     dashboard_part(&mut parts, shared, serving)?;
     parts.add_database_metrics(reserves.rest.clone());
     parts.add_log_filter(reserves.rest.clone());
@@ -223,16 +231,7 @@ pub(crate) fn dashboard_part(parts: &mut Parts, shared: Shared, serving: Serving
     Ok(())
 }
 
-/// Waits, live but not ready, instead of exiting into a restart loop that backs off for minutes. A database that refuses
-/// the settings, such as a wrong password, is an error.
-pub(crate) async fn wait_for_database(parts: &mut Parts, options: &PgConnectOptions) -> anyhow::Result<bool> {
-    parts
-        .wait_for_database(options)
-        .await
-        .context("cannot connect to the database")
-}
-
-/// Responds on the API's address until the database is there.
+/// Responds on the API's address until the role can start.
 struct Waiting {
     task: JoinHandle<std::io::Result<()>>,
     end: CancellationToken,
@@ -303,14 +302,9 @@ pub(crate) fn addresses<'l>(
     listeners.map(TcpListener::local_addr).collect()
 }
 
-/// Records which keys this role has for as long as it runs, so that `rotate-master-key` locks nobody out. Refuses to run
-/// next to a role that shares none of these keys.
-pub(crate) async fn register_keys(
-    parts: &mut Parts,
-    pool: &Pool,
-    vault: &Vault,
-    role: &'static str,
-) -> anyhow::Result<()> {
+/// Records which keys this role has, so that `rotate-master-key` locks nobody out. Refuses to run next to a role that shares
+/// none of these keys.
+pub(crate) async fn register_keys(pool: &Pool, vault: &Vault, role: &'static str) -> anyhow::Result<Holding> {
     let mut transaction = pool.begin().await?;
     let holding = match Holding::begin(&mut transaction, vault, role).await? {
         Ok(holding) => holding,
@@ -321,9 +315,13 @@ pub(crate) async fn register_keys(
         ),
     };
     transaction.commit().await?;
+    Ok(holding)
+}
+
+/// For as long as the role runs.
+pub(crate) fn keep_keys(parts: &mut Parts, pool: &Pool, vault: &Vault, holding: Holding) {
     let (pool, vault) = (pool.clone(), vault.clone());
     parts.add_serving("key registration", |stop| holding.keep(pool, vault, stop));
-    Ok(())
 }
 
 pub(crate) fn public_url(settings: &Settings, listener: &TcpListener) -> anyhow::Result<String> {

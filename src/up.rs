@@ -2,7 +2,8 @@
 //! Invariant: an embedded server does not outlive a clean stop.
 
 use anyhow::{Context, bail};
-use postrider_dispatcher::{Wake, health::database, sealed, vault::Vault};
+use postrider_dashboard::Reserves;
+use postrider_dispatcher::{Wake, health::database, key_holders::Holding, sealed, vault::Vault};
 use postrider_embedded::{Cluster, Home, keep_running};
 use sqlx::PgPool;
 use tokio::{net::TcpListener, task::spawn_blocking};
@@ -84,6 +85,14 @@ struct Credentials {
     password: Shown,
 }
 
+/// What the start takes from the database.
+struct Prepared {
+    sending_pool: PgPool,
+    reserves: Reserves,
+    credentials: Credentials,
+    keys: Holding,
+}
+
 impl Installation {
     async fn run(mut self, listener: TcpListener, stop: CancellationToken) -> anyhow::Result<()> {
         let health = roles::listen_for_health(&self.settings).await?;
@@ -91,13 +100,21 @@ impl Installation {
         let drain_delay = self.settings.values.drain_delay.unwrap_or_default();
         let mut parts = Parts::new(stop.clone(), drain_delay);
         parts.add_health(health);
-        if !roles::wait_for_database(&mut parts, &self.database.direct).await? {
-            return parts.run_until_stopped().await;
+        if let Some(cluster) = self.cluster.clone() {
+            parts.add("embedded database", |stop| {
+                keep_running(cluster, database::down, stop)
+            });
         }
-        let sending_pool = connect::working_pool(&self.database.direct, "dispatcher").await?;
-        roles::bring_up_to_date(&sending_pool, self.settings.dispatcher.retention).await?;
-        let credentials = self.credentials(&sending_pool).await?;
-        let reserves = connect::serving_pools(&self.database.pooled).await?;
+        let prepared = parts.prepare(&self.database.direct, async || self.prepare().await);
+        let Some(prepared) = prepared.await? else {
+            return parts.run_until_stopped().await;
+        };
+        let Prepared {
+            sending_pool,
+            reserves,
+            credentials,
+            keys,
+        } = prepared;
         let replica = connect::replica(&self.database).await;
         let grpc = roles::listen_for_grpc(&self.settings).await?;
         let addresses = [own, roles::addresses([grpc.as_ref()])?].concat();
@@ -121,12 +138,7 @@ impl Installation {
             admin_api_key: credentials.api_key.value.clone(),
         };
 
-        if let Some(cluster) = self.cluster.clone() {
-            parts.add("embedded database", |stop| {
-                keep_running(cluster, database::down, stop)
-            });
-        }
-        roles::register_keys(&mut parts, &reserves.rest, &shared.vault, "up").await?;
+        roles::keep_keys(&mut parts, &reserves.rest, &shared.vault, keys);
         roles::dispatcher_part(
             &mut parts,
             shared.clone(),
@@ -151,6 +163,20 @@ impl Installation {
         connect::close(reserves.close()).await;
         connect::close(sending_pool.close()).await;
         ended
+    }
+
+    async fn prepare(&self) -> anyhow::Result<Prepared> {
+        let sending_pool = connect::working_pool(&self.database.direct, "dispatcher").await?;
+        roles::bring_up_to_date(&sending_pool, self.settings.dispatcher.retention).await?;
+        let credentials = self.credentials(&sending_pool).await?;
+        let reserves = connect::serving_pools(&self.database.pooled).await?;
+        let keys = roles::register_keys(&reserves.rest, &credentials.vault, "up").await?;
+        Ok(Prepared {
+            sending_pool,
+            reserves,
+            credentials,
+            keys,
+        })
     }
 
     async fn credentials(&self, pool: &PgPool) -> anyhow::Result<Credentials> {

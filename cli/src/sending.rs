@@ -78,12 +78,19 @@ pub(crate) async fn run(command: SendingCommand, environment: &Environment) -> R
 }
 
 fn print(sending: &Sending) {
-    if sending.restored {
+    if sending.identity_hidden {
+        anstream::println!(
+            "{WARNING}stopped{WARNING:#} Postrider's database role may not execute pg_control_system(), so it is unknown \
+             whether this database is a restored copy. Grant it that right, or, if no other installation sends from a copy of \
+             this database, run `postrider sending resume --confirm-restored`."
+        );
+    } else if sending.restored {
         anstream::println!(
             "{WARNING}stopped{WARNING:#} This database is a restored copy. `postrider sending resume --confirm-restored` \
              sends from it."
         );
-    } else if sending.stopped {
+    }
+    if sending.stopped_at.is_some() {
         let by = sending.stopped_by.as_deref().unwrap_or("postrider");
         let since = sending
             .stopped_at
@@ -95,7 +102,7 @@ fn print(sending: &Sending) {
             .map(|reason| format!(": {reason}"))
             .unwrap_or_default();
         anstream::println!("{WARNING}stopped{WARNING:#} by {by}{SOFT}{since}{SOFT:#}{reason}");
-    } else {
+    } else if !sending.stopped {
         anstream::println!("{GOOD}sending{GOOD:#}");
     }
 }

@@ -22,8 +22,13 @@ pub mod vault;
 mod wake;
 mod wiring;
 
+use std::time::Instant;
+
 use sqlx::{PgPool, postgres::PgConnectOptions};
 use tokio_util::sync::CancellationToken;
+
+use clock::Clock;
+use health::database::{pause_before_retry, reports};
 
 pub use deliver::retry;
 pub use http::{guard, proxy, tls};
@@ -64,11 +69,30 @@ impl Dispatcher {
     /// Runs until `stop` is cancelled; then starts no attempt, finishes those in flight and releases its shards.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DispatcherError> {
         telemetry::metrics::start();
+        let clock = loop {
+            match self.prepare().await {
+                Ok(clock) => break clock,
+                Err(error) if reports(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if pause_before_retry(&stop).await.is_break() {
+                return Ok(());
+            }
+        };
+        wiring::run(self, clock, stop).await
+    }
+
+    /// What has to be true before anything is read. An outage may interrupt it at any point: it can be repeated.
+    async fn prepare(&self) -> Result<Clock, sqlx::Error> {
         if self.settings.start_paused {
             store::sending::stop_at_start(&self.pool).await?;
         }
         store::sending::warn_if_stopped(&self.pool).await?;
         store::restored::renumber(&self.pool).await?;
-        wiring::run(self, stop).await
+        let asked_at = Instant::now();
+        let now = sqlx::query_scalar("select clock_timestamp()")
+            .fetch_one(&self.pool)
+            .await?;
+        Ok(Clock::new(asked_at, now))
     }
 }

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use chrono::{DateTime, Utc};
 use postrider_proto::EndpointId;
 use sqlx::{
     PgPool,
@@ -146,9 +145,13 @@ impl Parts {
     }
 }
 
-pub(crate) async fn run(dispatcher: Dispatcher, stop: CancellationToken) -> Result<(), DispatcherError> {
+pub(crate) async fn run(
+    dispatcher: Dispatcher,
+    clock: Clock,
+    stop: CancellationToken,
+) -> Result<(), DispatcherError> {
     let wake = dispatcher.wake.clone();
-    let (engine, messages, rows, running) = start(dispatcher, &stop).await?;
+    let (engine, messages, rows, running) = start(dispatcher, clock, &stop)?;
     engine.run(messages, rows, wake, stop).await;
     running.shut_down().await;
     Ok(())
@@ -162,13 +165,10 @@ type Started = (
     Running,
 );
 
-async fn start(dispatcher: Dispatcher, stop: &CancellationToken) -> Result<Started, DispatcherError> {
-    let asked_at = Instant::now();
-    let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
-        .fetch_one(&dispatcher.pool)
-        .await?;
+/// Needs no database: every part waits for it by itself.
+fn start(dispatcher: Dispatcher, clock: Clock, stop: &CancellationToken) -> Result<Started, DispatcherError> {
     let (to_engine, messages) = mpsc::unbounded_channel();
-    let parts = Parts::new(&dispatcher, Clock::new(asked_at, now), to_engine);
+    let parts = Parts::new(&dispatcher, clock, to_engine);
     let (finished, finished_out) = mpsc::unbounded_channel();
     let abandon = CancellationToken::new();
     let recorder = recorder(&parts, finished_out);
@@ -194,7 +194,7 @@ async fn start(dispatcher: Dispatcher, stop: &CancellationToken) -> Result<Start
         with_traces: dispatcher.tracer.is_on(),
     };
     let surveyor = Surveyor::new(parts.direct.clone(), surveys_out, parts.engine.clone());
-    start_ownership(&dispatcher, &parts, drained_out, stop).await?;
+    start_ownership(&dispatcher, &parts, drained_out, stop);
     let recorder = tokio::spawn(recorder.run(abandon.clone()));
     parts.background.spawn(reader.run(parts.leave.clone()));
     let watcher = change_watcher::run(parts.direct.clone(), parts.commits.clone(), parts.leave.clone());
@@ -287,16 +287,15 @@ fn start_loaders(attempts: &Arc<Attempts>) -> (TaskTracker, [mpsc::UnboundedSend
     (loaders, picked)
 }
 
-async fn start_ownership(
+fn start_ownership(
     dispatcher: &Dispatcher,
     parts: &Parts,
     drained: mpsc::UnboundedReceiver<postrider_proto::Shard>,
     stop: &CancellationToken,
-) -> Result<(), sqlx::Error> {
+) {
     let leases = db_timeout::lively(PgPoolOptions::new())
         .max_connections(LEASE_CONNECTIONS)
-        .connect_with(dispatcher.direct.clone())
-        .await?;
+        .connect_lazy_with(dispatcher.direct.clone());
     metrics::watch_pool("lease", &leases);
     let shards = Shards {
         renewals: DedicatedConnection::new(dispatcher.direct.clone()),
@@ -311,7 +310,6 @@ async fn start_ownership(
     parts
         .background
         .spawn(shards.run(stop.clone(), parts.leave.clone()));
-    Ok(())
 }
 
 /// Everything that API callers or operators wait for, but no delivery.

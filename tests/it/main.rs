@@ -15,6 +15,7 @@ mod bulkhead;
 mod certificates;
 mod charts;
 mod connections;
+mod copies;
 mod crash;
 mod dead_letters;
 mod dead_rows;

@@ -12,7 +12,7 @@ use std::{
 use chrono::{TimeDelta, Utc};
 use postrider_dispatcher::{
     partitions,
-    schema::{self, BASELINE_VERSION, OnlineIndex, SchemaError, SchemaSet},
+    schema::{self, BASELINE_VERSION, FunctionFile, OnlineIndex, SchemaError, SchemaSet},
 };
 use sqlx::{
     AssertSqlSafe, PgPool, SqlSafeStr,
@@ -46,7 +46,28 @@ const QUEUE_INDEX: OnlineIndex = OnlineIndex {
     definition: "(type_id)",
 };
 
-/// The schema of this release. Functions of earlier ones are not kept, so that only this one can be in use.
+/// The schema of the first release, with the functions as they were then.
+fn first_release() -> SchemaSet {
+    let mut set = SchemaSet::main();
+    set.migrations.retain(|one| one.version <= BASELINE_VERSION);
+    set.functions = [
+        ("event_ids", include_str!("first_release/event_ids.sql")),
+        ("emit", include_str!("first_release/emit.sql")),
+        ("notices", include_str!("first_release/notices.sql")),
+        ("changes", include_str!("first_release/changes.sql")),
+    ]
+    .map(|(name, sql)| FunctionFile {
+        name,
+        sql: Cow::Borrowed(sql),
+    })
+    .into();
+    set.indexes.clear();
+    set.oldest_compatible = 0;
+    set.release = vec![0];
+    set
+}
+
+/// The schema of this release, without indexes that are built online.
 fn baseline() -> SchemaSet {
     let mut set = SchemaSet::main();
     set.indexes.clear();
@@ -215,6 +236,59 @@ async fn a_database_in_use_is_migrated_and_no_emit_waits_for_a_second() {
     schema::check(&mut database.connect().await)
         .await
         .expect("a newer schema is fine");
+}
+
+#[tokio::test]
+async fn the_schema_of_the_first_release_is_migrated_in_use_and_no_emit_waits_for_a_second() {
+    let (database, pool) = migrated(&first_release()).await;
+    fill(&database, ROWS).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut emitters = JoinSet::new();
+    for number in 0..EMITTERS {
+        emitters.spawn(emit_until(pool.clone(), number, stop.clone()));
+    }
+    let slow = tokio::spawn(emit_slowly_until(pool.clone(), stop.clone()));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let before = database.count("select count(*) from postrider.events").await;
+
+    let migrating = pool_of(&database).await;
+    let report = schema::migrate(&migrating).await.expect("migrated");
+    assert!(report.to_string().contains("migration 0009 quotas"), "{report}");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+
+    stop.store(true, Ordering::Relaxed);
+    slow.await.expect("the slow producer");
+    let mut emitted = 0;
+    for (slowest, count) in emitters.join_all().await {
+        assert!(slowest < EMIT_TIME_MAX, "an emit took {slowest:?}");
+        emitted += count;
+    }
+    let own = "select count(*) from postrider.events where chosen_id is not null";
+    assert_eq!(
+        database.count(own).await,
+        i64::try_from(emitted).expect("a count")
+    );
+    assert!(database.count("select count(*) from postrider.events").await > before);
+    let queued = "select count(*) from postrider.queue q join postrider.events e on e.id = q.event_id
+                  where e.chosen_id is not null";
+    assert_eq!(
+        database.count(queued).await,
+        3 * i64::try_from(emitted).expect("a count")
+    );
+
+    // What is new works, and a program of this release runs.
+    database
+        .execute("update postrider.tenants set emits_per_minute = 1, usage_since = clock_timestamp()")
+        .await;
+    let mut connection = pool.acquire().await.expect("connected");
+    let mut refused = None;
+    for _ in 0..3 {
+        let emit = sqlx::query("select postrider.emit('acme', 'a.b', '{}')");
+        refused = emit.execute(&mut *connection).await.err().or(refused);
+    }
+    assert!(refused.expect("over the quota").to_string().contains("quota"));
+    let program = Postrider::start(&database).await;
+    assert_eq!(program.api().get("/sending").await["stopped"], false);
 }
 
 /// Everything that a migration could have changed.

@@ -34,6 +34,12 @@ async fn until_ready(client: &Client, url: &str) {
     .await;
 }
 
+async fn metrics(client: &Client, program: &Postrider) -> String {
+    let request = client.get(program.url("/metrics")).bearer_auth(ADMIN_API_KEY);
+    let answer = request.send().await.expect("an answer");
+    answer.text().await.expect("a body")
+}
+
 /// The status, `Retry-After` and the body of an emit.
 async fn emit(client: &Client, dashboard: &Postrider, path: &str) -> (u16, Option<String>, Value) {
     let event = json!({ "type": "invoice.paid", "data": {} });
@@ -225,6 +231,23 @@ async fn a_database_that_is_away_is_waited_for_at_the_start_and_told_once_when_i
     ] {
         assert_eq!(value(&figures, series), 0.0, "{series}");
     }
+    // What nobody knows now has no series.
+    for one in [&dispatcher, &dashboard] {
+        until("old values are gone", || async {
+            let text = metrics(&client, one).await;
+            let gone = [
+                "sending_stopped",
+                "tenants_paused",
+                "table_rows",
+                "clock_offset_seconds",
+            ];
+            (!gone
+                .iter()
+                .any(|name| text.contains(&format!("postrider_{name}"))))
+            .then_some(())
+        })
+        .await;
+    }
     assert!(database.start_server().await);
     for one in [&mut dashboard, &mut dispatcher] {
         until_ready(&client, &one.url("/readyz")).await;
@@ -234,6 +257,137 @@ async fn a_database_that_is_away_is_waited_for_at_the_start_and_told_once_when_i
     let (status, _, told) = emit(&client, &dashboard, "events").await;
     assert_eq!(status, 202, "{told}");
     receiver.wait_for(2).await;
+}
+
+#[tokio::test]
+async fn an_emit_that_finds_the_disk_full_is_known_to_be_rolled_back() {
+    let database = Database::fresh().await;
+    let dashboard = Postrider::on_database("dashboard", &database).start().await;
+    dashboard.api().acme("http://127.0.0.1:9/hook", json!({})).await;
+    let client = http_client().build().expect("a client");
+    database
+        .execute(
+            "create function public.full_disk() returns trigger language plpgsql as $$ begin
+                 raise exception using errcode = '53100', message = 'could not extend file: No space left on device';
+             end $$;
+             create trigger full_disk before insert on postrider.events for each row
+                 execute function public.full_disk()",
+        )
+        .await;
+    for path in ["events", "events/batch"] {
+        let (status, retry_after, told) = emit(&client, &dashboard, path).await;
+        assert_eq!(
+            (status, retry_after.as_deref()),
+            (503, Some("1")),
+            "{path}: {told}"
+        );
+        assert_eq!(told["type"], "urn:postrider:problem:busy", "{path}: {told}");
+    }
+    let told = [lines(&dashboard, "WARN"), lines(&dashboard, "ERROR")].concat();
+    let is_named = |line: &Value| {
+        line["error"]
+            .as_str()
+            .is_some_and(|text| text.contains("No space left"))
+    };
+    assert!(told.len() == 2 && told.iter().all(is_named), "{told:?}");
+    database
+        .execute("drop trigger full_disk on postrider.events")
+        .await;
+    let (status, _, told) = emit(&client, &dashboard, "events").await;
+    assert_eq!(status, 202, "{told}");
+    assert_eq!(database.count("select count(*) from postrider.events").await, 1);
+}
+
+#[tokio::test]
+async fn a_dispatcher_that_may_not_read_the_queue_is_not_ready_and_says_so_once() {
+    let database = Database::fresh().await;
+    let dispatcher = Postrider::on_database("dispatcher", &database).start().await;
+    let client = http_client().build().expect("a client");
+    let url = dispatcher.url("/readyz");
+    database
+        .execute("revoke select on postrider.queue from postrider")
+        .await;
+    until_unready(&client, &url, "the queue was last read").await;
+    let warnings = lines(&dispatcher, "WARN");
+    assert!(
+        warnings.len() == 1
+            && warnings[0]["message"]
+                .as_str()
+                .is_some_and(|text| text.contains("reading the queue failed")),
+        "{warnings:?}"
+    );
+    database
+        .execute("grant select on postrider.queue to postrider")
+        .await;
+    until_ready(&client, &url).await;
+    until("the log says so", || async {
+        let told = lines(&dispatcher, "INFO");
+        let is_over = |line: &Value| line["message"] == "the queue can be read again";
+        told.iter().any(is_over).then_some(())
+    })
+    .await;
+}
+
+/// What a starting process waits for when it has just found the database writable, and which roles get there.
+const STEPS: [(&str, &[&str]); 2] = [
+    (
+        "lock table postrider.schema_migrations",
+        &["dashboard", "dispatcher"],
+    ),
+    (
+        "select pg_advisory_xact_lock(hashtext('postrider.restored'))",
+        &["dispatcher"],
+    ),
+];
+
+#[tokio::test]
+async fn a_database_that_turns_read_only_in_the_middle_of_a_start_is_waited_for() {
+    let database = Database::fresh().await;
+    let name = database.name();
+    let client = http_client()
+        .timeout(Duration::from_secs(30))
+        .build()
+        .expect("a client");
+    for (step, roles) in STEPS {
+        let mut holder = database.connect().await;
+        let mut lock = holder.begin().await.expect("begun");
+        sqlx::raw_sql(step).execute(&mut *lock).await.expect("locked");
+        let mut started = Vec::new();
+        for role in roles {
+            let spawned = Postrider::on_database(role, &database).spawn();
+            started.push(spawned.await.expect("it tells its address"));
+        }
+        let blocked = format!(
+            "select count(*) from pg_stat_activity where datname = '{name}' and wait_event_type = 'Lock'"
+        );
+        until("each is in the middle of its start", || async {
+            (database.count(&blocked).await == roles.len() as i64).then_some(())
+        })
+        .await;
+        let read_only = format!("alter database {name} set default_transaction_read_only = on");
+        database.execute_as_superuser(&read_only).await;
+        let own = "select pg_backend_pid()";
+        let own: i32 = sqlx::query_scalar(own)
+            .fetch_one(&mut *lock)
+            .await
+            .expect("a pid");
+        let cut = format!(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}' and pid <> {own}"
+        );
+        database.execute_as_superuser(&cut).await;
+        lock.rollback().await.expect("released");
+        for one in &mut started {
+            until_unready(&client, &one.url("/readyz"), "the database is read-only").await;
+            assert!(one.is_running(), "{:?}", one.log_lines());
+        }
+        let writable = format!("alter database {name} reset default_transaction_read_only");
+        database.execute_as_superuser(&writable).await;
+        for one in &mut started {
+            until_ready(&client, &one.url("/readyz")).await;
+            assert_told_once(one);
+            assert!(one.stop().await.success());
+        }
+    }
 }
 
 #[tokio::test]

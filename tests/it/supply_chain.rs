@@ -17,6 +17,39 @@ fn read(path: &str) -> String {
 }
 
 #[test]
+fn the_deployment_files_name_this_version_and_no_image_without_one() {
+    let version = env!("CARGO_PKG_VERSION");
+    for (file, text) in [
+        ("deploy/Dockerfile", "ARG VERSION={}"),
+        ("deploy/Dockerfile", "-t postrider:{} "),
+        ("deploy/README.md", "-t postrider:{} "),
+        ("deploy/compose.yaml", "image: postrider:${POSTRIDER_VERSION:-{}}"),
+        ("deploy/kubernetes/base/kustomization.yaml", "newTag: {}"),
+        ("deploy/kubernetes/example/kustomization.yaml", "newTag: {}"),
+    ] {
+        let expected = text.replace("{}", version);
+        assert!(read(file).contains(&expected), "{file}: no {expected}");
+    }
+    let images = [read("deploy/compose.yaml"), read("deploy/Dockerfile")].concat();
+    let images: Vec<&str> = images
+        .lines()
+        .filter_map(|line| {
+            let line = line.trim();
+            line.strip_prefix("image: ").or_else(|| {
+                line.strip_prefix("ARG ")?
+                    .split_once("_IMAGE=")
+                    .map(|(_, image)| image)
+            })
+        })
+        .collect();
+    assert_eq!(images.len(), 4, "{images:?}");
+    for image in images {
+        let tag = image.split_once(':').map(|(_, tag)| tag).unwrap_or_default();
+        assert!(tag.contains('.'), "{image} has no full version");
+    }
+}
+
+#[test]
 fn every_crate_comes_from_the_registry_with_its_checksum() {
     let lock = read("Cargo.lock");
     let mut count = 0;

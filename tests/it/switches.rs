@@ -160,6 +160,57 @@ async fn a_stop_is_shown_on_every_page_in_the_metrics_and_by_the_command() {
 }
 
 #[tokio::test]
+async fn a_second_stop_keeps_who_stopped_first_and_why() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let first = put_sending(&program, json!({ "stopped": true })).await;
+    let reasons = [
+        ("bad deploy", "bad deploy"),
+        ("", "bad deploy"),
+        ("something else", "bad deploy"),
+    ];
+    for (given, kept) in reasons {
+        let state = put_sending(&program, json!({ "stopped": true, "reason": given })).await;
+        assert_eq!(state["reason"], kept, "{given:?}");
+        for name in ["stopped_at", "stopped_by"] {
+            assert_eq!(state[name], first[name], "{given:?}");
+        }
+    }
+    let told = tool(&program, &["sending", "stop", "--reason", "a drill"]).await;
+    assert!(told.status == 0 && told.out.contains("bad deploy"), "{told:?}");
+    let recorded =
+        "select string_agg(coalesce(detail ->> 'reason', '-'), ', ' order by id) from postrider.audit
+                    where action = 'sending.stopped'";
+    assert_eq!(
+        database.text(recorded).await,
+        "-, bad deploy, -, something else, a drill"
+    );
+    put_sending(&program, json!({ "stopped": false })).await;
+    let again = put_sending(&program, json!({ "stopped": true, "reason": "a drill" })).await;
+    assert_eq!(again["reason"], "a drill");
+
+    program.api().tenant("acme").await;
+    let pause = async |reason: &str| {
+        let body = Some(json!({ "reason": reason }));
+        program
+            .api()
+            .call(Method::PUT, "/tenants/acme/pause", body)
+            .await
+            .1
+    };
+    let first = pause("unpaid").await;
+    let second = pause("a drill").await;
+    for name in ["paused_at", "pause_reason"] {
+        assert_eq!(second[name], first[name]);
+    }
+    program
+        .api()
+        .call(Method::DELETE, "/tenants/acme/pause", None)
+        .await;
+    assert_eq!(pause("a drill").await["pause_reason"], "a drill");
+}
+
+#[tokio::test]
 async fn a_paused_tenant_is_sent_nothing_and_others_are() {
     let database = Database::fresh().await;
     let program = Postrider::start(&database).await;

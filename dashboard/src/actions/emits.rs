@@ -195,7 +195,7 @@ enum Failed {
     /// Nothing of it was stored.
     RolledBack(sqlx::Error),
     /// It may have been committed; has the results if the database returned them.
-    Unknown(Option<Vec<Result<Emitted, EmitError>>>),
+    Unknown(sqlx::Error, Option<Vec<Result<Emitted, EmitError>>>),
 }
 
 #[derive(Clone)]
@@ -237,8 +237,9 @@ impl Worker {
                 }
             }
             Err(Failed::RolledBack(error)) => self.take_apart(group, &error),
-            Err(Failed::Unknown(results)) => {
-                tracing::warn!(members = group.len(), "outcome of an emit group is unknown");
+            Err(Failed::Unknown(error, results)) => {
+                tracing::warn!(%error, members = group.len(), "outcome of an emit group is unknown");
+                database::reports(&error);
                 let mut results = results.into_iter().flatten();
                 for waiting in group {
                     let problem = match results.next() {
@@ -285,14 +286,14 @@ impl Worker {
             // A transaction whose commit was never requested is rolled back.
             match is_transaction || proves_rollback(&error) {
                 true => Failed::RolledBack(error),
-                false => Failed::Unknown(None),
+                false => Failed::Unknown(error, None),
             }
         })?;
         if is_transaction {
             match in_time(connection.done()).await {
                 Ok(()) => {}
                 Err(error) if proves_rollback(&error) => return Err(Failed::RolledBack(error)),
-                Err(_) => return Err(Failed::Unknown(Some(results))),
+                Err(error) => return Err(Failed::Unknown(error, Some(results))),
             }
         } else {
             *kept = Some(connection);
@@ -304,7 +305,7 @@ impl Worker {
     /// Emits that take no lock can be grouped again; each of the others could be the cause.
     fn take_apart(&self, group: Vec<Waiting>, error: &sqlx::Error) {
         tracing::debug!(%error, members = group.len(), "splitting an emit group");
-        if database::is_outage(error) || !proves_rollback(error) {
+        if database::is_outage(error) || is_out_of_resources(error) || !proves_rollback(error) {
             if !database::reports(error) {
                 tracing::warn!(%error, members = group.len(), "emit group failed");
             }
@@ -415,6 +416,12 @@ fn lock_conflict() -> Problem {
         Kind::Busy,
         "Another transaction holds a lock on this event id or ordering key. Try again once it has finished.",
     )
+}
+
+/// No disk or memory: each event on its own would fail in the same way.
+fn is_out_of_resources(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| code.starts_with("53"))
 }
 
 /// Another transaction holds a lock on the id or ordering key.

@@ -1,6 +1,6 @@
 //! Stops all sending and resumes it.
 
-use postrider_dispatcher::sending::{self, SendingState};
+use postrider_dispatcher::sending::{self, IDENTITY_HIDDEN, SendingState};
 use postrider_proto::{
     Shard, TenantId,
     api::SendingSettings,
@@ -33,7 +33,7 @@ pub(crate) async fn set(app: &App, actor: &Actor, form: &SendingSettings) -> Res
             sending::stop(&mut *transaction, &actor.name, reason).await?;
             Action::SendingStopped
         }
-        false if before.restored && !form.confirm_restored => return Err(not_confirmed()),
+        false if before.restored && !form.confirm_restored => return Err(not_confirmed(&before)),
         false if !before.stopped => return Ok(before),
         false => {
             sending::resume(&mut *transaction).await?;
@@ -64,7 +64,16 @@ pub(crate) fn checked_reason(reason: Option<&str>) -> Result<Option<&str>, Probl
     }
 }
 
-fn not_confirmed() -> Problem {
+fn not_confirmed(state: &SendingState) -> Problem {
+    if state.identity_hidden {
+        return Problem::new(
+            Kind::SendingStopped,
+            format!(
+                "{IDENTITY_HIDDEN}. Grant it that right: sending continues within seconds. Or, if no other installation sends \
+                 from a copy of this database, repeat the request with `confirm_restored`."
+            ),
+        );
+    }
     Problem::new(
         Kind::SendingStopped,
         "This database is a restored copy. If the original still runs, endpoints would receive everything twice. To send from \
@@ -79,6 +88,10 @@ pub(crate) async fn require_sending(app: &App, tenant: TenantId) -> Result<(), P
         .await?
         .is_some_and(|(_, is_paused)| is_paused);
     match (state.restored, state.stopped) {
+        (true, _) if state.identity_hidden => Err(Problem::new(
+            Kind::SendingStopped,
+            format!("{IDENTITY_HIDDEN}: nothing is sent."),
+        )),
         (true, _) => Err(Problem::new(
             Kind::SendingStopped,
             "This database is a restored copy: nothing is sent until an operator confirms it.",

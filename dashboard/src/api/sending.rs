@@ -24,7 +24,8 @@ pub(crate) fn operations() -> Vec<Operation> {
             .describe(
                 "Stops requests to all endpoints of all tenants, or resumes them. While it is stopped, events are accepted and \
                  queued, and nothing is lost. Responds once every dispatcher has applied it. A database that was restored from \
-                 a backup starts stopped; `confirm_restored` is required to resume it.",
+                 a backup starts stopped; `confirm_restored` is required to resume it. If it is stopped already, the time, the \
+                 person and the reason of the first stop are kept; the audit log has both.",
             )
             .accepts::<SendingSettings>()
             .returns::<Sending>(200, "The state of the switch."),
@@ -35,6 +36,7 @@ fn view(state: SendingState) -> Json<Sending> {
     Json(Sending {
         stopped: state.stopped,
         restored: state.restored,
+        identity_hidden: state.identity_hidden,
         stopped_at: state.stopped_at,
         stopped_by: state.stopped_by,
         reason: state.reason,

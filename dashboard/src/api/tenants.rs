@@ -53,7 +53,8 @@ pub(crate) fn operations() -> Vec<Operation> {
             .named("pauseTenant", "Pause a tenant")
             .describe(
                 "Stops sending to all endpoints of the tenant. Events are queued and nothing is lost. Responds once no more \
-                 requests are started.",
+                 requests are started. If the tenant is paused already, the time and the reason of the first pause are kept; \
+                 the audit log has both.",
             )
             .may_accept::<TenantPause>()
             .returns::<api::Tenant>(200, "The tenant is paused."),

@@ -8,6 +8,7 @@ use axum::{
     http::HeaderMap,
 };
 use data_encoding::BASE64URL_NOPAD;
+use postrider_dispatcher::sending::IDENTITY_HIDDEN;
 use postrider_proto::TenantId;
 use serde::{Deserialize, de::DeserializeOwned};
 use sqlx::PgConnection;
@@ -170,6 +171,9 @@ impl Session {
 /// Why nothing is sent, for the person who looks. Customers learn nothing about the installation.
 fn hold(row: &SessionRow) -> Option<String> {
     let is_team = row.person_id.is_some();
+    if is_team && row.identity_hidden {
+        return Some(format!("{IDENTITY_HIDDEN}. Nothing is sent. Events are queued."));
+    }
     if is_team && row.sending_restored {
         return Some(
             "This database is a restored copy. Nothing is sent until an operator confirms it. Events are queued.".to_owned(),

@@ -227,16 +227,16 @@ impl Problem {
         )
     }
 
-    /// An emit that may have been stored: sending it again could create a second event. The id is known if only the
-    /// confirmation of the commit was lost.
+    /// An emit without an id of its own that may have been stored: sending it again could create a second event. No
+    /// `Retry-After`, which clients would follow blindly. The id is known if only the confirmation of the commit was lost.
     pub(crate) fn unknown(event_id: Option<String>) -> Self {
         let detail = match &event_id {
             Some(id) => format!(
-                "The database did not confirm the commit, so the event may or may not be stored. Look up event {id} before \
-                 sending it again."
+                "The database did not confirm the commit, so the event may or may not be stored. Look up event {id}. If it \
+                 stays not found, emit it again with this `id`."
             ),
-            None => "The database did not confirm the commit, so the event may or may not be stored. With an `id` or an \
-                     Idempotency-Key it can be sent again safely."
+            None => "The database did not confirm the commit, so the event may or may not be stored. Emits with an `id` or an \
+                     Idempotency-Key can be repeated safely; this one had neither."
                 .to_owned(),
         };
         Self {

@@ -131,6 +131,9 @@ fn introduction() -> String {
          stored.\n\n\
          Rate limits: 200 requests per second for a tenant key and 10,000 for other keys, unless the operator has \
          configured other limits. Beyond that the response is 429 with `Retry-After`.\n\n\
+         503 has `Retry-After` too: repeat the request after that time. The exception is `outcome-unknown`, the response to an \
+         emit with neither an `id` nor an `Idempotency-Key` whose commit was not confirmed. Repeated blindly, such an emit \
+         could store a second event. One with either of them can always be repeated.\n\n\
          Limits: {}.",
         limits.join("; ")
     )
@@ -163,7 +166,7 @@ fn problem() -> Value {
             },
             "event_id": {
                 "type": "string",
-                "description": "For `outcome-unknown`: the event that may have been stored.",
+                "description": "For `outcome-unknown`: the event that may have been stored. Look it up; if it stays not found, emit it again with this `id`.",
             },
         },
     })

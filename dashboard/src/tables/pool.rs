@@ -150,8 +150,9 @@ impl Pool {
 /// Whether the error proves that nothing was committed. A pooler also reports an error when it lost the server in the
 /// middle of a commit (08P01), and so does a closed connection: the commit may have succeeded all the same.
 pub(crate) fn proves_rollback(error: &Error) -> bool {
-    /// The server's own rejections of a statement: data, constraints, locks, limits, and errors raised by functions.
-    const CLASSES: [&str; 9] = ["22", "23", "26", "40", "42", "54", "55", "P0", "PR"];
+    /// The server's own rejections of a statement: data, constraints, locks, limits, errors raised by functions, and what it could
+    /// not do for want of disk or memory. A commit that fails for that reason ends the session or the server instead.
+    const CLASSES: [&str; 11] = ["22", "23", "26", "40", "42", "53", "54", "55", "58", "P0", "PR"];
     const CANCELLED: &str = "57014";
     if database::is_read_only(error) {
         return true;

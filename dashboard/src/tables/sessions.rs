@@ -18,6 +18,7 @@ pub(crate) struct SessionRow {
     /// All sending is stopped.
     pub(crate) sending_stopped: bool,
     pub(crate) sending_restored: bool,
+    pub(crate) identity_hidden: bool,
     pub(crate) stopped_by: Option<String>,
     pub(crate) stop_reason: Option<String>,
 }
@@ -43,7 +44,8 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, token_hash: &[u8; 32]) -> sqlx
     sqlx::query_as(
         "select s.csrf, p.id as person_id, p.login, p.role, t.id as tenant_id, t.slug,
                 t.paused_at is not null as tenant_paused, coalesce(w.stopped, true) as sending_stopped,
-                coalesce(w.restored, false) as sending_restored, w.stopped_by, w.reason as stop_reason
+                coalesce(w.restored, false) as sending_restored,
+                coalesce(w.identity_hidden, false) as identity_hidden, w.stopped_by, w.reason as stop_reason
          from postrider.sessions s
          left join postrider.people p on p.id = s.person_id
          left join postrider.tenants t on t.id = s.tenant_id and t.deleted_at is null

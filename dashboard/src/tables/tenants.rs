@@ -67,7 +67,8 @@ pub(crate) async fn slug_and_pause(
         .await
 }
 
-/// Pauses the tenant, or resumes it if `by` is none. Its endpoints have to be stamped in the same transaction.
+/// Pauses the tenant, or resumes it if `by` is none. Its endpoints have to be stamped in the same transaction. Whoever paused it
+/// first is kept, with the time and the reason; a missing reason is added.
 pub(crate) async fn set_pause(
     db: impl PgExecutor<'_>,
     id: TenantId,
@@ -76,7 +77,9 @@ pub(crate) async fn set_pause(
 ) -> sqlx::Result<TenantRow> {
     sqlx::query_as(
         "update postrider.tenants
-         set paused_at = case when $2::text is not null then clock_timestamp() end, paused_by = $2, pause_reason = $3
+         set paused_at = case when $2::text is not null then coalesce(paused_at, clock_timestamp()) end,
+             paused_by = case when $2 is not null and paused_at is not null then paused_by else $2 end,
+             pause_reason = case when $2 is not null then coalesce(pause_reason, $3) end
          where id = $1
          returning id, slug, name, rotate_every_days, retention_days, all_operational_events, paused_at, pause_reason,
             created_at",

@@ -52,6 +52,10 @@ const LOAD_MAX: usize = 1024;
 const POLL_EVERY: Duration = Duration::from_millis(18);
 /// While they are notified, the database is checked this often all the same.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
+/// The switch is read again this often although its row has not changed: a right that is granted or revoked also changes it.
+const SWITCH_EVERY: Duration = Duration::from_secs(5);
+/// While the queue can't be read although the database responds.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// What the engine requests in one cycle.
@@ -107,6 +111,8 @@ pub(crate) enum ReaderMessage {
         number: ReadNumber,
         /// The tail was read; false when the engine interrupted the cycle.
         tailed: bool,
+        /// Something was read from the queue. The first snapshot of a connection is only compared with later ones.
+        queue_read: bool,
         rows: usize,
         settings: Option<String>,
     },
@@ -140,6 +146,7 @@ pub(crate) struct Reader {
 struct Session {
     connection: PgConnection,
     opened_at: Instant,
+    switch_read_at: Instant,
     previous: Option<Snapshot>,
     known: Known,
 }
@@ -199,6 +206,7 @@ impl Reader {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut session: Option<Session> = None;
         let mut backoff = RECONNECT;
+        let mut logged_at: Option<Instant> = None;
         loop {
             let cycle = tokio::select! {
                 cycle = self.cycles.recv() => cycle,
@@ -217,11 +225,19 @@ impl Reader {
                 },
             };
             match result {
-                Ok(()) => backoff.reset(),
+                Ok(false) => {}
+                Ok(true) => {
+                    backoff.reset();
+                    if logged_at.take().is_some() {
+                        tracing::info!("the queue can be read again");
+                    }
+                }
                 Err(ReadError::Closed) => break,
                 Err(error) => {
-                    if !error.is_reported() {
-                        tracing::warn!(%error, "connection to the database lost; reloading every shard");
+                    let is_logged = logged_at.is_some_and(|at| at.elapsed() < LOG_EVERY);
+                    if !error.is_reported() && !is_logged {
+                        logged_at = Some(Instant::now());
+                        tracing::warn!(%error, "reading the queue failed; reconnecting and reloading every shard");
                     }
                     session = None;
                     let jitter = 0.5 + rand::random::<f64>() / 2.0;
@@ -241,18 +257,21 @@ impl Session {
         Ok(Self {
             connection,
             opened_at: Instant::now(),
+            switch_read_at: Instant::now(),
             previous: None,
             known: Known::default(),
         })
     }
 
-    async fn cycle(&mut self, cycle: &Cycle, reader: &Reader) -> Result<(), ReadError> {
+    /// Returns whether something was read from the queue.
+    async fn cycle(&mut self, cycle: &Cycle, reader: &Reader) -> Result<bool, ReadError> {
         let Reader { clock, out, .. } = reader;
         if database::is_outdated(self.opened_at.elapsed()) {
             return Err(ReadError::Outdated);
         }
         self.known.forget(&cycle.forget);
-        if cycle.may_wait && self.previous.is_some() {
+        let is_switch_due = self.previous.is_none() || self.switch_read_at.elapsed() >= SWITCH_EVERY;
+        if cycle.may_wait && !is_switch_due {
             let interrupted = wait_for_change(reader).await.is_break();
             let rows = match interrupted {
                 true => Some(0),
@@ -263,10 +282,12 @@ impl Session {
                 let done = ReaderMessage::Done {
                     number: cycle.number,
                     tailed: !interrupted,
+                    queue_read: !interrupted,
                     rows,
                     settings: None,
                 };
-                return send(out, done).await;
+                send(out, done).await?;
+                return Ok(!interrupted);
             }
         }
         reader.prefetched.clear();
@@ -279,16 +300,16 @@ impl Session {
             .await?;
         let (snapshot, now) = parse_snapshot(row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)?;
         clock.set(asked_at, now);
-        let mut rows = 0;
-        let mut settings = false;
-        match self.previous.clone() {
-            None => self.read_switch(out).await?,
-            Some(previous) => {
-                let new = snapshot.since(&previous);
-                settings = self.changed_settings(&new, out).await?;
-                rows = self.tail(&new, &cycle.owned, out).await?;
-                reader.commits.count(rows);
-            }
+        if is_switch_due {
+            self.read_switch(out).await?;
+        }
+        let (mut rows, mut settings) = (0, false);
+        let queue_read = self.previous.is_some();
+        if let Some(previous) = self.previous.clone() {
+            let new = snapshot.since(&previous);
+            settings = self.changed_settings(&new, out).await?;
+            rows = self.tail(&new, &cycle.owned, out).await?;
+            reader.commits.count(rows);
         }
         self.load(&cycle.load, out).await?;
         if !cycle.refills.is_empty() {
@@ -310,16 +331,19 @@ impl Session {
             ReaderMessage::Done {
                 number: cycle.number,
                 tailed: true,
+                queue_read,
                 rows,
                 settings,
             },
         )
-        .await
+        .await?;
+        Ok(queue_read)
     }
 
     async fn read_switch(&mut self, out: &mpsc::Sender<ReaderMessage>) -> Result<(), ReadError> {
         let state = sending::state(&mut self.connection).with_db_timeout().await?;
         let stopped = state.stopped;
+        self.switch_read_at = Instant::now();
         send(out, ReaderMessage::Sending { stopped }).await
     }
 

@@ -248,6 +248,7 @@ impl Node {
         self.messages.push_back(ReaderMessage::Done {
             number: cycle.number,
             tailed: true,
+            queue_read: true,
             rows,
             settings: None,
         });

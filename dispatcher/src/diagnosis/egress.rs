@@ -69,10 +69,13 @@ pub(super) async fn endpoints(db: &mut PgConnection, guard: &Guard) -> Vec<Findi
     let (tried, unresolved) = (urls.len(), count(Reach::Unresolved));
     let mut findings = vec![match (tried, unresolved) {
         (0, _) => Finding::ok(CHECK, "there is no healthy endpoint to try"),
-        (_, 0) => Finding::ok(CHECK, format!("the hosts of {tried} endpoints resolve")),
+        (_, 0) => Finding::ok(
+            CHECK,
+            format!("hosts of endpoints that resolve: {tried} of {tried}"),
+        ),
         _ => Finding::warning(
             CHECK,
-            format!("the hosts of {unresolved} of {tried} endpoints do not resolve"),
+            format!("hosts of endpoints that do not resolve: {unresolved} of {tried}"),
             "Check this machine's name servers.",
         ),
     }];
@@ -85,7 +88,10 @@ pub(super) async fn endpoints(db: &mut PgConnection, guard: &Guard) -> Vec<Findi
 
 fn connections([made, failed, refused]: [usize; 3]) -> Finding {
     const CHECK: &str = "egress.connections";
-    let found = format!("of {} endpoints, {made} can be reached", made + failed + refused);
+    let found = format!(
+        "endpoints that can be reached: {made} of {}",
+        made + failed + refused
+    );
     match (refused, failed) {
         (0, 0) => Finding::ok(CHECK, found),
         (0, _) => Finding::warning(

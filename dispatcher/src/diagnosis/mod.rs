@@ -107,6 +107,12 @@ impl Finding {
     }
 }
 
+/// `1 dispatcher`, `2 dispatchers`.
+pub fn counted(count: impl Into<i64>, one: &str, several: &str) -> String {
+    let count = count.into();
+    format!("{count} {}", if count == 1 { one } else { several })
+}
+
 /// What a diagnosis needs to know.
 pub struct Patient {
     pub database: PgConnectOptions,

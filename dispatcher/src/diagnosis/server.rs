@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 
-use super::{Finding, STATEMENT_TIMEOUT};
+use super::{Finding, STATEMENT_TIMEOUT, counted};
 use crate::db_timeout::within;
 
 const VERSION_MIN: i32 = 140_000;
@@ -182,7 +182,10 @@ pub(super) async fn transactions(db: &mut PgConnection) -> Result<Finding, sqlx:
     let seconds = oldest.unwrap_or(0.0);
     let left_over = match prepared {
         0 => String::new(),
-        _ => format!("; {prepared} prepared transactions are left over"),
+        _ => format!(
+            "; {} left over",
+            counted(prepared, "prepared transaction is", "prepared transactions are")
+        ),
     };
     let (found, impersonal) = match pid {
         None => {
@@ -228,7 +231,7 @@ pub(super) async fn replication(db: &mut PgConnection) -> Result<Finding, sqlx::
         let advice = "Connect to the primary: add target_session_attrs=read-write to the database URL.";
         return Ok(Finding::error(CHECK, "this is a read-only standby", advice));
     }
-    let mut found = format!("{standbys} standbys are connected");
+    let mut found = counted(standbys, "standby is connected", "standbys are connected");
     if let Some(lag) = lag {
         found += &format!(", {lag:.0} s behind");
     }

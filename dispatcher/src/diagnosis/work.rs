@@ -2,8 +2,8 @@
 
 use sqlx::PgConnection;
 
-use super::Finding;
-use crate::store::sending;
+use super::{Finding, counted};
+use crate::store::sending::{self, IDENTITY_ADVICE, IDENTITY_HIDDEN};
 
 /// Partitions are made two weeks ahead.
 const DAYS_AHEAD_WARNING: i64 = 7;
@@ -20,7 +20,12 @@ pub(super) async fn sending(db: &mut PgConnection) -> Result<Finding, sqlx::Erro
     )
     .fetch_one(db)
     .await?;
-    Ok(if state.restored {
+    let is_hidden = identity
+        .as_deref()
+        .is_some_and(|identity| identity.starts_with("oids/"));
+    Ok(if state.identity_hidden {
+        Finding::error(CHECK, format!("stopped: {IDENTITY_HIDDEN}"), IDENTITY_ADVICE)
+    } else if state.restored {
         let advice = "`postrider sending resume --confirm-restored`, once the installation it is a copy of no longer sends.";
         Finding::warning(CHECK, "stopped: this database is a restored copy", advice)
     } else if state.stopped {
@@ -37,14 +42,23 @@ pub(super) async fn sending(db: &mut PgConnection) -> Result<Finding, sqlx::Erro
     } else if paused > 0 {
         Finding::warning(
             CHECK,
-            format!("{paused} tenants are paused"),
+            counted(paused, "tenant is paused", "tenants are paused"),
             "`postrider tenants resume TENANT`.",
         )
     } else if identity.is_none() {
-        let advice = "Allow this role to execute pg_control_system(), then run `postrider migrate`.";
+        let advice = "Run `postrider migrate`, which remembers the database it is in.";
         Finding::warning(
             CHECK,
             "on, but a restored copy of this database would not be detected",
+            advice,
+        )
+    } else if is_hidden {
+        let advice = "Run `grant execute on function pg_catalog.pg_control_system() to …` with Postrider's role as a superuser, \
+                      in this database, then `postrider migrate`.";
+        Finding::warning(
+            CHECK,
+            "on, but this role may not execute pg_control_system(): a copy of this database that was restored in the same \
+             way as this one might not be detected",
             advice,
         )
     } else {
@@ -64,7 +78,7 @@ pub(super) async fn partitions(db: &mut PgConnection) -> Result<Finding, sqlx::E
     )
     .fetch_one(db)
     .await?;
-    let found = format!("{days} days ahead");
+    let found = counted(days, "day ahead", "days ahead");
     let advice = "A dispatcher makes them once an hour: check that one runs, and its log. `postrider migrate` makes them, too.";
     Ok(match days {
         0 => Finding::error(CHECK, found, advice),
@@ -86,7 +100,8 @@ pub(super) async fn leases(db: &mut PgConnection) -> Result<Finding, sqlx::Error
     .fetch_one(db)
     .await?;
     let found = format!(
-        "{alive} dispatchers run, {expired} have gone without notice, {unowned} of 64 shards have no owner"
+        "{}, {expired} went away without notice, {unowned} of 64 shards have no owner",
+        counted(alive, "dispatcher is running", "dispatchers are running")
     );
     Ok(match (alive, unowned) {
         (0, _) => Finding::error(CHECK, found, "Start a dispatcher: nothing is sent."),
@@ -121,7 +136,10 @@ pub(super) async fn stuck(db: &mut PgConnection) -> Result<Finding, sqlx::Error>
         0 => Finding::ok(CHECK, "no healthy endpoint waits for more than five minutes"),
         _ => Finding::warning(
             CHECK,
-            format!("{endpoints} healthy endpoints wait, the longest for {seconds:.0} s"),
+            format!(
+                "deliveries to {} wait, the oldest for {seconds:.0} s",
+                counted(endpoints, "healthy endpoint", "healthy endpoints")
+            ),
             "Add dispatchers, raise the endpoints' concurrency or rate, and check the leases.",
         ),
     })
@@ -145,7 +163,10 @@ pub(super) async fn retries(db: &mut PgConnection) -> Result<Finding, sqlx::Erro
         0 => Finding::ok(CHECK, "none is overdue by more than five minutes"),
         _ => Finding::warning(
             CHECK,
-            format!("{overdue} are overdue, the first by {seconds:.0} s"),
+            format!(
+                "{} overdue, the first by {seconds:.0} s",
+                counted(overdue, "is", "are")
+            ),
             "Usual for endpoints that have failed for long and are tried one request at a time. Otherwise check the leases.",
         ),
     })

@@ -7,6 +7,7 @@
 use std::{
     error::Error,
     io::ErrorKind,
+    ops::ControlFlow,
     sync::{LazyLock, Mutex},
     time::{Duration, Instant},
 };
@@ -20,7 +21,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::Reason;
-use crate::{db_timeout::within, lock::lock};
+use crate::{db_timeout::within, lock::lock, telemetry::metrics::freshness::CLOCK};
 
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// During an outage: requests are rejected until a check sees its end.
@@ -229,10 +230,17 @@ pub async fn wait_until_writable(
         if seen.is_ok_and(|sight| !sight.read_only) {
             return Ok(true);
         }
-        tokio::select! {
-            () = tokio::time::sleep(CHECK_EVERY_IN_OUTAGE) => {}
-            () = stop.cancelled() => return Ok(false),
+        if pause_before_retry(stop).await.is_break() {
+            return Ok(false);
         }
+    }
+}
+
+/// For work that an outage has interrupted. Breaks if `stop` came first.
+pub async fn pause_before_retry(stop: &CancellationToken) -> ControlFlow<()> {
+    tokio::select! {
+        () = tokio::time::sleep(CHECK_EVERY_IN_OUTAGE) => ControlFlow::Continue(()),
+        () = stop.cancelled() => ControlFlow::Break(()),
     }
 }
 
@@ -310,6 +318,7 @@ fn observe(seen: &Result<Sight, sqlx::Error>) {
     let next = match seen {
         Ok(sight) => {
             checks.clock_offset_seconds = sight.clock_offset_seconds;
+            CLOCK.was_read();
             if sight.read_only {
                 checks.read_only_at = Some(now);
                 State::ReadOnly

@@ -5,6 +5,7 @@
 //! `top_endpoints.rs`, which operators turn on and which is bounded.
 
 mod database;
+pub(crate) mod freshness;
 mod pools;
 mod table_bytes;
 mod top_endpoints;
@@ -16,6 +17,7 @@ use metrics::{Counter, Gauge, Histogram, Label};
 use postrider_proto::{DeadReason, OutcomeKind};
 
 pub use database::watch as watch_database;
+pub use freshness::without_stale;
 pub use pools::{sample as sample_pools, watch as watch_pool};
 pub use table_bytes::watch as watch_table_bytes;
 pub use top_endpoints::{text as top_endpoints_text, watch as watch_top_endpoints};
@@ -195,6 +197,7 @@ impl Metrics {
             .set(gauges.lanes.saturating_sub(gauges.open + gauges.probing) as f64);
         self.circuits_open.set(gauges.open as f64);
         self.circuits_probing.set(gauges.probing as f64);
+        freshness::ENGINE.was_read();
     }
 }
 

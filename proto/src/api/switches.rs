@@ -11,6 +11,10 @@ pub struct Sending {
     pub stopped: bool,
     /// Stopped because this database is a restored copy that nobody has confirmed.
     pub restored: bool,
+    /// True with `restored` if it is unknown whether this is a copy: Postrider's database role may not execute
+    /// `pg_control_system()` any more. Grant that right, or confirm.
+    #[serde(default)]
+    pub identity_hidden: bool,
     pub stopped_at: Option<DateTime<Utc>>,
     pub stopped_by: Option<String>,
     pub reason: Option<String>,

@@ -76,6 +76,22 @@ impl Database {
         Self { name, server }
     }
 
+    /// A copy of it on the same server. Nobody may be connected to it.
+    pub(crate) async fn copy(&self) -> Self {
+        Self::copy_of(self.server.clone(), &self.name).await
+    }
+
+    /// In this database rather than in the server's own one.
+    pub(crate) async fn execute_here_as_superuser(&self, statement: &str) {
+        let options = self.server.cluster.superuser_options().database(&self.name);
+        let mut connection = PgConnection::connect_with(&options).await.expect("connected");
+        sqlx::raw_sql(AssertSqlSafe(statement))
+            .execute(&mut connection)
+            .await
+            .expect(statement);
+        connection.close().await.expect("closed");
+    }
+
     /// Pulls the server's plug and starts it again: what was not on disk is lost, every session is cut off.
     pub(crate) async fn crash_server(&self) {
         let mut restart = self.server.cluster.command("pg_ctl");

@@ -112,15 +112,18 @@ impl Engine {
             ReaderMessage::Done {
                 number,
                 tailed,
+                queue_read,
                 rows,
                 settings,
             } => {
                 self.state.reading = false;
+                if queue_read {
+                    self.vital.queue_was_read();
+                }
                 self.forget_recorded(number);
                 self.resume_after_withdrawals(number);
                 self.after_loading();
                 if tailed {
-                    self.vital.queue_was_read();
                     self.check_sweep_hits(number);
                 }
                 if let Some(snapshot) = settings {

@@ -7,7 +7,11 @@ use metrics::{Counter, Gauge};
 use sqlx::PgExecutor;
 use tokio_util::sync::CancellationToken;
 
-use super::{counter, gauge, labelled_gauge};
+use super::{
+    counter,
+    freshness::{SWITCHES, TABLES as TABLES_READ},
+    gauge, labelled_gauge,
+};
 use crate::db_timeout::WithDbTimeout;
 
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -81,6 +85,7 @@ async fn read_switches(db: impl PgExecutor<'_>) -> Result<(bool, i64), sqlx::Err
 
 impl TableMetrics {
     fn take_switches(&self, (stopped, paused): (bool, i64)) {
+        SWITCHES.was_read();
         self.sending_stopped.set(f64::from(u8::from(stopped)));
         self.tenants_paused.set(paused as f64);
     }
@@ -126,6 +131,7 @@ impl TableMetrics {
             }
         }
         self.has_read = true;
+        TABLES_READ.was_read();
         // Partitions that were dropped.
         if self.inserted.len() > tables.len() {
             let exists = |name: &String| tables.iter().any(|(found, ..)| found == name);

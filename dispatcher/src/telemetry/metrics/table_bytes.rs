@@ -6,7 +6,7 @@ use metrics::Gauge;
 use sqlx::PgExecutor;
 use tokio_util::sync::CancellationToken;
 
-use super::labelled_gauge;
+use super::{freshness::TABLE_BYTES, labelled_gauge};
 use crate::db_timeout::WithDbTimeout;
 
 /// Sizes change slowly, and each partition costs a few calls of the file system.
@@ -34,6 +34,7 @@ where
         let wait = match read(&pool).with_db_timeout().await {
             Ok(sizes) => {
                 set(gauges.get_or_insert_with(register), &sizes);
+                TABLE_BYTES.was_read();
                 LOOK_EVERY
             }
             Err(error) => {
