@@ -1,8 +1,9 @@
 //! Charts and counters lead to the deliveries that they count, in a real browser.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Browser, Database, Postrider, Receiver};
+use crate::support::{Answer, Browser, Database, Person, Postrider, Receiver};
 
 /// The links of the bars that count something, with what they count.
 const BARS: &str = "return [...document.querySelectorAll('svg.chart a')]
@@ -115,4 +116,56 @@ async fn bars_and_failures_lead_to_the_deliveries_that_were_attempted_then() {
         .await;
     browser.see("input[name=attempted_since][aria-invalid]").await;
     browser.close().await;
+}
+
+/// The rows of a list of deliveries.
+fn rows(page: &str) -> usize {
+    page.matches("<tr data-key=").count()
+}
+
+#[tokio::test]
+async fn failures_alike_lead_to_those_that_were_counted_and_no_others() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.decide(|request| match request.path.as_str() {
+        "/rejects" => Answer::Status(503),
+        _ => Answer::HangUp,
+    });
+    let api = program.api();
+    let once = json!({ "retry_schedule": ["0s"] });
+    api.acme(&receiver.url("/rejects"), once.clone()).await;
+    api.endpoint("acme", &receiver.url("/breaks"), once).await;
+    for _ in 0..5 {
+        api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+            .await;
+    }
+    let dead = api.wait_for_state("acme", "dead", 10).await;
+    let of = |path: &str| -> Vec<&str> {
+        let is_there = |one: &&Value| one["url"].as_str().is_some_and(|url| url.ends_with(path));
+        let found = dead.iter().filter(is_there);
+        found.filter_map(|one| one["id"].as_str()).collect()
+    };
+    let (rejected, broken) = (of("/rejects"), of("/breaks"));
+    // The same has happened to discarded ones, but they are not counted: nothing is left to do about them.
+    for id in &rejected[..2] {
+        let path = format!("/tenants/acme/deliveries/{id}/discard");
+        let (status, told) = api.call(Method::POST, &path, None).await;
+        assert!(status.is_success(), "{told}");
+    }
+    let mut person = Person::signed_in(&program).await;
+    for (id, others) in [(rejected[4], 2), (broken[4], 4)] {
+        let (_, page) = person.visit(&format!("/deliveries/{id}")).await;
+        let told = format!("{others} other deliveries of this endpoint failed the same way");
+        let (_, after) = page.split_once(&told).unwrap_or_else(|| panic!("{told}: {page}"));
+        let link = after
+            .split("href=\"")
+            .nth(1)
+            .and_then(|rest| rest.split('"').next());
+        let link = link.expect("a link").replace("&#38;", "&");
+        assert!(link.contains("&failure=") && link.contains("&since="), "{link}");
+        let (status, page) = person.visit(&link).await;
+        assert!(status.is_success() && page.contains(id), "{link}: {page}");
+        assert_eq!(rows(&page), others + 1, "{link}: {page}");
+    }
 }

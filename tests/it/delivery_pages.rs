@@ -347,6 +347,53 @@ async fn a_rare_answer_is_found_however_much_was_accepted_since_and_a_long_searc
     assert!(page.contains("No matches") && pages > 1, "{page}");
 }
 
+/// More retries than one page looks up, all of another kind and newer than the one that is asked for.
+const MANY_WAITING: &str = "
+    with new as (
+        insert into postrider.events (id, tenant_id, type_id, schema_id, body)
+        select postrider.uuid_at(clock_timestamp() + n * interval '1 ms'), tenant_id, type_id, schema_id, body
+        from (select * from postrider.events limit 1) v, generate_series(1, 450) n
+        returning id, tenant_id, type_id),
+    waiting as (
+        insert into postrider.retries (endpoint_id, event_id, tenant_id, type_id, attempt, step, due_at)
+        select e.id, new.id, new.tenant_id, new.type_id, 1, 1, clock_timestamp() + interval '1 hour'
+        from new, postrider.endpoints e)
+    insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms, outcome, status)
+    select new.id, e.id, 1, new.tenant_id, new.type_id, clock_timestamp(), 1, 2, 503 from new, postrider.endpoints e";
+
+#[tokio::test]
+async fn a_kind_of_failure_that_only_lookups_tell_is_searched_for_in_bounded_steps() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::HangUp);
+    let api = program.api();
+    let later = json!({ "retry_schedule": ["0s", "1h"] });
+    api.acme(&receiver.url("/hook"), later).await;
+    let event = json!({ "id": "evt_rare", "type": "invoice.paid", "data": {} });
+    api.emit("acme", event).await;
+    until("it was tried once", || async {
+        let tried = "select count(*) from postrider.retries";
+        (database.count(tried).await == 1).then_some(())
+    })
+    .await;
+    database.execute(MANY_WAITING).await;
+    let mut person = Person::signed_in(&program).await;
+    let (_, page) = person.visit("/deliveries?failure=5xx").await;
+    assert!(page.contains("/hook"), "{page}");
+    let mut found = 0;
+    for class in ["connection", "invalid_response"] {
+        let (_, page) = person.visit(&format!("/deliveries?failure={class}")).await;
+        assert!(page.contains("No matches so far"), "{page}");
+        let next = page.split("next\" href=\"").nth(1).expect("a link");
+        let next = next.split('"').next().unwrap_or_default().replace("&#38;", "&");
+        let (_, page) = person.visit(&next).await;
+        assert!(!page.contains("No matches so far"), "{page}");
+        found += page.matches("title=\"evt_rare\"").count();
+    }
+    assert_eq!(found, 1, "in one of them, on its second page");
+}
+
 #[tokio::test]
 async fn what_customers_supply_is_text_on_every_page() {
     const HOSTILE: &str = "<script>alert(1)</script>";

@@ -4,6 +4,7 @@
 
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
+use askama::Template;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use tokio::{
     sync::{Semaphore, mpsc},
@@ -12,6 +13,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
+use super::{Frame, Markup};
 use crate::{
     Pool,
     auth::{Role, Session},
@@ -40,6 +42,13 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// user that the page may be out of date.
 const CONFIRM_EVERY: Duration = Duration::from_secs(4);
 
+/// Why nothing is sent: a live part of every live page.
+#[derive(Template)]
+#[template(path = "hold.html")]
+struct HoldPart {
+    frame: Frame,
+}
+
 /// State shared by all streams.
 #[derive(Clone)]
 pub(crate) struct Live {
@@ -65,7 +74,18 @@ impl Viewer {
             return false;
         }
         self.checked = Instant::now();
-        matches!(self.session.is_open(&self.pool).await, Ok(false))
+        match self.session.again(&self.pool).await {
+            Ok(Some(session)) => self.session.hold = session.hold,
+            Ok(None) => return true,
+            Err(_) => {}
+        }
+        false
+    }
+
+    /// The part of every page that says why nothing is sent.
+    fn hold(&self) -> String {
+        let frame = Frame::new(self.session.clone(), "");
+        Markup::of_part(&HoldPart { frame }).0
     }
 }
 
@@ -153,8 +173,8 @@ impl Live {
                 let rendered = render().await;
                 drop(turn);
                 let (html, last) = match rendered {
-                    Ok(Content::Html(html)) => (html, false),
-                    Ok(Content::Last(html)) => (html, true),
+                    Ok(Content::Html(html)) => (html + &viewer.hold(), false),
+                    Ok(Content::Last(html)) => (html + &viewer.hold(), true),
                     Err(_) => continue,
                 };
                 let event = match html == before {
@@ -201,6 +221,8 @@ mod tests {
         pool.expect("a form").into()
     }
 
+    const HOLD: &str = "<div data-part=\"hold\"></div>";
+
     #[tokio::test]
     async fn a_part_is_sent_when_it_changed_and_the_stream_ends_after_the_last() {
         let mut contents = ["a\r\nb", "a\r\nb", "c"].into_iter();
@@ -218,7 +240,7 @@ mod tests {
             String::from_utf8(body.collect().await.expect("an end").to_bytes().to_vec()).expect("text");
         assert_eq!(
             text,
-            "data: a&#13;\ndata: b\n\ndata: c\n\ndata: d\n\nevent: end\ndata: end\n\n"
+            "data: a&#13;\ndata: b#\n\ndata: c#\n\ndata: d#\n\nevent: end\ndata: end\n\n".replace('#', HOLD)
         );
     }
 
