@@ -168,7 +168,7 @@ function follow(element) {
 
   function stop(text) {
     isOver = true;
-    if (text) say(text);
+    say(text);
   }
 
   function apply() {
@@ -188,8 +188,6 @@ function follow(element) {
     } else if (name === "unchanged" && held === null) {
       confirmed = new Date();
       say("");
-    } else if (name === "end") {
-      stop();
     } else if (name === "signed-out") {
       signIn.hidden = false;
       stop("Your session has ended.");

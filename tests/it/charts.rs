@@ -134,19 +134,18 @@ async fn failures_alike_lead_to_those_that_were_counted_and_no_others() {
     });
     let api = program.api();
     let once = json!({ "retry_schedule": ["0s"] });
-    api.acme(&receiver.url("/rejects"), once.clone()).await;
-    api.endpoint("acme", &receiver.url("/breaks"), once).await;
+    let rejects = api.acme(&receiver.url("/rejects"), once.clone()).await;
+    let breaks = api.endpoint("acme", &receiver.url("/breaks"), once).await;
     for _ in 0..5 {
         api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
             .await;
     }
     let dead = api.wait_for_state("acme", "dead", 10).await;
-    let of = |path: &str| -> Vec<&str> {
-        let is_there = |one: &&Value| one["url"].as_str().is_some_and(|url| url.ends_with(path));
-        let found = dead.iter().filter(is_there);
+    let of = |endpoint: &str| -> Vec<&str> {
+        let found = dead.iter().filter(|one| one["endpoint"] == endpoint);
         found.filter_map(|one| one["id"].as_str()).collect()
     };
-    let (rejected, broken) = (of("/rejects"), of("/breaks"));
+    let (rejected, broken) = (of(&rejects.id), of(&breaks.id));
     // The same has happened to discarded ones, but they are not counted: nothing is left to do about them.
     for id in &rejected[..2] {
         let path = format!("/tenants/acme/deliveries/{id}/discard");

@@ -99,6 +99,13 @@ async fn a_button_acts_on_what_the_page_shows_after_an_update() {
     browser.see(".state.delivered").await;
     browser.press("Replay").await;
     receiver.wait_for(5).await;
+    browser.see(".state.delivered").await;
+    browser.read("Attempt 5").await;
+
+    // Nothing is left to happen by itself, but somebody else replays it.
+    attempted(&api, 5).await;
+    replay(&api, &id).await;
+    browser.read("Attempt 6").await;
     browser.close().await;
 }
 

@@ -74,7 +74,6 @@ pub(crate) struct DeliveryPage {
     version: String,
     actions: Markup,
     now: Markup,
-    is_pending: bool,
     is_signed: bool,
     neighbours: Neighbours,
     body: ShownBody,
@@ -91,7 +90,7 @@ struct Actions<'a> {
     is_pending: bool,
 }
 
-/// The attempts: a live part while the delivery is pending.
+/// The attempts, a live part. Those of a finished delivery change too: somebody may replay it.
 #[derive(Template)]
 #[template(path = "delivery_now.html")]
 struct Now {
@@ -258,7 +257,6 @@ pub(crate) async fn show(
         line: now.line.clone(),
         event_number: id.event.generated(),
         version,
-        is_pending: now.is_pending,
         now: Markup::of(&now)?,
         is_signed: now.attempts.iter().any(|one| !one.request_headers.is_empty()),
         neighbours: neighbours::of(&visit.app.pool, id).await.map_err(Problem::from)?,
@@ -283,7 +281,7 @@ pub(crate) async fn follow(
             let html = Markup::of(&now.actions(&frame))?.0 + &Markup::of(&now)?.0;
             Ok(match now.is_pending {
                 true => Content::Html(html),
-                false => Content::Last(html),
+                false => Content::Settled(html),
             })
         }
     })

@@ -36,7 +36,7 @@ use crate::{
         holds::{self, Hold, Switches},
         pending::{self, Pending},
         rotations::{self, Of},
-        statistics,
+        statistics::{self, CountRow},
     },
 };
 
@@ -321,8 +321,12 @@ async fn load(app: &Shared, subject: &Subject) -> Result<Now, Problem> {
         .fetch_one(pool)
         .await?;
     let mut series = Series::until(now, TimeDelta::minutes(15), STEPS);
-    for count in statistics::minutes(pool, &[row.id], series.begin).await? {
-        series.add(&count);
+    for count in statistics::steps(pool, row.id, series.begin, series.step).await? {
+        series.add(&CountRow::from(count));
+    }
+    let mut total = Totals::default();
+    for count in statistics::hours(pool, &[row.id], series.begin).await? {
+        total.add(&count);
     }
     let activity = activity::of_endpoints(pool, &[row.id]).await?.pop();
     let concurrency = row
@@ -330,7 +334,6 @@ async fn load(app: &Shared, subject: &Subject) -> Result<Now, Problem> {
         .concurrency
         .map_or(usize::from(app.defaults.concurrency), |n| n.max(1) as usize);
     let in_flight = activity.as_ref().map_or(0, |activity| activity.in_flight);
-    let total = series.total();
     Ok(Now {
         health: chart::health(&series, &format!("endpoint={}&amp;", row.public_id)),
         histogram: chart::histogram(&total),

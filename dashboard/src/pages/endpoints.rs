@@ -161,18 +161,10 @@ async fn described(app: &Shared, rows: Vec<ListedRow>, is_team: bool) -> Result<
     let empty = Series::until(now, TimeDelta::hours(1), HOURS_SHOWN);
     let mut series: HashMap<EndpointId, Series> = HashMap::new();
     for row in statistics::plain_hours(&app.pool, &ids, empty.begin).await? {
-        let count = CountRow {
-            at: row.at,
-            delivered: i32::try_from(row.delivered).unwrap_or(i32::MAX),
-            retried: i32::try_from(row.retried).unwrap_or(i32::MAX),
-            dead: i32::try_from(row.dead).unwrap_or(i32::MAX),
-            classes: Vec::new(),
-            durations: Vec::new(),
-        };
         series
             .entry(row.endpoint_id)
             .or_insert_with(|| empty.clone())
-            .add(&count);
+            .add(&CountRow::from(row));
     }
     let mut activity: HashMap<EndpointId, ActivityRow> = activity::of_endpoints(&app.pool, &ids)
         .await?

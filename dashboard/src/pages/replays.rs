@@ -311,7 +311,7 @@ pub(crate) async fn follow(
             let frame = &frame;
             let html = Markup::of(&Actions { frame, shown })?.0 + &Markup::of(&Now { shown })?.0;
             Ok(match shown.is_settled() {
-                true => Content::Last(html),
+                true => Content::Settled(html),
                 false => Content::Html(html),
             })
         }

@@ -248,13 +248,19 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
+    /// Whatever index is read, discarded deliveries are listed by that state only.
+    fn has_failed(&self, delivery: &Delivery, failure: Failure) -> bool {
+        delivery.has_failed(failure) && (self.state.is_some() || delivery.state() != DeliveryState::Discarded)
+    }
+
     fn admits(&self, delivery: &Delivery) -> bool {
         self.state.is_none_or(|state| state == delivery.state())
             && self.status_code.is_none_or(|code| Some(code) == delivery.status)
             && self.reason.is_none_or(|reason| Some(reason) == delivery.reason)
-            && (self.attempted.is_some() || self.failure.is_none_or(|failure| delivery.has_failed(failure)))
-            // Whatever index is read, discarded ones are listed by that state only.
-            && (self.attempted.is_some() || self.failure.is_none() || self.state.is_some() || delivery.state() != DeliveryState::Discarded)
+            && (self.attempted.is_some()
+                || self
+                    .failure
+                    .is_none_or(|failure| self.has_failed(delivery, failure)))
             && self
                 .attempts_min
                 .is_none_or(|least| delivery.attempt_count >= least)
@@ -351,6 +357,9 @@ pub(crate) async fn list(
     for _ in 0..SCAN_STEPS_MAX {
         let keys = scope.keys(pool, filter, span).await?;
         let mut matching: Vec<DeliveryKey> = keys.iter().filter(|key| key.may_match).copied().collect();
+        if let Some(failure) = span.failure {
+            retain_failed(pool, &mut matching, failure).await?;
+        }
         let is_cut = loaded + matching.len() > loaded_max;
         matching.truncate(loaded_max - loaded);
         for delivery in describe_in_parts(pool, &matching, limit as usize - found.len() + 1, filter).await? {
@@ -425,6 +434,21 @@ async fn describe_in_parts(
         }
     }
     Ok(found)
+}
+
+/// Keeps those whose latest attempt has failed like this.
+async fn retain_failed(pool: &Pool, keys: &mut Vec<DeliveryKey>, failure: Failure) -> sqlx::Result<()> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let latest = attempts::latest_of(pool, keys).await?;
+    let failed: HashSet<DeliveryId> = latest
+        .iter()
+        .filter(|one| failure.matches(one.outcome, one.status))
+        .map(|one| one.delivery())
+        .collect();
+    keys.retain(|key| failed.contains(&key.id()));
+    Ok(())
 }
 
 /// Keeps those with an attempt that the filter asks for.

@@ -25,7 +25,7 @@ const SCAN_UNSENT_MAX: i64 = 200;
 /// Tenants whose events are looked up for a list of all.
 const TENANTS_PROBED_MAX: i64 = 20_000;
 /// One probe for each tenant and day: a list of many tenants covers fewer days.
-const PROBES_MAX: i64 = 50_000;
+const PROBES_MAX: i64 = 25_000;
 /// Ended deliveries that are counted of one event.
 const ENDED_COUNTED_MAX: i64 = 1_000;
 /// Clocks of producers' databases may be ahead.
