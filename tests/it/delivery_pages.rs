@@ -342,7 +342,7 @@ async fn a_rare_answer_is_found_however_much_was_accepted_since_and_a_long_searc
         let next = next.split('"').next().unwrap_or_default().replace("&#38;", "&");
         page = person.visit(&next).await.1;
         pages += 1;
-        assert!(pages < 10, "a search comes to an end");
+        assert!(pages < 20, "a search comes to an end");
     }
     assert!(page.contains("No matches") && pages > 1, "{page}");
 }
@@ -383,15 +383,15 @@ async fn a_kind_of_failure_that_only_lookups_tell_is_searched_for_and_found_furt
     assert!(page.contains("/hook"), "{page}");
     let mut found = 0;
     for class in ["connection", "invalid_response"] {
-        let (_, page) = person.visit(&format!("/deliveries?failure={class}")).await;
+        let (_, mut page) = person.visit(&format!("/deliveries?failure={class}")).await;
         assert!(page.contains("No matches so far"), "{page}");
-        let next = page.split("next\" href=\"").nth(1).expect("a link");
-        let next = next.split('"').next().unwrap_or_default().replace("&#38;", "&");
-        let (_, page) = person.visit(&next).await;
-        assert!(!page.contains("No matches so far"), "{page}");
+        while let Some(next) = page.split("next\" href=\"").nth(1) {
+            let next = next.split('"').next().unwrap_or_default().replace("&#38;", "&");
+            page = person.visit(&next).await.1;
+        }
         found += page.matches("title=\"evt_rare\"").count();
     }
-    assert_eq!(found, 1, "in one of them, on its second page");
+    assert_eq!(found, 1, "in one of them, however far back");
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Deliveries examined for one page before it is returned as it is, with a cursor.
-const SCAN_MAX: usize = 2_000;
+const SCAN_MAX: usize = 1_000;
 /// Deliveries loaded for one page because their rows could not tell whether they match.
 const LOADED_MAX: usize = 400;
 const SCAN_STEPS_MAX: usize = 5;
