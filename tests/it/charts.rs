@@ -204,8 +204,8 @@ async fn a_bar_of_a_whole_hour_leads_to_the_deliveries_of_all_of_it() {
         Person::signed_in(&program).await,
     ] {
         let (_, page) = person.visit("/?range=24h").await;
-        let bars = page.split("<a href=\"/deliveries?attempted_since=").skip(1);
-        let bar = bars.filter(|bar| bar.contains(": 1 delivered")).next();
+        let mut bars = page.split("<a href=\"/deliveries?attempted_since=").skip(1);
+        let bar = bars.find(|bar| bar.contains(": 1 delivered"));
         let link = bar.and_then(|bar| bar.split('"').next()).expect("a bar");
         let link = format!("/deliveries?attempted_since={}", link.replace("&amp;", "&"));
         let (_, list) = person.visit(&link).await;
