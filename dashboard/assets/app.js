@@ -12,7 +12,7 @@
 //   <input list="tenants">          suggests tenants
 //   <dialog popover>                opened as a modal dialog; at once if the server rendered it open
 //   <form data-confirm="…">         asks for confirmation before submitting, in the dialog #confirm
-//   <select data-submit>            submits its form on change
+//   <select data-submit>            submits its form on change; changed with the keyboard, on Enter
 //   <input data-all="name">         checks or unchecks all boxes with that name in its form
 //   <input data-search="#list">     hides what does not contain its text: [data-item], and [data-group] without items
 //   <input data-pattern="a.*">      disables boxes whose data-included-in has this pattern while it is checked
@@ -168,7 +168,7 @@ function follow(element) {
 
   function stop(text) {
     isOver = true;
-    if (text) say(text);
+    say(text);
   }
 
   function apply() {
@@ -188,8 +188,6 @@ function follow(element) {
     } else if (name === "unchanged" && held === null) {
       confirmed = new Date();
       say("");
-    } else if (name === "end") {
-      stop();
     } else if (name === "signed-out") {
       signIn.hidden = false;
       stop("Your session has ended.");
@@ -392,8 +390,16 @@ document.addEventListener("submit", (event) => {
   dialog.showModal();
 });
 
+// Arrow keys change a select one option at a time: the first one must not lead away from the others.
+document.addEventListener("pointerdown", ({ target }) => { if (target.dataset?.submit !== undefined) target.dataset.submit = ""; });
+document.addEventListener("keydown", ({ key, target }) => {
+  if (target.dataset?.submit === undefined) return;
+  if (key === "Enter") target.form.requestSubmit();
+  else target.dataset.submit = "keys";
+});
+
 document.addEventListener("change", (event) => {
-  if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
+  if (event.target.dataset.submit === "") event.target.form.requestSubmit();
   const all = event.target.dataset.all;
   if (all) event.target.form.querySelectorAll(`[name="${CSS.escape(all)}"]`).forEach((box) => { box.checked = event.target.checked; });
 });

@@ -342,9 +342,56 @@ async fn a_rare_answer_is_found_however_much_was_accepted_since_and_a_long_searc
         let next = next.split('"').next().unwrap_or_default().replace("&#38;", "&");
         page = person.visit(&next).await.1;
         pages += 1;
-        assert!(pages < 10, "a search comes to an end");
+        assert!(pages < 20, "a search comes to an end");
     }
     assert!(page.contains("No matches") && pages > 1, "{page}");
+}
+
+/// More retries than one page examines, all of another kind and newer than the one that is asked for.
+const MANY_WAITING: &str = "
+    with new as (
+        insert into postrider.events (id, tenant_id, type_id, schema_id, body)
+        select postrider.uuid_at(clock_timestamp() + n * interval '1 ms'), tenant_id, type_id, schema_id, body
+        from (select * from postrider.events limit 1) v, generate_series(1, 2500) n
+        returning id, tenant_id, type_id),
+    waiting as (
+        insert into postrider.retries (endpoint_id, event_id, tenant_id, type_id, attempt, step, due_at)
+        select e.id, new.id, new.tenant_id, new.type_id, 1, 1, clock_timestamp() + interval '1 hour'
+        from new, postrider.endpoints e)
+    insert into postrider.attempts (event_id, endpoint_id, number, tenant_id, type_id, started_at, duration_ms, outcome, status)
+    select new.id, e.id, 1, new.tenant_id, new.type_id, clock_timestamp(), 1, 2, 503 from new, postrider.endpoints e";
+
+#[tokio::test]
+async fn a_kind_of_failure_that_only_lookups_tell_is_searched_for_and_found_further_back() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::HangUp);
+    let api = program.api();
+    let later = json!({ "retry_schedule": ["0s", "1h"] });
+    api.acme(&receiver.url("/hook"), later).await;
+    let event = json!({ "id": "evt_rare", "type": "invoice.paid", "data": {} });
+    api.emit("acme", event).await;
+    until("it was tried once", || async {
+        let tried = "select count(*) from postrider.retries";
+        (database.count(tried).await == 1).then_some(())
+    })
+    .await;
+    database.execute(MANY_WAITING).await;
+    let mut person = Person::signed_in(&program).await;
+    let (_, page) = person.visit("/deliveries?failure=5xx").await;
+    assert!(page.contains("/hook"), "{page}");
+    let mut found = 0;
+    for class in ["connection", "invalid_response"] {
+        let (_, mut page) = person.visit(&format!("/deliveries?failure={class}")).await;
+        assert!(page.contains("No matches so far"), "{page}");
+        while let Some(next) = page.split("next\" href=\"").nth(1) {
+            let next = next.split('"').next().unwrap_or_default().replace("&#38;", "&");
+            page = person.visit(&next).await.1;
+        }
+        found += page.matches("title=\"evt_rare\"").count();
+    }
+    assert_eq!(found, 1, "in one of them, however far back");
 }
 
 #[tokio::test]
@@ -496,4 +543,31 @@ async fn an_attempt_shows_its_time_and_a_failed_one_where_it_went() {
         assert!(succeeded.contains(part), "no {part} in {succeeded}");
     }
     browser.close().await;
+}
+
+#[tokio::test]
+async fn an_attempt_that_found_no_receiver_claims_no_request() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let once = json!({ "retry_schedule": ["0s"] });
+    // The receiver does not speak TLS, and nobody listens at the other address.
+    let tls = receiver.url("/plain").replace("http://", "https://");
+    api.acme(&tls, once.clone()).await;
+    api.endpoint("acme", "http://127.0.0.1:1/nobody", once).await;
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    let mut person = Person::signed_in(&program).await;
+    for one in api.wait_for_state("acme", "dead", 2).await {
+        let id = one["id"].as_str().expect("an id");
+        let whole = api.get(&format!("/tenants/acme/deliveries/{id}")).await;
+        assert_eq!(whole["attempts"][0]["request_headers"], json!({}), "{whole}");
+        let (_, page) = person.visit(&format!("/deliveries/{id}")).await;
+        assert!(page.contains("no request was sent"), "{page}");
+        for claim in ["Request headers", "Debug signature"] {
+            assert!(!page.contains(claim), "{claim}: {page}");
+        }
+    }
+    assert_eq!(receiver.count(), 0);
 }

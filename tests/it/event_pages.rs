@@ -77,7 +77,7 @@ async fn the_page_of_an_event_says_why_each_endpoint_did_or_did_not_get_it() {
         assert_eq!(status, StatusCode::OK);
         for (path, reason) in [
             ("/gets", "delivered"),
-            ("/paused", "The endpoint is paused."),
+            ("/paused", "On hold until the endpoint is resumed"),
             (
                 "/orders",
                 "Not subscribed to invoice.paid. Subscribed to: order.*.",

@@ -122,6 +122,84 @@ async fn rejected_forms_keep_their_input_and_put_the_focus_on_the_first_error() 
 }
 
 #[tokio::test]
+async fn filters_and_the_form_that_recovers_an_endpoint_show_their_errors_in_place() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/plain"), json!({})).await;
+    // A URL that is pasted whole is found, however long it is.
+    let long = receiver.url(&format!("/long?token={}", "x".repeat(600)));
+    api.endpoint("acme", &long, json!({})).await;
+    let mut person = Person::signed_in(&program).await;
+    let pasted: String = url::form_urlencoded::byte_serialize(long.as_bytes()).collect();
+    for path in [format!("/endpoints?text={pasted}"), format!("/search?q={pasted}")] {
+        let (status, page) = person.visit(&path).await;
+        assert_eq!(status, StatusCode::OK, "{page}");
+        assert!(
+            page.contains("/long?token=") && !page.contains("/plain"),
+            "{page}"
+        );
+    }
+
+    // A character that turns the text around.
+    for (path, field) in [
+        ("/endpoints?text=%E2%80%AEabc", "text"),
+        ("/endpoints?state=green", "state"),
+        ("/tenants?q=%E2%80%AEabc", "q"),
+        (
+            "/dead-letters/preview?endpoint=ep_nobody&kind=missing&since=2026-01-01T00:00",
+            "endpoint",
+        ),
+    ] {
+        let (status, page) = person.visit(path).await;
+        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{path}: {page}");
+        let invalid = format!("aria-invalid=\"true\" aria-describedby=\"{field}-error\" autofocus");
+        for part in [
+            &*invalid,
+            &format!("id=\"{field}-error\""),
+            "aria-label=\"Main menu\"",
+        ] {
+            assert!(page.contains(part), "no {part} on {path}: {page}");
+        }
+    }
+    let path = "/dead-letters/preview?endpoint=ep_nobody&kind=missing&since=2026-01-01T00:00";
+    let (_, page) = person.visit(path).await;
+    for part in [
+        "There is no endpoint &#34;ep_nobody&#34;.",
+        "value=\"ep_nobody\"",
+        "value=\"missing\" selected",
+        "value=\"2026-01-01T00:00\"",
+        " open>",
+    ] {
+        assert!(page.contains(part), "no {part}: {page}");
+    }
+}
+
+#[tokio::test]
+async fn a_filter_is_chosen_with_the_arrow_keys_and_applied_with_enter() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    browser.open(&program.url("/deliveries")).await;
+    browser
+        .script("document.querySelector('select[name=state]').focus()")
+        .await;
+    let chosen = "return [document.activeElement.name, document.activeElement.value, location.search]";
+    for state in ["pending", "delivered", "dead"] {
+        browser.type_keys(&Key::Down.to_string()).await;
+        assert_eq!(browser.script(chosen).await, json!(["state", state, ""]));
+    }
+    browser.type_keys(&Key::Enter.to_string()).await;
+    browser.see("option[value=dead][selected]").await;
+    assert!(browser.address().await.contains("state=dead"));
+    browser.click("select[name=state] option[value=pending]").await;
+    browser.see("option[value=pending][selected]").await;
+    browser.close().await;
+}
+
+#[tokio::test]
 async fn reloading_a_result_creates_nothing_and_shows_it_no_more() {
     let database = Database::fresh().await;
     let program = Postrider::start(&database).await;

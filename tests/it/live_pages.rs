@@ -6,6 +6,7 @@ use reqwest::{Method, StatusCode};
 use rustix::process::Signal;
 use serde_json::json;
 
+use crate::event_pages::customer;
 use crate::support::{Answer, Api, Browser, Database, Form, Person, Postrider, Receiver, until};
 
 /// More than the connections that a browser opens to one site.
@@ -98,6 +99,13 @@ async fn a_button_acts_on_what_the_page_shows_after_an_update() {
     browser.see(".state.delivered").await;
     browser.press("Replay").await;
     receiver.wait_for(5).await;
+    browser.see(".state.delivered").await;
+    browser.read("Attempt 5").await;
+
+    // Nothing is left to happen by itself, but somebody else replays it.
+    attempted(&api, 5).await;
+    replay(&api, &id).await;
+    browser.read("Attempt 6").await;
     browser.close().await;
 }
 
@@ -230,6 +238,92 @@ async fn a_page_whose_session_ended_says_so_within_seconds() {
     ended.await.expect("within seconds");
     browser.press("Sign in").await;
     browser.see("input[name=password]").await;
+    browser.close().await;
+}
+
+/// Stops all sending, or resumes it.
+async fn put_sending(api: &Api, body: serde_json::Value) {
+    let (status, told) = api.call(Method::PUT, "/sending", Some(body)).await;
+    assert_eq!(status, StatusCode::OK, "{told}");
+}
+
+#[tokio::test]
+async fn open_pages_say_that_sending_was_stopped_and_promise_nothing_until_it_is_resumed() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    let endpoint = api.acme(&receiver.url("/hook"), json!({})).await;
+    let page = program.url(&format!("/endpoints/{}", endpoint.id));
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    browser.open(&page).await;
+    browser.see("h1 .state.active").await;
+    browser.read("Attempts are sent as usual.").await;
+
+    let stop = json!({ "stopped": true, "reason": "bad deploy" });
+    put_sending(&api, stop).await;
+    api.emit("acme", json!({ "type": "invoice.paid", "data": {} }))
+        .await;
+    // The page is open all the time.
+    for part in [
+        "All sending is stopped",
+        "Reason: bad deploy",
+        "sending stopped",
+        "On hold",
+        "Nothing is sent until sending is resumed.",
+    ] {
+        browser.read(part).await;
+    }
+    let words = browser.words().await;
+    assert!(!words.contains("Attempts are sent as usual"), "{words}");
+    for (scheme, rules) in [("light", "all"), ("dark", "color-contrast")] {
+        browser.scheme(scheme).await;
+        let found = browser.violations(rules).await;
+        assert!(found.is_empty(), "{}", found.join("\n\n"));
+    }
+    browser.open(&program.url("/endpoints")).await;
+    browser.see("td .state.paused").await;
+    browser.open(&program.url("/")).await;
+    let hint = "return document.querySelector('a.figure[href$=\"state=pending\"] .hint').textContent";
+    assert_eq!(
+        browser.script(hint).await,
+        json!("waiting for a retry or on hold")
+    );
+
+    let held = api.deliveries("acme", "").await;
+    let held = held[0]["id"].as_str().expect("an id");
+    browser.open(&program.url(&format!("/deliveries/{held}"))).await;
+    browser
+        .read("On hold: it will be sent when sending is resumed")
+        .await;
+    let event = format!(
+        "/events?tenant=acme&event={}",
+        api.deliveries("acme", "").await[0]["event"]
+            .as_str()
+            .expect("an id")
+    );
+    let list = browser.address().await;
+    browser.open(&program.url(&event)).await;
+    browser.click("main tbody a").await;
+    browser.read("On hold until sending is resumed").await;
+    browser.open(&list).await;
+    put_sending(&api, json!({ "stopped": false })).await;
+    browser.see(".state.delivered").await;
+    browser.open(&page).await;
+    browser.see("h1 .state.active").await;
+
+    // A paused tenant: its customers learn that nothing is sent, and not whose decision it was.
+    let (status, _) = api.call(Method::PUT, "/tenants/acme/pause", None).await;
+    assert_eq!(status, StatusCode::OK);
+    browser.read("tenant paused").await;
+    let mut customer = customer(&program, "acme").await;
+    let (_, own) = customer.visit(&format!("/endpoints/{}", endpoint.id)).await;
+    assert!(own.contains("sending paused"), "{own}");
+    assert!(
+        !own.contains("tenant paused") && !own.contains("The tenant"),
+        "{own}"
+    );
     browser.close().await;
 }
 

@@ -98,7 +98,7 @@ async fn ids_lead_to_their_pages_and_names_to_grouped_results_of_the_own_tenant_
         "{list}"
     );
 
-    let long = "x".repeat(201);
+    let long = "x".repeat(2_049);
     for path in ["/search", "/search/suggestions", "/search/tenants"] {
         let (status, _) = person.visit(&format!("{path}?q={long}")).await;
         assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{path}");

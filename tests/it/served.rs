@@ -1,9 +1,9 @@
 //! How pages and assets are served: compressed, kept by browsers, and readable on a phone.
 
-use reqwest::{Client, Response, StatusCode, header};
+use reqwest::{Client, Method, Response, StatusCode, header};
 use serde_json::json;
 
-use crate::support::{Browser, Database, Person, Postrider, Receiver};
+use crate::support::{Answer, Browser, Crawl, Database, Person, Postrider, Receiver};
 
 async fn get(client: &Client, url: &str, name: header::HeaderName, value: &str) -> Response {
     client
@@ -119,5 +119,53 @@ async fn a_long_url_is_short_in_its_heading_and_the_phone_menu_shows_the_page() 
             return box.left >= 0 && box.right <= window.innerWidth && window.scrollY === 0";
         assert_eq!(browser.script(shown).await, json!(true), "{path}");
     }
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn no_page_is_wider_than_its_window_however_long_the_names_on_it_are() {
+    let database = Database::fresh().await;
+    let program = Postrider::start(&database).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(Answer::Status(500));
+    let api = program.api();
+    let name = format!("{}.paid", "long_name_".repeat(12));
+    api.event_type(&name).await;
+    let url = receiver.url(&format!("/{}", "a".repeat(1_900)));
+    let more = json!({ "description": "D".repeat(1_000), "retry_schedule": ["0s"] });
+    api.acme(&url, more).await;
+    let event = json!({ "id": "e".repeat(128), "type": name, "ordering_key": "k".repeat(100),
+        "data": { "long": "x".repeat(5_000) } });
+    let (status, told) = api.emit("acme", event).await;
+    assert!(status.is_success(), "{told}");
+    api.wait_for_state("acme", "dead", 1).await;
+    let key = json!({ "role": "producer", "name": "n".repeat(128) });
+    api.call(Method::POST, "/api-keys", Some(key)).await;
+    let slug = "t".repeat(64);
+    let tenant = json!({ "name": "N".repeat(300) });
+    api.call(Method::PUT, &format!("/tenants/{slug}"), Some(tenant))
+        .await;
+    let browser = Browser::start().await;
+    browser.sign_in(&program).await;
+    let (mut wide, mut pages) = (Vec::new(), 0);
+    let mut crawl = Crawl::from(&["/".to_owned(), format!("/tenants/{slug}")]);
+    while let Some(page) = crawl.next() {
+        pages += 1;
+        for width in [360, 1024] {
+            browser.resize(width, 800).await;
+            browser.open(&program.url(&page)).await;
+            let excess = "return document.documentElement.scrollWidth - document.documentElement.clientWidth";
+            let excess = browser.script(excess).await;
+            if excess != json!(0) {
+                wide.push(format!("{page} at {width}: {excess}"));
+            }
+        }
+        let mut links = browser.links().await;
+        // A file.
+        links.retain(|link| !link.ends_with("/body"));
+        crawl.learn(links);
+    }
+    assert!(pages > 20, "{pages}");
+    assert!(wide.is_empty(), "{}", wide.join("\n"));
     browser.close().await;
 }

@@ -53,6 +53,15 @@ fn attempt_view(row: AttemptRow, context: &Context) -> Attempt {
     }
 }
 
+/// Whether the attempt got as far as a request.
+fn is_connected(outcome: i16) -> bool {
+    use OutcomeKind::{ConnectionFailed, Forbidden, NameNotFound, NotSent, ProxyFailed, TlsFailed};
+    !matches!(
+        OutcomeKind::from_number(outcome),
+        Some(NameNotFound | ConnectionFailed | TlsFailed | Forbidden | NotSent | ProxyFailed)
+    )
+}
+
 fn is_cut(body: Option<&[u8]>) -> bool {
     body.is_some_and(|bytes| bytes.len() > RESPONSE_KEPT_BYTES_MAX)
 }
@@ -85,11 +94,12 @@ impl Context {
             marker: row.replay_id.as_deref().map(Marker::Replay),
             trace: context.map(|context| (context, stored.and_then(|trace| trace.1.as_ref()))),
         };
-        // Without a signature, nothing was sent.
-        row.signature
-            .as_ref()
-            .map(|_| headers.shown())
-            .unwrap_or_default()
+        // Without a signature, or without a connection, nothing was sent.
+        let is_sent = row.signature.is_some() && is_connected(row.outcome);
+        match is_sent {
+            true => headers.shown(),
+            false => BTreeMap::new(),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     http::problem::Problem,
     tables::{
         audit::{self, Action, Entry},
-        deliveries, endpoints, queue,
+        deliveries, endpoints, holds, queue,
     },
 };
 
@@ -32,7 +32,7 @@ pub(crate) struct Asked {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Replayed {
     Queued,
-    /// Queued, and its endpoint is paused.
+    /// Queued, and sending to its endpoint is paused or stopped.
     OnHold,
     /// Nothing changed: it was in `queue`.
     AlreadyQueued,
@@ -54,7 +54,10 @@ pub(crate) async fn replay(
     let endpoint = endpoints::find_by_id(&mut *connection, id.endpoint)
         .await?
         .ok_or_else(|| Problem::not_found("delivery"))?;
+    let tenant = holds::of_tenant(&mut *connection, delivery.tenant_id).await?;
+    let is_held = tenant.is_some_and(|row| row.tenant_paused || row.sending_stopped);
     let queued = match endpoint.settings.state {
+        EndpointState::Active if is_held => Replayed::OnHold,
         EndpointState::Active => Replayed::Queued,
         EndpointState::Paused => Replayed::OnHold,
         EndpointState::Disabled => {

@@ -1,7 +1,7 @@
 //! The search box: ids of events, deliveries, endpoints and tenants; URLs and descriptions of endpoints; names of tenants.
 //! Invariant: in a tenant's scope nothing of another tenant is found, and no list of results is longer than `HITS_MAX`.
 
-use postrider_proto::{DeliveryId, TenantId};
+use postrider_proto::{DeliveryId, TenantId, limits::URL_BYTES_MAX};
 
 use crate::{
     Pool,
@@ -18,7 +18,8 @@ use crate::{
     },
 };
 
-pub(crate) const TEXT_BYTES_MAX: usize = 200;
+/// A URL of any length can be looked for.
+pub(crate) const TEXT_BYTES_MAX: usize = URL_BYTES_MAX;
 /// Results of one kind.
 pub(crate) const HITS_MAX: usize = 10;
 const TENANTS_SUGGESTED_MAX: i64 = 20;

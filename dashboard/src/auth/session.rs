@@ -138,9 +138,10 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the session is still valid and its person or tenant still exists.
-    pub(crate) async fn is_open(&self, pool: &Pool) -> Result<bool, Problem> {
-        Ok(sessions::find(pool, &self.token_hash).await?.is_some())
+    /// The session as it is now, if it is still valid and its person or tenant still exists.
+    pub(crate) async fn again(&self, pool: &Pool) -> Result<Option<Self>, Problem> {
+        let found = sessions::find(pool, &self.token_hash).await?;
+        Ok(found.and_then(|row| Self::read(row, self.token_hash)))
     }
 
     fn has_csrf(&self, given: &str) -> bool {

@@ -97,6 +97,13 @@ struct Entry {
     details: Vec<(String, String)>,
 }
 
+impl Entry {
+    /// Whether the subject is an id rather than a name.
+    fn is_id(&self) -> bool {
+        self.subject.contains('_')
+    }
+}
+
 impl From<AuditRow> for Entry {
     fn from(row: AuditRow) -> Self {
         let changes = row.changes.map(changes).unwrap_or_default();

@@ -9,8 +9,10 @@ use axum::{
     extract::{Path, State},
     response::Redirect,
 };
+use chrono::{DateTime, SecondsFormat, Utc};
+use postrider_dispatcher::statistics::Class;
 use postrider_proto::{
-    DeadReason, DeliveryId, DeliveryState, EndpointState, Failure, TenantId, api::Attempt,
+    DeadReason, DeliveryId, DeliveryState, Failure, OutcomeKind, TenantId, api::Attempt,
     limits::RESPONSE_KEPT_BYTES_MAX,
 };
 
@@ -19,6 +21,7 @@ use crate::{
     Shared,
     actions::{
         attempt_view::{self, Shown, attempts_of},
+        delivery_filter::failure_word,
         discards,
         failures::{advice, concerns_signature},
         replay::{Asked, Replayed},
@@ -32,7 +35,7 @@ use crate::{
     },
     tables::{
         self,
-        deliveries::{self, Delivery},
+        deliveries::{self, Delivery, time_of},
         events,
         failures::{self, Failed, Sample},
         neighbours::{self, Neighbours},
@@ -50,7 +53,10 @@ const DONE: [(&str, &str); 6] = [
         "queued",
         "Queued: it will be sent as soon as the endpoint has capacity.",
     ),
-    ("on-hold", "Queued: it will be sent when the endpoint is resumed."),
+    (
+        "on-hold",
+        "Queued: it is on hold until sending to the endpoint is resumed.",
+    ),
     ("already-queued", "Nothing changed: it was already queued."),
     (
         "attempted",
@@ -68,7 +74,6 @@ pub(crate) struct DeliveryPage {
     version: String,
     actions: Markup,
     now: Markup,
-    is_pending: bool,
     is_signed: bool,
     neighbours: Neighbours,
     body: ShownBody,
@@ -85,7 +90,7 @@ struct Actions<'a> {
     is_pending: bool,
 }
 
-/// The attempts: a live part while the delivery is pending.
+/// The attempts, a live part. Those of a finished delivery change too: somebody may replay it.
 #[derive(Template)]
 #[template(path = "delivery_now.html")]
 struct Now {
@@ -93,7 +98,6 @@ struct Now {
     reason: Option<String>,
     due: Moment,
     is_pending: bool,
-    endpoint_state: EndpointState,
     attempts: Vec<Attempt>,
     help: Option<Help>,
 }
@@ -122,18 +126,31 @@ impl Help {
         if advice.is_none() && alike.is_empty() {
             return None;
         }
-        let endpoint = &delivery.endpoint;
+        let events = alike.iter().map(|one| one.event);
+        let oldest = events.chain([delivery.id().event]).min();
         Some(Self {
             advice,
             concerns_signature: concerns_signature(failure),
             others: alike.len(),
             is_cut: sample.is_cut,
             since: Moment(alike.iter().map(|one| one.at).min()),
-            list: match delivery.status {
-                Some(status) => format!("/deliveries?endpoint={endpoint}&status_code={status}"),
-                None => format!("/dead-letters?endpoint={endpoint}"),
-            },
+            list: Self::list(delivery, failure, oldest.and_then(time_of)),
         })
+    }
+
+    /// The address of those that were counted, with the delivery itself. Unusual status codes are counted together.
+    fn list(delivery: &Delivery, failure: Failure, since: Option<DateTime<Utc>>) -> String {
+        let kind = OutcomeKind::from_number(delivery.outcome.unwrap_or_default());
+        let status = delivery.status.and_then(|status| u16::try_from(status).ok());
+        let class = kind.map(|kind| Class::of(kind, status));
+        let word = class.map_or("any", failure_word);
+        let mut list = format!("/deliveries?endpoint={}&failure={word}", delivery.endpoint);
+        if failure.status().is_some() && failure.status() == delivery.status {
+            list.extend(delivery.status.map(|status| format!("&status_code={status}")));
+        }
+        let since = since.map(|since| since.to_rfc3339_opts(SecondsFormat::Millis, true));
+        list.extend(since.map(|since| format!("&since={since}")));
+        list
     }
 }
 
@@ -214,7 +231,6 @@ async fn load(app: &Shared, scope: Option<TenantId>, id: DeliveryId) -> Result<(
         reason: delivery.reason.map(|reason| failure_reason(reason, &attempts)),
         due: Moment(delivery.due_at),
         is_pending: delivery.state() == DeliveryState::Pending,
-        endpoint_state: delivery.endpoint_state,
         attempts,
     };
     Ok((delivery, now))
@@ -241,7 +257,6 @@ pub(crate) async fn show(
         line: now.line.clone(),
         event_number: id.event.generated(),
         version,
-        is_pending: now.is_pending,
         now: Markup::of(&now)?,
         is_signed: now.attempts.iter().any(|one| !one.request_headers.is_empty()),
         neighbours: neighbours::of(&visit.app.pool, id).await.map_err(Problem::from)?,
@@ -266,7 +281,7 @@ pub(crate) async fn follow(
             let html = Markup::of(&now.actions(&frame))?.0 + &Markup::of(&now)?.0;
             Ok(match now.is_pending {
                 true => Content::Html(html),
-                false => Content::Last(html),
+                false => Content::Settled(html),
             })
         }
     })

@@ -33,9 +33,10 @@ use crate::{
         activity::{self, ActivityRow, HealthRow},
         deliveries::{self, Filter},
         endpoints::{self, EndpointRow, OutdatedPin},
+        holds::{self, Hold, Switches},
         pending::{self, Pending},
         rotations::{self, Of},
-        statistics, tenants,
+        statistics::{self, CountRow},
     },
 };
 
@@ -80,7 +81,9 @@ const DONE: [(&str, &str); 11] = [
 pub(super) struct Subject {
     pub(super) row: EndpointRow,
     pub(super) tenant: Tenant,
-    pub(super) tenant_paused: bool,
+    /// What keeps an endpoint from being sent to that was not paused itself.
+    hold: Option<Hold>,
+    is_team: bool,
     pub(super) health: HealthRow,
     pub(super) trial: TrialForms,
 }
@@ -91,18 +94,24 @@ impl Subject {
         let row = endpoints::find_in(&visit.app.pool, visit.session.scope(), id)
             .await?
             .ok_or_else(missing)?;
-        let (slug, tenant_paused) = tenants::slug_and_pause(&visit.app.pool, row.tenant_id)
+        let switches = holds::of_tenant(&visit.app.pool, row.tenant_id)
             .await?
             .ok_or_else(missing)?;
+        let hold = Switches {
+            endpoint_state: row.settings.state,
+            tenant_paused: switches.tenant_paused,
+            sending_stopped: switches.sending_stopped,
+        };
         let tenant = Tenant {
             id: row.tenant_id,
-            slug,
+            slug: switches.slug,
         };
         let health = activity::health(&visit.app.pool, row.id).await?;
         Ok(Self {
             row,
             tenant,
-            tenant_paused,
+            hold: hold.hold(),
+            is_team: visit.session.tenant.is_none(),
             health,
             trial: TrialForms::default(),
         })
@@ -126,11 +135,9 @@ impl Subject {
     }
 
     pub(super) fn badge(&self) -> (&'static str, &'static str) {
-        if self.tenant_paused && self.state() == EndpointState::Active {
-            return ("paused", "tenant paused");
-        }
         badge(
             self.state(),
+            self.hold.and_then(|hold| hold.badge(self.is_team)),
             self.health.circuit_open,
             self.health.failing_since.is_some(),
         )
@@ -156,7 +163,8 @@ impl Subject {
                  receiver, send a test event, then enable the endpoint; missed events can be replayed.",
             ),
             (EndpointState::Paused, _) => Some("Paused. New events are queued and sent when it is resumed."),
-            (EndpointState::Active, _) if self.tenant_paused => {
+            // Customers, and everyone if all sending is stopped, read so at the top of the page.
+            (EndpointState::Active, _) if self.is_team && self.hold == Some(Hold::TenantPaused) => {
                 Some("The tenant is paused. New events are queued and sent when it is resumed.")
             }
             (EndpointState::Active | EndpointState::Deleted, _) => None,
@@ -164,12 +172,17 @@ impl Subject {
     }
 }
 
-/// The CSS class and the word for an endpoint's state: an active endpoint whose requests fail is not shown as active.
+/// The CSS class and the word for an endpoint's state: an active endpoint whose requests fail, or that is sent nothing, is
+/// not shown as active.
 pub(super) fn badge(
     state: EndpointState,
+    held: Option<&'static str>,
     circuit_open: bool,
     is_failing: bool,
 ) -> (&'static str, &'static str) {
+    if let Some(word) = held {
+        return ("paused", word);
+    }
     match state {
         EndpointState::Active if circuit_open => ("open", "circuit open"),
         EndpointState::Active if is_failing => ("late", "failing"),
@@ -230,6 +243,7 @@ struct Now {
     pending: Pending,
     oldest: Option<String>,
     state: EndpointState,
+    hold: Option<Hold>,
     /// When the period began, for addresses.
     since: String,
 }
@@ -265,6 +279,9 @@ impl Now {
     /// The label of the number of pending deliveries, and the hint below it.
     fn pending_words(&self) -> (&'static str, String) {
         match self.state {
+            EndpointState::Active if self.hold.is_some() => {
+                ("On hold", "sent when sending is resumed".to_owned())
+            }
             EndpointState::Active => ("Pending", backlog(self.oldest.as_deref(), self.pending)),
             EndpointState::Paused => ("On hold", "sent when the endpoint is resumed".to_owned()),
             EndpointState::Disabled | EndpointState::Deleted => {
@@ -286,6 +303,7 @@ impl Now {
                 "disabled",
                 "Nothing is sent while the endpoint is disabled.",
             ),
+            _ if self.hold.is_some() => ("paused", "paused", "Nothing is sent until sending is resumed."),
             Some(activity) if activity.circuit_open => (
                 "open",
                 "open",
@@ -296,14 +314,19 @@ impl Now {
     }
 }
 
-async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
+async fn load(app: &Shared, subject: &Subject) -> Result<Now, Problem> {
+    let row = &subject.row;
     let pool: &Pool = &app.pool;
     let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
         .fetch_one(pool)
         .await?;
     let mut series = Series::until(now, TimeDelta::minutes(15), STEPS);
-    for count in statistics::minutes(pool, &[row.id], series.begin).await? {
-        series.add(&count);
+    for count in statistics::steps(pool, row.id, series.begin, series.step).await? {
+        series.add(&CountRow::from(count));
+    }
+    let mut total = Totals::default();
+    for count in statistics::hours(pool, &[row.id], series.begin).await? {
+        total.add(&count);
     }
     let activity = activity::of_endpoints(pool, &[row.id]).await?.pop();
     let concurrency = row
@@ -311,7 +334,6 @@ async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
         .concurrency
         .map_or(usize::from(app.defaults.concurrency), |n| n.max(1) as usize);
     let in_flight = activity.as_ref().map_or(0, |activity| activity.in_flight);
-    let total = series.total();
     Ok(Now {
         health: chart::health(&series, &format!("endpoint={}&amp;", row.public_id)),
         histogram: chart::histogram(&total),
@@ -328,6 +350,7 @@ async fn load(app: &Shared, row: &EndpointRow) -> Result<Now, Problem> {
         endpoint: row.public_id.clone(),
         pending: pending::of_endpoints(pool, &[row.id]).await?,
         state: row.settings.state,
+        hold: subject.hold,
         since: chart::address_time(series.begin),
         total,
         activity,
@@ -357,7 +380,7 @@ pub(super) async fn page(
         glance: Glance::of(&subject.row.settings, &visit.app.defaults),
         frame,
         tab: "overview",
-        now: Markup::of(&load(&visit.app, &subject.row).await?)?,
+        now: Markup::of(&load(&visit.app, &subject).await?)?,
         pins: endpoints::outdated_pins(pool, &[subject.row.id]).await?,
         refusals: rotation.map_or(0, |row| row.refusals_since),
         new: NewBar::of(0, "")?,
@@ -403,7 +426,7 @@ async fn parts(visit: &Visit, id: &str, shown: &ShownRows) -> Result<String, Pro
     let parts = [
         Markup::of(&HeadParts { frame, subject })?,
         UndeliveredPart::render(pool, frame, subject).await?,
-        Markup::of(&load(&visit.app, &subject.row).await?)?,
+        Markup::of(&load(&visit.app, subject).await?)?,
         NewBar::of(count, &format!("/endpoints/{id}"))?,
         Markup::of(&Latest { lines })?,
     ];

@@ -4,26 +4,33 @@ use std::collections::HashMap;
 
 use askama::Template;
 use askama_web::WebTemplate;
+use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, TimeDelta, Utc};
-use postrider_proto::{EndpointId, EndpointState, TenantId};
+use postrider_proto::{EndpointId, EndpointState, TenantId, limits::URL_BYTES_MAX};
 use serde::Deserialize;
 
-use super::{Frame, Markup, Paged, When, endpoint::badge, search::similar_tenants};
+use super::{
+    FormErrors, Frame, Markup, Paged, When,
+    endpoint::badge,
+    list_filters::{given, read},
+    search::similar_tenants,
+};
 use crate::{
     Shared,
     auth::{Session, Visit},
     http::{
         input::{Query, is_plain_text},
         pagination,
-        problem::Problem,
+        problem::{Faults, Problem},
     },
     pages::{
-        chart::{self, Svg},
+        chart::{self, Svg, address_time},
         stats_format::{Series, format_percent},
     },
     tables::{
         activity::{self, ActivityRow},
         endpoints::{self, ListedRow, Narrow},
+        holds::Switches,
         rotations::{self, Of, RotationRow},
         statistics::{self, CountRow},
         tenants,
@@ -31,7 +38,6 @@ use crate::{
 };
 
 const LINES: i64 = 30;
-const TEXT_BYTES_MAX: usize = 200;
 const HOURS_SHOWN: usize = 24;
 
 #[derive(Default, Clone, Deserialize)]
@@ -45,6 +51,7 @@ pub(crate) struct EndpointsQuery {
 
 struct EndpointLine {
     row: ListedRow,
+    is_team: bool,
     health: Svg,
     success: Option<String>,
     activity: Option<ActivityRow>,
@@ -55,8 +62,14 @@ struct EndpointLine {
 impl EndpointLine {
     fn badge(&self) -> (&'static str, &'static str) {
         let activity = self.activity.as_ref();
+        let switches = Switches {
+            endpoint_state: self.row.state,
+            tenant_paused: self.row.tenant_paused,
+            sending_stopped: self.row.sending_stopped,
+        };
         badge(
             self.row.state,
+            switches.hold().and_then(|hold| hold.badge(self.is_team)),
             activity.is_some_and(|activity| activity.circuit_open),
             self.row.failing_since.is_some(),
         )
@@ -72,6 +85,7 @@ pub(crate) struct EndpointsPage {
     similar_tenants: Markup,
     lines: Vec<EndpointLine>,
     next: Option<String>,
+    errors: FormErrors,
 }
 
 impl EndpointsPage {
@@ -80,40 +94,45 @@ impl EndpointsPage {
     }
 }
 
-pub(crate) async fn show(visit: Visit, Query(query): Query<EndpointsQuery>) -> Paged<EndpointsPage> {
+pub(crate) async fn show(visit: Visit, Query(query): Query<EndpointsQuery>) -> Paged<Response> {
     let before: Option<i32> = pagination::after(query.cursor.as_deref())?;
     let scope = narrowed(&visit.app, &visit.session, &query.tenant).await?;
-    let text = Some(query.text.trim()).filter(|text| !text.is_empty());
-    if text.is_some_and(|text| !is_plain_text(text, TEXT_BYTES_MAX)) {
-        return Err(Problem::bad_request(format!(
-            "Invalid search text: must be plain text of at most {TEXT_BYTES_MAX} bytes."
-        ))
-        .into());
-    }
-    let narrow = Narrow {
-        tenant: scope.unwrap_or_default(),
-        state: match query.state.as_str() {
-            "" => None,
-            word => Some(parse_state(word)?),
-        },
-        text,
+    let narrow = read_filter(scope.unwrap_or_default(), &query);
+    let rows = match (scope, &narrow) {
+        (Some(_), Ok(narrow)) => {
+            endpoints::search(&visit.app.pool, narrow, before.unwrap_or(i32::MAX), LINES + 1).await?
+        }
+        _ => Vec::new(),
     };
-    let rows = match scope {
-        Some(_) => endpoints::search(&visit.app.pool, &narrow, before.unwrap_or(i32::MAX), LINES + 1).await?,
-        None => Vec::new(),
-    };
+    let errors = narrow.err().map(FormErrors::of).transpose()?.unwrap_or_default();
     let page = pagination::cut(rows, LINES, |row| row.id.0);
-    Ok(EndpointsPage {
+    let page = EndpointsPage {
+        errors,
+        lines: described(&visit.app, page.data, visit.session.tenant.is_none()).await?,
         frame: Frame::new(visit.session, "endpoints"),
         no_such_tenant: scope.is_none(),
         similar_tenants: match scope {
             Some(_) => Markup::default(),
             None => similar_tenants(&visit.app.pool, "/endpoints", &query.tenant).await?,
         },
-        lines: described(&visit.app, page.data).await?,
         next: page.next_cursor,
         query,
-    })
+    };
+    Ok((page.errors.status(), page).into_response())
+}
+
+/// A URL of any length can be looked for.
+fn read_filter(tenant: Option<TenantId>, query: &EndpointsQuery) -> Result<Narrow<'_>, Problem> {
+    const STATES: &str = "active, paused or disabled";
+    let mut faults = Faults::default();
+    let text = given(&query.text);
+    if text.is_some_and(|text| !is_plain_text(text, URL_BYTES_MAX)) {
+        let detail = format!("must be plain text of at most {URL_BYTES_MAX} bytes");
+        faults.add("text", detail);
+    }
+    let state = read(&mut faults, ("state", &query.state), parse_state, STATES);
+    faults.done()?;
+    Ok(Narrow { tenant, state, text })
 }
 
 /// `None` if the given tenant does not exist.
@@ -134,7 +153,7 @@ fn parse_state(word: &str) -> Result<EndpointState, Problem> {
     found.ok_or_else(|| Problem::bad_request(detail()))
 }
 
-async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLine>, Problem> {
+async fn described(app: &Shared, rows: Vec<ListedRow>, is_team: bool) -> Result<Vec<EndpointLine>, Problem> {
     let ids: Vec<EndpointId> = rows.iter().map(|row| row.id).collect();
     let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
         .fetch_one(&app.pool)
@@ -142,18 +161,10 @@ async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLin
     let empty = Series::until(now, TimeDelta::hours(1), HOURS_SHOWN);
     let mut series: HashMap<EndpointId, Series> = HashMap::new();
     for row in statistics::plain_hours(&app.pool, &ids, empty.begin).await? {
-        let count = CountRow {
-            at: row.at,
-            delivered: i32::try_from(row.delivered).unwrap_or(i32::MAX),
-            retried: i32::try_from(row.retried).unwrap_or(i32::MAX),
-            dead: i32::try_from(row.dead).unwrap_or(i32::MAX),
-            classes: Vec::new(),
-            durations: Vec::new(),
-        };
         series
             .entry(row.endpoint_id)
             .or_insert_with(|| empty.clone())
-            .add(&count);
+            .add(&CountRow::from(row));
     }
     let mut activity: HashMap<EndpointId, ActivityRow> = activity::of_endpoints(&app.pool, &ids)
         .await?
@@ -174,6 +185,7 @@ async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLin
         .map(|row| {
             let series = series.remove(&row.id).unwrap_or_else(|| empty.clone());
             EndpointLine {
+                is_team,
                 health: chart::small_health(&series),
                 success: series.total().success_percent().map(format_percent),
                 activity: activity.remove(&row.id),
@@ -182,6 +194,15 @@ async fn described(app: &Shared, rows: Vec<ListedRow>) -> Result<Vec<EndpointLin
             }
         })
         .collect())
+}
+
+/// The address of the deliveries that were rejected since the current secret was created.
+pub(crate) fn refused_since(row: &RotationRow) -> String {
+    let since = address_time(row.rotated_at);
+    format!(
+        "/deliveries?endpoint={}&failure=4xx&attempted_since={since}",
+        row.endpoint
+    )
 }
 
 #[derive(Default, Deserialize)]

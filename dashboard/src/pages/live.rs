@@ -4,6 +4,7 @@
 
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
+use askama::Template;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use tokio::{
     sync::{Semaphore, mpsc},
@@ -12,6 +13,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
+use super::{Frame, Markup};
 use crate::{
     Pool,
     auth::{Role, Session},
@@ -36,9 +38,17 @@ const LIFE_MAX: Duration = Duration::from_secs(15 * 60);
 /// Concurrent renders. The limit keeps most database connections free for requests.
 const RENDERS_MAX: usize = 2;
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
+const SETTLED_EVERY: Duration = Duration::from_secs(4);
 /// How often a stream confirms parts that have not changed. A browser that hears nothing for a while (`app.js`) tells its
 /// user that the page may be out of date.
 const CONFIRM_EVERY: Duration = Duration::from_secs(4);
+
+/// Why nothing is sent: a live part of every live page.
+#[derive(Template)]
+#[template(path = "hold.html")]
+struct HoldPart {
+    frame: Frame,
+}
 
 /// State shared by all streams.
 #[derive(Clone)]
@@ -65,7 +75,18 @@ impl Viewer {
             return false;
         }
         self.checked = Instant::now();
-        matches!(self.session.is_open(&self.pool).await, Ok(false))
+        match self.session.again(&self.pool).await {
+            Ok(Some(session)) => self.session.hold = session.hold,
+            Ok(None) => return true,
+            Err(_) => {}
+        }
+        false
+    }
+
+    /// The part of every page that says why nothing is sent.
+    fn hold(&self) -> String {
+        let frame = Frame::new(self.session.clone(), "");
+        Markup::of_part(&HoldPart { frame }).0
     }
 }
 
@@ -78,8 +99,8 @@ impl Default for Live {
 /// A rendered update.
 pub(crate) enum Content {
     Html(String),
-    /// The last update; the stream ends after it.
-    Last(String),
+    /// What only another person's action changes, so that it is looked at less often.
+    Settled(String),
 }
 
 pub(crate) type Stream = Sse<axum::response::sse::KeepAliveStream<ReceiverStream<Result<Event, Infallible>>>>;
@@ -152,11 +173,15 @@ impl Live {
                 let turn = renders.acquire().await;
                 let rendered = render().await;
                 drop(turn);
-                let (html, last) = match rendered {
-                    Ok(Content::Html(html)) => (html, false),
-                    Ok(Content::Last(html)) => (html, true),
+                let html = match rendered {
+                    Ok(Content::Html(html)) => html,
+                    Ok(Content::Settled(html)) => {
+                        wait = every.max(SETTLED_EVERY);
+                        html
+                    }
                     Err(_) => continue,
                 };
+                let html = html + &viewer.hold();
                 let event = match html == before {
                     false => Some(Event::default().data(plain_lines(&html))),
                     true if confirmed.elapsed() >= CONFIRM_EVERY => Some(named("unchanged")),
@@ -169,10 +194,6 @@ impl Live {
                     confirmed = Instant::now();
                 }
                 before = html;
-                if last {
-                    let _ = out.send(Ok(named("end"))).await;
-                    return;
-                }
             }
         });
         Ok(Sse::new(ReceiverStream::new(sent)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
@@ -191,6 +212,8 @@ fn plain_lines(html: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use axum::response::IntoResponse;
     use http_body_util::BodyExt;
@@ -201,25 +224,33 @@ mod tests {
         pool.expect("a form").into()
     }
 
+    const HOLD: &str = "<div data-part=\"hold\"></div>";
+
     #[tokio::test]
-    async fn a_part_is_sent_when_it_changed_and_the_stream_ends_after_the_last() {
+    async fn a_part_is_sent_when_it_changed_and_looked_at_less_often_when_it_is_settled() {
         let mut contents = ["a\r\nb", "a\r\nb", "c"].into_iter();
         let session = Session::of_customer(1, 1);
         let every = Duration::from_millis(1);
+        let renders = Arc::new(AtomicUsize::new(0));
+        let rendered = renders.clone();
         let stream = Live::default().stream(&pool(), session, every, move || {
             let content = match contents.next() {
                 Some(html) => Content::Html(html.to_owned()),
-                None => Content::Last("d".to_owned()),
+                None => Content::Settled("d".to_owned()),
             };
+            rendered.fetch_add(1, Ordering::Relaxed);
             async { Ok(content) }
         });
-        let body = stream.expect("a stream").into_response().into_body();
-        let text =
-            String::from_utf8(body.collect().await.expect("an end").to_bytes().to_vec()).expect("text");
-        assert_eq!(
-            text,
-            "data: a&#13;\ndata: b\n\ndata: c\n\ndata: d\n\nevent: end\ndata: end\n\n"
-        );
+        let mut body = stream.expect("a stream").into_response().into_body();
+        let wanted = "data: a&#13;\ndata: b~\n\ndata: c~\n\ndata: d~\n\n".replace('~', HOLD);
+        let mut text = String::new();
+        while text.len() < wanted.len() {
+            let frame = body.frame().await.expect("more").expect("a frame");
+            text += std::str::from_utf8(&frame.into_data().expect("data")).expect("text");
+        }
+        assert_eq!(text, wanted);
+        tokio::time::sleep(20 * every).await;
+        assert_eq!(renders.load(Ordering::Relaxed), 4);
     }
 
     fn open(live: &Live, session: Session) -> Result<Stream, Problem> {

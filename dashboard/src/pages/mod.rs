@@ -56,7 +56,7 @@ use std::fmt;
 use askama::{Template, filters::HtmlSafe};
 use chrono::{DateTime, SecondsFormat, Utc};
 use postrider_proto::{
-    DeliveryState, EndpointState, EventId,
+    EventId,
     json::{LaidOut, lay_out_within},
 };
 use serde::Deserialize;
@@ -68,7 +68,7 @@ use crate::{
     actions::attempt_view::{error_summary, outcome_name},
     auth::{Role, Rule, Session},
     http::page_problem::PageProblem,
-    tables::deliveries::Delivery,
+    tables::{deliveries::Delivery, holds::Hold},
 };
 
 type Paged<T> = Result<T, PageProblem>;
@@ -172,8 +172,8 @@ struct DeliverySummary {
     state: &'static str,
     attempts: i16,
     last_response: String,
-    /// It waits because its endpoint is paused.
-    is_on_hold: bool,
+    /// What has to happen before it is sent.
+    on_hold_until: Option<&'static str>,
     created: Moment,
 }
 
@@ -189,8 +189,7 @@ impl From<&Delivery> for DeliverySummary {
             state: delivery.state().as_str(),
             attempts: delivery.attempt_count,
             last_response: last_response(delivery),
-            is_on_hold: delivery.state() == DeliveryState::Pending
-                && delivery.endpoint_state == EndpointState::Paused,
+            on_hold_until: delivery.hold().map(Hold::until),
             created: Moment(delivery.created_at()),
         }
     }
@@ -204,6 +203,20 @@ impl From<&Delivery> for DeliverySummary {
 )]
 struct Copyable<'a> {
     id: &'a str,
+}
+
+/// Copies the text of the element before it.
+#[derive(Template)]
+#[template(
+    ext = "html",
+    source = r#"<button type="button" class="copy with-script" data-copy>Copy<span class="visually-hidden"> {{ id }}</span></button>"#
+)]
+struct CopyButton<'a> {
+    id: &'a str,
+}
+
+fn copy_button(id: &str) -> Markup {
+    Markup::of_part(&CopyButton { id })
 }
 
 /// For templates: `{{ crate::pages::copyable(line.event.as_str()) }}`.

@@ -74,20 +74,20 @@ impl Range {
     const fn bar_label(self) -> &'static str {
         match self {
             Self::Hour => "1 minute",
-            Self::Day => "30 minutes",
+            Self::Day => "1 hour",
             Self::Week => "3 hours",
         }
     }
 
-    /// Whether it is read from minutes. Over many endpoints or days, hours are fewer.
-    const fn is_by_minutes(self, scope: Option<TenantId>) -> bool {
-        matches!((self, scope), (Self::Hour, _) | (Self::Day, None))
+    /// Whether it is read from minutes. Longer periods are whole hours, which are fewer.
+    const fn is_by_minutes(self) -> bool {
+        matches!(self, Self::Hour)
     }
 
     fn series(self, now: DateTime<Utc>) -> Series {
         match self {
             Self::Hour => Series::until(now, TimeDelta::minutes(1), 60),
-            Self::Day => Series::until(now, TimeDelta::minutes(30), 48),
+            Self::Day => Series::until(now, TimeDelta::hours(1), 24),
             Self::Week => Series::until(now, TimeDelta::hours(3), 56),
         }
     }
@@ -210,7 +210,7 @@ async fn failing(
 ) -> Result<Vec<Failing>, Problem> {
     let worst = statistics::worst(pool, scope, since, WORST_MAX).await?;
     let ids: Vec<EndpointId> = worst.iter().map(|row| row.id).collect();
-    let counts = match range.is_by_minutes(scope) {
+    let counts = match range.is_by_minutes() {
         true => statistics::sums_of_minutes(pool, &ids, since).await?,
         false => statistics::plain_hours(pool, &ids, since).await?,
     };
@@ -239,7 +239,7 @@ async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Now,
         some => endpoints::live_numbers(pool, some, TENANT_ENDPOINTS_MAX).await?,
     };
     let mut series = range.series(system.now);
-    let rows = match range.is_by_minutes(scope) {
+    let rows = match range.is_by_minutes() {
         true => statistics::minutes(pool, &counted, series.begin).await?,
         false => statistics::hours(pool, &counted, series.begin).await?,
     };

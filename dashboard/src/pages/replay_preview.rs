@@ -19,12 +19,13 @@ use serde::Deserialize;
 use super::{
     FormErrors, Frame, Paged,
     dead_letters::{self, cause_label},
+    replays,
 };
 use crate::{
     App,
     actions::replays::{Wanted, begin, dry_run, read},
     auth::{Submitted, Visit},
-    http::problem::{Problem, excerpt},
+    http::problem::{Kind, Problem, excerpt},
     tables::{
         self,
         endpoints::{self, EndpointRow},
@@ -70,6 +71,14 @@ pub(crate) async fn preview(visit: Visit, RawQuery(query): RawQuery) -> Paged<Re
     let forms = read_query(&query);
     if let Some(error) = selection_error(forms.len()) {
         return refuse_selection(visit, &query, error).await;
+    }
+    // Of a single request only the form on the page of replays has an endpoint that was typed.
+    if let [form] = forms.as_slice()
+        && form.r#type.is_none()
+        && let Err(problem) = endpoint_of(&visit.app, visit.session.scope(), form).await
+        && problem.kind == Kind::Invalid
+    {
+        return replays::rejected(visit, &query, problem).await;
     }
     Ok(load_preview(&visit, forms).await?.into_response())
 }

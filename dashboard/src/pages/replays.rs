@@ -165,12 +165,63 @@ impl Shown {
 #[template(path = "replays.html")]
 struct ReplaysPage {
     frame: Frame,
-    endpoint: String,
+    recover: RecoverForm,
+    errors: FormErrors,
     replays: Vec<Shown>,
     next: Option<String>,
 }
 
+/// The form that recovers an endpoint, as given in the address.
+#[derive(Default)]
+struct RecoverForm {
+    endpoint: String,
+    kind: String,
+    since: String,
+    until: String,
+}
+
+impl RecoverForm {
+    fn read(query: &str) -> Self {
+        let mut form = Self::default();
+        for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
+            match name.as_ref() {
+                "endpoint" => form.endpoint = value.into_owned(),
+                "kind" => form.kind = value.into_owned(),
+                "since" => form.since = value.into_owned(),
+                "until" => form.until = value.into_owned(),
+                _ => {}
+            }
+        }
+        form
+    }
+}
+
+impl ReplaysPage {
+    /// The choices of what to send.
+    fn kinds(&self) -> [(&'static str, &'static str); 3] {
+        [
+            ("failed", "All undelivered events"),
+            ("missing", "Missed events (before it existed or while disabled)"),
+            ("delivered", "Delivered events"),
+        ]
+    }
+}
+
 pub(crate) async fn list(visit: Visit, Query(query): Query<ReplaysQuery>) -> Paged<Response> {
+    Ok(load_list(visit, query).await?.into_response())
+}
+
+/// The list with the form that recovers an endpoint, which was rejected.
+pub(super) async fn rejected(visit: Visit, query: &str, problem: Problem) -> Paged<Response> {
+    let page = ReplaysPage {
+        errors: FormErrors::of(problem)?,
+        recover: RecoverForm::read(query),
+        ..load_list(visit, ReplaysQuery::default()).await?
+    };
+    Ok((page.errors.status(), page).into_response())
+}
+
+async fn load_list(visit: Visit, query: ReplaysQuery) -> Result<ReplaysPage, Problem> {
     let before: Option<i64> = pagination::after(query.cursor.as_deref())?;
     let rows = replays::list(
         &visit.app.pool,
@@ -180,13 +231,16 @@ pub(crate) async fn list(visit: Visit, Query(query): Query<ReplaysQuery>) -> Pag
     )
     .await?;
     let page = pagination::cut(rows, LINES, |replay| replay.id.0);
-    let page = ReplaysPage {
+    Ok(ReplaysPage {
         frame: Frame::new(visit.session, "replays"),
-        endpoint: query.endpoint,
+        recover: RecoverForm {
+            endpoint: query.endpoint,
+            ..RecoverForm::default()
+        },
+        errors: FormErrors::default(),
         replays: page.data.into_iter().map(Shown::from).collect(),
         next: page.next_cursor,
-    };
-    Ok(page.into_response())
+    })
 }
 
 #[derive(Template, WebTemplate)]
@@ -257,7 +311,7 @@ pub(crate) async fn follow(
             let frame = &frame;
             let html = Markup::of(&Actions { frame, shown })?.0 + &Markup::of(&Now { shown })?.0;
             Ok(match shown.is_settled() {
-                true => Content::Last(html),
+                true => Content::Settled(html),
                 false => Content::Html(html),
             })
         }

@@ -3,6 +3,7 @@
 use askama::Template;
 use askama_web::WebTemplate;
 use axum::response::{Html, IntoResponse, Redirect, Response};
+use postrider_proto::EndpointState;
 use serde::Deserialize;
 
 use super::{DeliverySummary, Frame, Markup, Paged, When};
@@ -15,7 +16,7 @@ use crate::{
         problem::{Kind, Problem},
     },
     pages::stats_format::counted,
-    tables::{events::Effort, search::TenantHit},
+    tables::{endpoints::ListedRow, events::Effort, search::TenantHit},
 };
 
 #[derive(Default, Clone, Deserialize)]
@@ -62,6 +63,14 @@ impl Results {
             count => counted(count, "result", "results"),
         }
     }
+}
+
+/// What a result says of an endpoint. That it is active says little: it may be failing, which a search does not look up.
+pub(crate) fn about(row: &ListedRow, is_team: &bool) -> String {
+    let state = Some(row.state.as_str()).filter(|_| row.state != EndpointState::Active);
+    let tenant = Some(row.tenant.as_str()).filter(|_| *is_team);
+    let parts = [state, tenant, row.description.as_deref()];
+    parts.into_iter().flatten().collect::<Vec<&str>>().join(" · ")
 }
 
 pub(crate) async fn show(visit: Visit, Query(query): Query<SearchQuery>) -> Paged<Response> {

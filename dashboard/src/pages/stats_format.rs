@@ -165,7 +165,7 @@ pub(crate) fn backlog(oldest: Option<&str>, pending: Pending) -> String {
     match (pending, oldest) {
         (Pending::Exactly(0), _) => "no backlog".to_owned(),
         (_, Some(age)) => format!("oldest waiting {age}"),
-        (_, None) => "waiting for a retry".to_owned(),
+        (_, None) => "waiting for a retry or on hold".to_owned(),
     }
 }
 
@@ -210,6 +210,7 @@ pub(crate) fn format_bytes(bytes: &i64) -> String {
 /// A percentage. Anything below 100 is never rounded up to 100.
 pub(crate) fn format_percent(percent: f64) -> String {
     match percent {
+        0.0 => "0%".to_owned(),
         percent if percent >= 100.0 => "100%".to_owned(),
         percent if percent > 99.9 => format!("{:.2}%", percent.min(99.99)),
         percent => format!("{percent:.1}%"),
@@ -287,9 +288,15 @@ mod tests {
             backlog(Some("2 s"), Pending::AtLeast(5_000)),
             "oldest waiting 2 s"
         );
-        assert_eq!(backlog(None, Pending::Exactly(1)), "waiting for a retry");
+        assert_eq!(
+            backlog(None, Pending::Exactly(1)),
+            "waiting for a retry or on hold"
+        );
         assert_eq!(format_percent(99.999), "99.99%");
-        assert_eq!(format_percent(100.0), "100%");
+        assert_eq!(
+            (format_percent(0.0), format_percent(100.0)),
+            ("0%".into(), "100%".into())
+        );
         assert_eq!(format_ms(1_240.0), "1.2 s");
         assert_eq!(format_duration(TimeDelta::seconds(3_725)), "1 h 2 min");
         assert_eq!(format_seconds(&61.7), "1 min 1 s");

@@ -6,7 +6,10 @@ use axum::{
     extract::Path,
     response::{IntoResponse, Redirect, Response},
 };
-use postrider_proto::api::{PortalLink, QuotaSettings, TenantSettings};
+use postrider_proto::{
+    api::{PortalLink, QuotaSettings, TenantSettings},
+    limits::DESCRIPTION_BYTES_MAX,
+};
 use serde::Deserialize;
 
 use super::{Done, FormErrors, Frame, Moment, Paged, When as _};
@@ -35,7 +38,8 @@ use crate::{
 const LINES: i64 = 50;
 const KEYS_SHOWN_MAX: i64 = 100;
 const ENTRIES_SHOWN: i64 = 10;
-const SEARCH_BYTES_MAX: usize = 200;
+/// As long as a name.
+const SEARCH_BYTES_MAX: usize = DESCRIPTION_BYTES_MAX;
 const DONE: [(&str, &str); 6] = [
     ("quotas", "Quotas saved."),
     ("paused", "Tenant paused. New events are queued."),
@@ -61,6 +65,7 @@ pub(crate) struct TenantsQuery {
 pub(crate) struct TenantsPage {
     frame: Frame,
     search: String,
+    search_errors: FormErrors,
     lines: Vec<TenantSummary>,
     next: Option<String>,
     form: MakeForm,
@@ -73,29 +78,29 @@ impl TenantsPage {
     }
 }
 
-pub(crate) async fn list(visit: Visit, Query(query): Query<TenantsQuery>) -> Paged<TenantsPage> {
-    load_list(&visit, query).await
+pub(crate) async fn list(visit: Visit, Query(query): Query<TenantsQuery>) -> Paged<Response> {
+    let page = load_list(&visit, query).await?;
+    Ok((page.search_errors.status(), page).into_response())
 }
 
 async fn load_list(visit: &Visit, query: TenantsQuery) -> Paged<TenantsPage> {
-    if !is_plain_text(&query.q, SEARCH_BYTES_MAX) {
-        return Err(Problem::bad_request(format!(
-            "Invalid search text: must be plain text of at most {SEARCH_BYTES_MAX} bytes."
-        ))
-        .into());
-    }
     let after: Option<String> = pagination::after(query.cursor.as_deref())?;
-    let found = tenants::search(
-        &visit.app.pool,
-        query.q.trim(),
-        &after.unwrap_or_default(),
-        LINES + 1,
-    )
-    .await?;
+    let (pool, text) = (&visit.app.pool, query.q.trim());
+    let (found, search_errors) = match is_plain_text(text, SEARCH_BYTES_MAX) {
+        true => {
+            let found = tenants::search(pool, text, &after.unwrap_or_default(), LINES + 1).await?;
+            (found, FormErrors::default())
+        }
+        false => {
+            let detail = format!("must be plain text of at most {SEARCH_BYTES_MAX} bytes");
+            (Vec::new(), FormErrors::of(Problem::invalid("/q", detail))?)
+        }
+    };
     let page = pagination::cut(found, LINES, |tenant| tenant.row.slug.clone());
     Ok(TenantsPage {
         frame: Frame::new(visit.session.clone(), "tenants").with_done(&query.done, &DONE_LIST),
         search: query.q,
+        search_errors,
         lines: page.data,
         next: page.next_cursor,
         form: MakeForm::default(),

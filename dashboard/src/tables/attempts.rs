@@ -124,6 +124,19 @@ impl MadeAttempt {
     }
 }
 
+/// The results of the latest attempts of these deliveries. Cheaper than loading the deliveries.
+pub(crate) async fn latest_of(
+    db: impl PgExecutor<'_>,
+    deliveries: &[DeliveryKey],
+) -> sqlx::Result<Vec<MadeAttempt>> {
+    let events: Vec<_> = deliveries.iter().map(|key| key.event_id.0).collect();
+    let endpoints: Vec<i32> = deliveries.iter().map(|key| key.endpoint_id.0).collect();
+    sqlx::query_as(include_str!("sql/attempts_latest.sql"))
+        .bind_all((events, endpoints))
+        .fetch_all(db)
+        .await
+}
+
 /// The different results that attempts of these deliveries had in this time.
 pub(crate) async fn made_within(
     db: impl PgExecutor<'_>,

@@ -1,28 +1,33 @@
 //! Deliveries as the API shows them. They have no table: each is a row of `queue` or `retries`, or the attempt that
 //! ended it. A list merges those by (event, endpoint), newest first; the cursor is that pair.
-//! Invariant: a page takes at most `SCAN_STEPS_MAX` steps, and no further one after `SCAN_MAX` deliveries were
-//! examined or `LOADED_MAX` loaded, however few of them match. The cursor continues from there.
+//! Invariant: a page takes at most `SCAN_STEPS_MAX` steps, no further one after `SCAN_MAX` deliveries were examined, and
+//! loads at most `LOADED_MAX`, or as many as it shows, however few of them match. The cursor continues from there.
 
 use std::collections::HashSet;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::{bind::BindAll, statistics::Class};
 use postrider_proto::{
-    DeadReason, DeliveryId, DeliveryState, EndpointId, EndpointState, EventId, FinalState, OutcomeKind,
-    TenantId, limits::LIST_PAGE_MAX,
+    DeadReason, DeliveryId, DeliveryState, EndpointId, EventId, FinalState, OutcomeKind, TenantId,
+    limits::LIST_PAGE_MAX,
 };
 use sqlx::{FromRow, PgExecutor};
 use uuid::Uuid;
 
 use crate::{
     Pool,
-    tables::{attempts, delivery_scope::Scope, event_types},
+    tables::{
+        attempts,
+        delivery_scope::Scope,
+        event_types,
+        holds::{Hold, Switches},
+    },
 };
 
 /// Deliveries examined for one page before it is returned as it is, with a cursor.
-const SCAN_MAX: usize = 2_000;
+const SCAN_MAX: usize = 1_000;
 /// Deliveries loaded for one page because their rows could not tell whether they match.
-const LOADED_MAX: usize = 1_000;
+const LOADED_MAX: usize = 400;
 const SCAN_STEPS_MAX: usize = 5;
 /// Deliveries looked up in one statement, if that many are available.
 const DESCRIBED_LEAST: usize = 100;
@@ -129,6 +134,13 @@ pub(crate) struct DeliveryKey {
 }
 
 impl DeliveryKey {
+    fn id(&self) -> DeliveryId {
+        DeliveryId {
+            event: self.event_id,
+            endpoint: self.endpoint_id,
+        }
+    }
+
     pub(super) fn ids(&self) -> (EventId, EndpointId) {
         (self.event_id, self.endpoint_id)
     }
@@ -145,7 +157,8 @@ pub(crate) struct Delivery {
     chosen_id: Option<String>,
     pub(crate) endpoint: String,
     pub(crate) url: String,
-    pub(crate) endpoint_state: EndpointState,
+    #[sqlx(flatten)]
+    switches: Switches,
     pub(crate) attempt_count: i16,
     pub(crate) status: Option<i16>,
     pub(crate) outcome: Option<i16>,
@@ -178,6 +191,11 @@ impl Delivery {
 
     pub(crate) fn created_at(&self) -> Option<DateTime<Utc>> {
         time_of(self.event_id)
+    }
+
+    /// Why it is not sent, if it is pending.
+    pub(crate) fn hold(&self) -> Option<Hold> {
+        self.switches.hold().filter(|_| self.end.is_none())
     }
 
     fn has_failed(&self, failure: Failure) -> bool {
@@ -221,7 +239,8 @@ pub(crate) struct Filter {
     pub(crate) replay: Option<String>,
     /// Only with state dead.
     pub(crate) reason: Option<DeadReason>,
-    /// Of the latest attempt, so that nothing delivered matches. With `attempted`, of any attempt in that time.
+    /// Of the latest attempt, so that nothing delivered matches, and nothing discarded unless that state is asked for. With
+    /// `attempted`, of any attempt in that time.
     pub(crate) failure: Option<Failure>,
     /// With an attempt that ended in this time.
     pub(crate) attempted: Option<Attempted>,
@@ -229,11 +248,19 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
+    /// Whatever index is read, discarded deliveries are listed by that state only.
+    fn has_failed(&self, delivery: &Delivery, failure: Failure) -> bool {
+        delivery.has_failed(failure) && (self.state.is_some() || delivery.state() != DeliveryState::Discarded)
+    }
+
     fn admits(&self, delivery: &Delivery) -> bool {
         self.state.is_none_or(|state| state == delivery.state())
             && self.status_code.is_none_or(|code| Some(code) == delivery.status)
             && self.reason.is_none_or(|reason| Some(reason) == delivery.reason)
-            && (self.attempted.is_some() || self.failure.is_none_or(|failure| delivery.has_failed(failure)))
+            && (self.attempted.is_some()
+                || self
+                    .failure
+                    .is_none_or(|failure| self.has_failed(delivery, failure)))
             && self
                 .attempts_min
                 .is_none_or(|least| delivery.attempt_count >= least)
@@ -325,10 +352,16 @@ pub(crate) async fn list(
     let step_max = scope.step_max().max(step);
     let mut span = filter.span(after, step, types.as_deref());
     let mut found: Vec<Delivery> = Vec::new();
+    let loaded_max = LOADED_MAX.max(limit as usize + 1);
     let (mut scanned, mut loaded) = (0, 0);
     for _ in 0..SCAN_STEPS_MAX {
         let keys = scope.keys(pool, filter, span).await?;
-        let matching: Vec<DeliveryKey> = keys.iter().filter(|key| key.may_match).copied().collect();
+        let mut matching: Vec<DeliveryKey> = keys.iter().filter(|key| key.may_match).copied().collect();
+        if let Some(failure) = span.failure {
+            retain_failed(pool, &mut matching, failure).await?;
+        }
+        let is_cut = loaded + matching.len() > loaded_max;
+        matching.truncate(loaded_max - loaded);
         for delivery in describe_in_parts(pool, &matching, limit as usize - found.len() + 1, filter).await? {
             if found.len() as i64 == limit {
                 let last = found.last().map(Delivery::id);
@@ -336,20 +369,21 @@ pub(crate) async fn list(
             }
             found.push(delivery);
         }
+        if is_cut {
+            let read_to = matching.last().map_or(span.before, DeliveryKey::id);
+            return Ok((found, Some(read_to)));
+        }
         scanned += keys.len();
         loaded += matching.len();
         match keys.last() {
             Some(last) if keys.len() as i64 == span.limit => {
-                span.before = DeliveryId {
-                    event: last.event_id,
-                    endpoint: last.endpoint_id,
-                };
+                span.before = last.id();
                 // If few rows match, the steps grow.
                 span.limit = (span.limit * 3).min(step_max);
             }
             _ => return Ok((found, None)),
         }
-        if scanned >= SCAN_MAX || loaded >= LOADED_MAX {
+        if scanned >= SCAN_MAX {
             break;
         }
     }
@@ -400,6 +434,21 @@ async fn describe_in_parts(
         }
     }
     Ok(found)
+}
+
+/// Keeps those whose latest attempt has failed like this.
+async fn retain_failed(pool: &Pool, keys: &mut Vec<DeliveryKey>, failure: Failure) -> sqlx::Result<()> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let latest = attempts::latest_of(pool, keys).await?;
+    let failed: HashSet<DeliveryId> = latest
+        .iter()
+        .filter(|one| failure.matches(one.outcome, one.status))
+        .map(|one| one.delivery())
+        .collect();
+    keys.retain(|key| failed.contains(&key.id()));
+    Ok(())
 }
 
 /// Keeps those with an attempt that the filter asks for.

@@ -157,6 +157,11 @@ pub(crate) struct ListedRow {
     pub(crate) types: Vec<String>,
     pub(crate) state: EndpointState,
     pub(crate) failing_since: Option<DateTime<Utc>>,
+    /// A search by name does not look.
+    #[sqlx(default)]
+    pub(crate) tenant_paused: bool,
+    #[sqlx(default)]
+    pub(crate) sending_stopped: bool,
 }
 
 /// Filter of a list of endpoints.

@@ -24,8 +24,10 @@ const SCAN_OF_ALL_MAX: i64 = 200;
 const SCAN_UNSENT_MAX: i64 = 200;
 /// Tenants whose events are looked up for a list of all.
 const TENANTS_PROBED_MAX: i64 = 20_000;
+/// Tenants with events that are found without probing each tenant.
+const TENANTS_FOUND_MAX: i64 = 1_000;
 /// One probe for each tenant and day: a list of many tenants covers fewer days.
-const PROBES_MAX: i64 = 50_000;
+const PROBES_MAX: i64 = 25_000;
 /// Ended deliveries that are counted of one event.
 const ENDED_COUNTED_MAX: i64 = 1_000;
 /// Clocks of producers' databases may be ahead.
@@ -191,8 +193,18 @@ async fn keys(
     let query = sqlx::query_as(statement).bind_all((from, before, limit, types));
     match tenant {
         Some(tenant) => query.bind(tenant).fetch_all(db).await,
-        None => query.bind(TENANTS_PROBED_MAX).fetch_all(db).await,
+        None => {
+            let days = (day_of(from, 0), day_of(before, 1), TENANTS_FOUND_MAX);
+            let query = query.bind(TENANTS_PROBED_MAX).bind_all(days);
+            query.fetch_all(db).await
+        }
     }
+}
+
+/// The first id of the event's day, or of a day after it. Partitions begin with days.
+fn day_of(event: EventId, later: i64) -> EventId {
+    const DAY_MS: i64 = 24 * 60 * 60 * 1000;
+    EventId::first_of((event.unix_ms().div_euclid(DAY_MS) + later) * DAY_MS)
 }
 
 async fn summarize(

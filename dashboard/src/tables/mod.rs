@@ -17,6 +17,7 @@ pub(crate) mod events;
 pub(crate) mod failures;
 pub(crate) mod first_steps;
 pub(crate) mod form_results;
+pub(crate) mod holds;
 pub(crate) mod idempotency;
 pub(crate) mod listeners;
 pub(crate) mod log_filter;

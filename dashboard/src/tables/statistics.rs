@@ -2,13 +2,13 @@
 //! Each endpoint is looked up by the index (`offset 0` prevents other join orders): the table of all endpoints'
 //! minutes is large, and the planner would underestimate a scan because it can't tell how few rows are new.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use postrider_dispatcher::bind::BindAll;
 use postrider_proto::{EndpointId, TenantId};
 use sqlx::{FromRow, PgExecutor};
 
 /// Endpoint and minute pairs read to find the top failing endpoints.
-const FAILURES_WALKED_MAX: i64 = 20_000;
+const FAILURES_WALKED_MAX: i64 = 10_000;
 
 /// The counters of a minute or an hour.
 #[derive(Debug, Clone, FromRow)]
@@ -40,7 +40,7 @@ pub(crate) async fn minutes(
     .await
 }
 
-/// The hours of these endpoints since a point in time, and the minutes that are not aggregated yet.
+/// The counters of these endpoints since a point in time: hours, and the minutes that are not part of an aggregated one.
 pub(crate) async fn hours(
     db: impl PgExecutor<'_>,
     endpoints: &[EndpointId],
@@ -62,6 +62,20 @@ pub(crate) struct PlainRow {
     pub(crate) dead: i64,
 }
 
+impl From<PlainRow> for CountRow {
+    fn from(row: PlainRow) -> Self {
+        let count = |count: i64| i32::try_from(count).unwrap_or(i32::MAX);
+        Self {
+            at: row.at,
+            delivered: count(row.delivered),
+            retried: count(row.retried),
+            dead: count(row.dead),
+            classes: Vec::new(),
+            durations: Vec::new(),
+        }
+    }
+}
+
 /// Like `hours`, for a list of many endpoints: minutes that are not aggregated yet are added to their hours.
 pub(crate) async fn plain_hours(
     db: impl PgExecutor<'_>,
@@ -72,6 +86,23 @@ pub(crate) async fn plain_hours(
         .bind_all((endpoints, since))
         .fetch_all(db)
         .await
+}
+
+/// The sums of an endpoint's minutes since a point in time, one row for each step of so many minutes.
+pub(crate) async fn steps(
+    db: impl PgExecutor<'_>,
+    endpoint: EndpointId,
+    since: DateTime<Utc>,
+    step: TimeDelta,
+) -> sqlx::Result<Vec<PlainRow>> {
+    sqlx::query_as(
+        "select endpoint_id, date_bin($3 * interval '1 minute', minute, $2) as at, sum(delivered) as delivered,
+                sum(retried) as retried, sum(dead) as dead
+         from postrider.minute_statistics where endpoint_id = $1 and minute >= $2 group by 1, 2",
+    )
+    .bind_all((endpoint, since, step.num_minutes() as f64))
+    .fetch_all(db)
+    .await
 }
 
 /// The sums of these endpoints' minutes since a point in time, one row for each endpoint.

@@ -1,10 +1,14 @@
 select d.event_id, d.endpoint_id, e.tenant_id, t.slug as tenant, y.name as type_name, e.chosen_id,
    p.public_id as endpoint, p.url, p.state as endpoint_state,
+   t.paused_at is not null as tenant_paused, w.sending_stopped,
    coalesce(a.number, l.attempt, r.attempt, q.attempt, 0::smallint) as attempt_count, a.status, a.outcome,
    a.error, a.started_at as last_attempt_at, r.due_at, l.reason, l.died_at,
    case when l.endpoint_id is not null then 'dead' else a.final end as final
 from unnest($1::uuid[], $2::int[]) as d (event_id, endpoint_id)
 join postrider.endpoints p on p.id = d.endpoint_id
+cross join (
+   select coalesce((select stopped from postrider.sending_state()), true) as sending_stopped
+) w
 cross join lateral (
    select v.tenant_id, v.type_id, v.chosen_id from postrider.events v
    where v.tenant_id = p.tenant_id and v.id = d.event_id

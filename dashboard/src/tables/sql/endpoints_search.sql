@@ -1,4 +1,6 @@
-select e.id, e.public_id, t.slug as tenant, e.url, e.description, e.types, e.state, h.failing_since
+select e.id, e.public_id, t.slug as tenant, e.url, e.description, e.types, e.state, h.failing_since,
+   t.paused_at is not null as tenant_paused,
+   coalesce((select stopped from postrider.sending_state()), true) as sending_stopped
 from postrider.endpoints e
 join postrider.tenants t on t.id = e.tenant_id
 left join postrider.endpoint_health h on h.endpoint_id = e.id
