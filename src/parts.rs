@@ -7,10 +7,11 @@ use std::time::Duration;
 use anyhow::anyhow;
 use postrider_dashboard::Pool;
 use postrider_dispatcher::{
+    connector::Connector,
     health::{self, database},
     telemetry::metrics,
 };
-use sqlx::{PgPool, postgres::PgConnectOptions};
+use sqlx::PgPool;
 use tokio::{
     net::TcpListener,
     task::JoinSet,
@@ -100,14 +101,11 @@ impl Parts {
     }
 
     /// Waits for the database; false if a stop was requested first. From then on its state is watched.
-    pub(crate) async fn wait_for_database(
-        &mut self,
-        options: &PgConnectOptions,
-    ) -> Result<bool, sqlx::Error> {
-        let is_there = database::wait_until_writable(options, &self.stop).await?;
+    pub(crate) async fn wait_for_database(&mut self, database: &Connector) -> Result<bool, sqlx::Error> {
+        let is_there = database::wait_until_writable(database, &self.stop).await?;
         if is_there {
             self.last
-                .spawn(database::watch(options.clone(), self.end.clone()));
+                .spawn(database::watch(database.clone(), self.end.clone()));
         }
         Ok(is_there)
     }

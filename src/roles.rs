@@ -7,6 +7,7 @@ use anyhow::{Context as _, anyhow, bail};
 use postrider_dashboard::{App, Emits, Pool, RequestRates, Reserves, Trials, TrustedProxies};
 use postrider_dispatcher::{
     Dispatcher, Wake,
+    connector::Connector,
     guard::Guard,
     health,
     key_holders::{self, HELD_SECONDS, Holding},
@@ -14,7 +15,7 @@ use postrider_dispatcher::{
     traces::Tracer,
     vault::Vault,
 };
-use sqlx::{PgPool, postgres::PgConnectOptions};
+use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -176,7 +177,7 @@ pub(crate) struct Serving<'r> {
     pub(crate) admin_api_key: String,
 }
 
-pub(crate) fn dispatcher_part(parts: &mut Parts, shared: Shared, pool: PgPool, direct: &PgConnectOptions) {
+pub(crate) fn dispatcher_part(parts: &mut Parts, shared: Shared, pool: PgPool, direct: &Connector) {
     parts.add_top_endpoints(pool.clone(), shared.settings.values.metrics_top_endpoints);
     let dispatcher = Dispatcher {
         pool,
@@ -225,9 +226,9 @@ pub(crate) fn dashboard_part(parts: &mut Parts, shared: Shared, serving: Serving
 
 /// Waits, live but not ready, instead of exiting into a restart loop that backs off for minutes. A database that refuses
 /// the settings, such as a wrong password, is an error.
-pub(crate) async fn wait_for_database(parts: &mut Parts, options: &PgConnectOptions) -> anyhow::Result<bool> {
+pub(crate) async fn wait_for_database(parts: &mut Parts, database: &Connector) -> anyhow::Result<bool> {
     parts
-        .wait_for_database(options)
+        .wait_for_database(database)
         .await
         .context("cannot connect to the database")
 }

@@ -6,6 +6,7 @@
 mod backoff;
 pub mod bind;
 mod clock;
+pub mod connector;
 pub mod db_timeout;
 mod dedicated_connection;
 mod deliver;
@@ -22,7 +23,8 @@ pub mod vault;
 mod wake;
 mod wiring;
 
-use sqlx::{PgPool, postgres::PgConnectOptions};
+use connector::Connector;
+use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
 pub use deliver::retry;
@@ -42,13 +44,13 @@ pub struct Dispatcher {
     pub pool: PgPool,
     /// For the reader's connection: never through a pooler, because a snapshot is valid only on the connection that
     /// took it.
-    pub direct: PgConnectOptions,
+    pub direct: Connector,
     pub settings: Settings,
     pub guard: http::guard::Guard,
     pub vault: vault::Vault,
     pub wake: Wake,
     /// Producers' own databases to relay from.
-    pub sources: Vec<PgConnectOptions>,
+    pub sources: Vec<Connector>,
     pub tracer: telemetry::traces::Tracer,
 }
 

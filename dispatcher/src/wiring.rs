@@ -10,10 +10,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use postrider_proto::EndpointId;
-use sqlx::{
-    PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions},
-};
+use sqlx::{PgPool, postgres::PgPoolOptions};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -24,6 +21,7 @@ use uuid::Uuid;
 use crate::{
     Dispatcher, DispatcherError, Wake,
     clock::Clock,
+    connector::Connector,
     db_timeout,
     dedicated_connection::DedicatedConnection,
     deliver::{
@@ -98,7 +96,7 @@ struct Parts {
     pool: PgPool,
     control: PgPool,
     /// With the planner settings of the hot path.
-    direct: PgConnectOptions,
+    direct: Connector,
     engine: mpsc::UnboundedSender<EngineMessage>,
     background: TaskTracker,
     /// Background tasks end.
@@ -120,9 +118,8 @@ struct EngineOutput {
 
 impl Parts {
     fn new(dispatcher: &Dispatcher, clock: Clock, engine: mpsc::UnboundedSender<EngineMessage>) -> Self {
-        let control = db_timeout::lively(PgPoolOptions::new())
-            .max_connections(CONTROL_CONNECTIONS)
-            .connect_lazy_with((*dispatcher.pool.connect_options()).clone());
+        let settings = db_timeout::lively(PgPoolOptions::new()).max_connections(CONTROL_CONNECTIONS);
+        let control = dispatcher.direct.pool_lazily(settings, None);
         metrics::watch_pool("control", &control);
         Self {
             id: Uuid::now_v7(),
@@ -131,7 +128,7 @@ impl Parts {
             switch: SendingSwitch::default(),
             pool: dispatcher.pool.clone(),
             control,
-            direct: dispatcher.direct.clone().options(HOT_PLANS),
+            direct: dispatcher.direct.with(|options| options.options(HOT_PLANS)),
             engine,
             background: TaskTracker::new(),
             leave: CancellationToken::new(),
@@ -183,7 +180,7 @@ async fn start(dispatcher: Dispatcher, stop: &CancellationToken) -> Result<Start
         wake: dispatcher.wake.clone(),
         commits: parts.commits.clone(),
         interrupt: parts.interrupt.clone(),
-        options: parts.direct.clone(),
+        connector: parts.direct.clone(),
         clock: parts.clock.clone(),
         cycles: cycles_out,
         out: rows_in,
@@ -289,10 +286,8 @@ async fn start_ownership(
     drained: mpsc::UnboundedReceiver<postrider_proto::Shard>,
     stop: &CancellationToken,
 ) -> Result<(), sqlx::Error> {
-    let leases = db_timeout::lively(PgPoolOptions::new())
-        .max_connections(LEASE_CONNECTIONS)
-        .connect_with(dispatcher.direct.clone())
-        .await?;
+    let settings = db_timeout::lively(PgPoolOptions::new()).max_connections(LEASE_CONNECTIONS);
+    let leases = dispatcher.direct.pool(settings, None).await?;
     metrics::watch_pool("lease", &leases);
     let shards = Shards {
         pool: leases,
