@@ -4,10 +4,16 @@
 //! checked; if that fails, all are asked (`hosts.rs`). A pool opens connections by itself: it is told where to, and each new
 //! connection is checked. Connections from before a move to another host are not used again ([`Connector::is_outdated`]).
 
+mod facts;
 mod hosts;
 mod url;
 
-use std::{fmt, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use sqlx::{
     ConnectOptions, PgConnection, PgPool,
@@ -20,12 +26,14 @@ use crate::{
     health::database,
 };
 pub(crate) use hosts::HostState;
-use hosts::Hosts;
+use hosts::{Fit, Hosts};
 
 /// For a check of an open connection.
 const CHECK_MAX: Duration = Duration::from_secs(1);
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 const CHECK_EVERY_IN_OUTAGE: Duration = Duration::from_millis(200);
+/// A primary where a standby is preferred: after this, all are asked again.
+const SECOND_BEST_KEPT: Duration = Duration::from_secs(10);
 
 /// Runs on each new connection of a pool.
 pub type Setup =
@@ -171,16 +179,19 @@ impl Connector {
     /// For pools of a database that nobody watches: finds the host that they are to connect to.
     async fn follow(self, hosts: Arc<Hosts>) {
         let mut kept: Option<PgConnection> = None;
+        let mut found_at = Instant::now();
         while hosts.has_pools() {
             if let Some(mut connection) = kept.take() {
-                match within(CHECK_MAX, hosts.still_fits(&mut connection)).await {
-                    Ok(true) => kept = Some(connection),
-                    Ok(false) => hosts.give_up(),
+                match within(CHECK_MAX, hosts.examine_open(&mut connection)).await {
+                    Ok(Fit::Best) => kept = Some(connection),
+                    Ok(Fit::Second) if found_at.elapsed() < SECOND_BEST_KEPT => kept = Some(connection),
+                    Ok(Fit::Second | Fit::None) => hosts.give_up(),
                     Err(_) => {}
                 }
             }
             if kept.is_none() {
                 kept = self.connect().await.ok();
+                found_at = Instant::now();
             }
             let wait = match kept {
                 Some(_) => CHECK_EVERY,

@@ -38,7 +38,7 @@ const ROUND: [Blow; 6] = [
 ];
 const ROUNDS: u64 = 4;
 /// Before each blow: the cluster is whole, and deliveries are as they should be.
-const CALM: Duration = Duration::from_secs(4);
+const CALM: Duration = Duration::from_secs(2);
 /// A zombie's Postgres wakes this long before its Patroni, which demotes it.
 const ZOMBIE: Duration = Duration::from_secs(4);
 /// No producer waits longer for a zombie's word.
@@ -390,6 +390,7 @@ impl Failover {
                 let _ = writeln!(text, "{line}");
             }
         }
+        text.push_str(&self.patroni.logs());
         let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("failover.txt");
         std::fs::write(&file, text)
     }

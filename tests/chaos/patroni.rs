@@ -246,7 +246,10 @@ impl Patroni {
         };
         match tokio::time::timeout(FORMED_BY, asked).await {
             Ok(leader) => leader,
-            Err(_) => panic!("the cluster is not whole after {FORMED_BY:?}:\n{}", self.logs()),
+            Err(_) => panic!(
+                "the cluster is not whole after {FORMED_BY:?}: {}",
+                self.save_logs().display()
+            ),
         }
     }
 
@@ -264,7 +267,10 @@ impl Patroni {
         };
         match tokio::time::timeout(FORMED_BY, asked).await {
             Ok(leader) => leader,
-            Err(_) => panic!("no other primary after {FORMED_BY:?}:\n{}", self.logs()),
+            Err(_) => panic!(
+                "no other primary after {FORMED_BY:?}: {}",
+                self.save_logs().display()
+            ),
         }
     }
 
@@ -294,15 +300,22 @@ impl Patroni {
         assert!(said.contains("Successfully switched over"), "{said}");
     }
 
-    /// The last lines of each node's log.
-    fn logs(&self) -> String {
-        let tail = |node: &Node| {
+    /// What Patroni and Postgres say; requests to Patroni that were given up are left out.
+    pub(crate) fn logs(&self) -> String {
+        let lines = |node: &Node| {
             let text = fs::read_to_string(node.folder.join("patroni.log")).unwrap_or_default();
-            let lines: Vec<&str> = text.lines().collect();
-            let last = lines[lines.len().saturating_sub(12)..].join("\n");
-            format!("{}:\n{last}\n", node.name)
+            let of_patroni = |line: &&str| line.starts_with("20");
+            let lines: Vec<&str> = text.lines().filter(of_patroni).collect();
+            format!("node {}:\n{}\n", node.name, lines.join("\n"))
         };
-        self.nodes.iter().map(tail).collect()
+        self.nodes.iter().map(lines).collect()
+    }
+
+    /// For whoever wants to know why.
+    fn save_logs(&self) -> PathBuf {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("patroni.txt");
+        fs::write(&file, self.logs()).expect("written");
+        file
     }
 
     /// etcd on all nodes.
@@ -397,6 +410,27 @@ fn run(mut command: Command, folder: &Path, name: &str) -> Child {
     child
 }
 
+/// Before 3.0.3, Patroni overwrites the leader key of another through the API of etcd 3, when it wakes after its own has
+/// expired. Through that of etcd 2 it compares.
+fn has_safe_etcd3() -> bool {
+    let output = Command::new(find("patroni").expect("installed"))
+        .arg("--version")
+        .output();
+    let text = String::from_utf8_lossy(&output.expect("it says").stdout).into_owned();
+    let version: Vec<u32> = text
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|part| part.parse().ok())
+        .collect();
+    version >= vec![3, 0, 3]
+}
+
+fn etcd_hosts() -> &'static str {
+    match has_safe_etcd3() {
+        true => "PATRONI_ETCD3_HOSTS",
+        false => "PATRONI_ETCD_HOSTS",
+    }
+}
+
 fn node_settings(
     name: &str,
     folder: &Path,
@@ -424,7 +458,7 @@ fn node_settings(
             "PATRONI_POSTGRESQL_PGPASS",
             folder.join("pgpass").display().to_string(),
         ),
-        ("PATRONI_ETCD3_HOSTS", etcds.map(at).join(",")),
+        (etcd_hosts(), etcds.map(at).join(",")),
         ("PATRONI_SUPERUSER_PASSWORD", PASSWORD.to_owned()),
         ("PATRONI_REPLICATION_PASSWORD", PASSWORD.to_owned()),
         ("PATRONI_REWIND_PASSWORD", PASSWORD.to_owned()),
@@ -455,6 +489,9 @@ fn start_etcd(account: Account, folder: &Path, n: usize, peers: &[String; 3], cl
         .env("ETCD_INITIAL_CLUSTER_STATE", "new")
         .env("ETCD_INITIAL_CLUSTER_TOKEN", SCOPE)
         .env("ETCD_AUTO_COMPACTION_RETENTION", "1");
+    if !has_safe_etcd3() {
+        command.env("ETCD_ENABLE_V2", "true");
+    }
     run(command, &below, "etcd")
 }
 

@@ -11,68 +11,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sqlx::{Connection, PgConnection, PgPool, Row, postgres::PgConnectOptions};
+use sqlx::{Connection, PgConnection, PgPool, postgres::PgConnectOptions};
 use tokio::{
     sync::Mutex as AsyncMutex,
     task::JoinSet,
     time::{Instant as TokioInstant, timeout_at},
 };
 
-use super::{Access, url::Wanted};
+use super::{Access, facts::Facts, url::Wanted};
 use crate::{db_timeout::within, health::database::is_outage, lock::lock};
 
 /// For one host: to connect and to say what it is.
 pub(super) const HOST_TIME_MAX: Duration = Duration::from_secs(2);
 /// After the first host that fits, how long a search waits for a better one.
 const SETTLE: Duration = Duration::from_millis(200);
+/// A server that responds later may have been frozen: meanwhile another may have been promoted.
+const SLOW: Duration = Duration::from_secs(1);
 /// An old primary is demoted long before. After this a lower timeline is a cluster that was restored.
 const TIMELINE_KEPT: Duration = Duration::from_secs(300);
 
-const FACTS: &str = "select pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only') = 'on',
-        case when not pg_catalog.pg_is_in_recovery()
-             then ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::int end";
-
-/// What a server says about itself.
+/// How well a host is what was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Facts {
-    pub(super) in_recovery: bool,
-    pub(super) read_only: bool,
-    /// None in recovery.
-    pub(super) timeline: Option<i32>,
-}
-
-impl Facts {
-    pub(super) async fn of(connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
-        let row = sqlx::raw_sql(FACTS).fetch_one(connection).await?;
-        Ok(Self {
-            in_recovery: row.try_get(0)?,
-            read_only: row.try_get(1)?,
-            timeline: row.try_get(2)?,
-        })
-    }
-
-    fn fits(self, wanted: Wanted) -> bool {
-        match wanted {
-            Wanted::Any | Wanted::PreferStandby => true,
-            Wanted::ReadWrite => !self.in_recovery && !self.read_only,
-            Wanted::ReadOnly => self.in_recovery || self.read_only,
-            Wanted::Primary => !self.in_recovery,
-            Wanted::Standby => self.in_recovery,
-        }
-    }
-
-    /// Whether another host would be better.
-    fn is_second_best(self, wanted: Wanted) -> bool {
-        wanted == Wanted::PreferStandby && !self.in_recovery
-    }
-
-    fn words(self) -> &'static str {
-        match (self.in_recovery, self.read_only) {
-            (true, _) => "a standby",
-            (false, true) => "a primary that is read-only",
-            (false, false) => "a primary",
-        }
-    }
+pub(super) enum Fit {
+    Best,
+    /// Another may be better.
+    Second,
+    None,
 }
 
 /// For a diagnosis.
@@ -113,6 +77,7 @@ struct State {
 
 /// A host that fits, of which the least is chosen.
 type Rank = (bool, Reverse<i32>, bool, usize);
+type Found = (usize, PgConnection, Option<Facts>);
 type Tried = (usize, Result<(PgConnection, Option<Facts>), sqlx::Error>);
 
 impl Hosts {
@@ -127,9 +92,9 @@ impl Hosts {
         }
     }
 
-    /// For one connection: to the host that was found last, and if that fails for a search.
+    /// For one connection: to the host that was found last, and if that fails for a search, which may ask twice.
     pub(super) fn connect_time_max(&self) -> Duration {
-        self.host_time_max * 2 + SETTLE
+        self.host_time_max * 3 + SETTLE * 2
     }
 
     pub(super) fn was_left_since(&self, age: Duration) -> bool {
@@ -202,8 +167,10 @@ impl Hosts {
     }
 
     async fn connect_to(&self, host: usize, options: &[PgConnectOptions]) -> Option<PgConnection> {
+        let began = Instant::now();
         let opened = open(options[host].clone(), self.wanted, self.host_time_max).await;
         let refusal = match opened {
+            Ok(_) if began.elapsed() > SLOW => "slow".to_owned(),
             Ok((connection, facts)) => match self.refusal(facts) {
                 // While it was opened, another may have taken its place.
                 None if lock(&self.state).current == Some(host) => return Some(connection),
@@ -250,16 +217,33 @@ impl Hosts {
     }
 
     /// Whether an open connection is still to the right host.
-    pub(super) async fn still_fits(&self, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    pub(super) async fn examine_open(&self, connection: &mut PgConnection) -> Result<Fit, sqlx::Error> {
         if self.wanted == Wanted::Any {
-            return connection.ping().await.map(|()| true);
+            return connection.ping().await.map(|()| Fit::Best);
         }
         let facts = Facts::of(connection).await?;
-        Ok(self.refusal(Some(facts)).is_none() && !facts.is_second_best(self.wanted))
+        Ok(match self.refusal(Some(facts)) {
+            Some(_) => Fit::None,
+            None if facts.is_second_best(self.wanted) => Fit::Second,
+            None => Fit::Best,
+        })
+    }
+
+    /// Once more if a server was slow: those that responded before it may have changed.
+    async fn search(&self, options: &[PgConnectOptions]) -> Result<PgConnection, sqlx::Error> {
+        let began = Instant::now();
+        let mut found = self.ask_once(options).await?;
+        if began.elapsed() > SLOW {
+            drop(found);
+            found = self.ask_once(options).await?;
+        }
+        let (host, connection, facts) = found;
+        self.choose(host, facts);
+        Ok(connection)
     }
 
     /// Asks all hosts at once, so that one that drops packets costs no more than one that refuses.
-    async fn search(&self, options: &[PgConnectOptions]) -> Result<PgConnection, sqlx::Error> {
+    async fn ask_once(&self, options: &[PgConnectOptions]) -> Result<Found, sqlx::Error> {
         let mut asked = JoinSet::new();
         for (host, options) in options.iter().cloned().enumerate() {
             let (wanted, limit) = (self.wanted, self.host_time_max);
@@ -281,8 +265,7 @@ impl Hosts {
         let Some(((.., host), connection, facts)) = best else {
             return Err(others.error(self.wanted));
         };
-        self.choose(host, facts);
-        Ok(connection)
+        Ok((host, connection, facts))
     }
 
     fn examine(
@@ -420,34 +403,9 @@ mod tests {
         read_only: false,
         timeline: Some(2),
     };
-    const STANDBY: Facts = Facts {
-        in_recovery: true,
-        read_only: true,
-        timeline: None,
-    };
-
     fn hosts(wanted: Wanted) -> Hosts {
         let names = ["a", "b", "c"].map(String::from).to_vec();
         Hosts::new(names, Access::Reads, wanted, HOST_TIME_MAX)
-    }
-
-    #[test]
-    fn each_attribute_has_its_servers() {
-        let read_only = Facts {
-            read_only: true,
-            ..PRIMARY
-        };
-        for (wanted, expected) in [
-            (Wanted::Any, [true, true, true]),
-            (Wanted::ReadWrite, [true, false, false]),
-            (Wanted::ReadOnly, [false, true, true]),
-            (Wanted::Primary, [true, true, false]),
-            (Wanted::Standby, [false, false, true]),
-            (Wanted::PreferStandby, [true, true, true]),
-        ] {
-            let fit = [PRIMARY, read_only, STANDBY].map(|facts| facts.fits(wanted));
-            assert_eq!(fit, expected, "{wanted}");
-        }
     }
 
     #[test]

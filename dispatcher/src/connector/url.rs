@@ -9,8 +9,8 @@ use super::hosts::HOST_TIME_MAX;
 
 const PORT: u16 = 5432;
 const ANY_PORT: &str = "";
-/// Of `connect_timeout`: the database is checked often, and nobody waits longer for it.
-const TIMEOUT_SECONDS_MAX: u64 = 10;
+/// Of `connect_timeout`: a search for the primary, which asks up to three times, must end before its caller gives up.
+const TIMEOUT_SECONDS_MAX: u64 = 3;
 
 /// `target_session_attrs`: which of the hosts is the one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,7 @@ pub enum UrlError {
     Ports { hosts: usize, ports: usize },
     #[error("a host is missing before or after a comma")]
     EmptyHost,
-    #[error("connect_timeout must be a whole number of seconds from 1 to {TIMEOUT_SECONDS_MAX}")]
+    #[error("connect_timeout must be a whole number of seconds")]
     Timeout,
 }
 
@@ -175,13 +175,11 @@ pub(super) fn parse(text: &str, access: Access) -> Result<Parsed, UrlError> {
     }
     let host_time_max = match &parameters.timeout {
         None => HOST_TIME_MAX,
-        Some(text) => {
-            let seconds = text
-                .parse()
-                .ok()
-                .filter(|n| (1..=TIMEOUT_SECONDS_MAX).contains(n));
-            Duration::from_secs(seconds.ok_or(UrlError::Timeout)?)
-        }
+        // As in libpq, 0 is no limit of the operator's.
+        Some(text) => match text.parse::<u64>().map_err(|_| UrlError::Timeout)? {
+            0 => HOST_TIME_MAX,
+            seconds => Duration::from_secs(seconds.min(TIMEOUT_SECONDS_MAX)),
+        },
     };
     let hosts = hosts.iter().map(|(host, port)| {
         let port = if port == ANY_PORT {
