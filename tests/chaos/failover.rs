@@ -321,14 +321,16 @@ impl Failover {
                 !known && ALARMS.iter().any(|alarm| line.contains(alarm))
             }));
         }
+        let spells = self.spells.lock().expect("not poisoned").clone();
+        let stored = stored(&mut self.connect().await, &self.endpoints).await;
         History {
             transactions: self.journal.read(),
             probes: Vec::new(),
             undrained,
             requests: self.receivers.requests(),
-            spells: self.spells.lock().expect("not poisoned").clone(),
+            spells,
             endpoints: self.endpoints.clone(),
-            stored: stored(&mut self.connect().await, &self.endpoints).await,
+            stored,
             alarms,
             loses_unacknowledged: true,
         }
