@@ -7,7 +7,7 @@ export POSTRIDER_TEST_NODE_PATH := $(CURDIR)/$(NODE)/node_modules
 # Tests that could not run on this machine, one per line.
 export POSTRIDER_TEST_SKIPPED := $(CURDIR)/target/skipped-tests
 
-.PHONY: help run test bench chaos soak overload neighbours screenshots pages fmt lint install
+.PHONY: help run test bench chaos failover soak overload neighbours screenshots pages fmt lint install
 
 help: ## lists the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-11s %s\n", $$1, $$2 }'
@@ -43,6 +43,11 @@ chaos: ## tries to lose an event: SEED=… repeats a fault plan, MINUTES=… set
 	POSTRIDER_CHAOS_SEED=$(SEED) POSTRIDER_CHAOS_BAD=$(BAD) POSTRIDER_CHAOS_SECONDS=$$(($(or $(MINUTES),10) * 60)) \
 		cargo test --test chaos -- --exact runs::nothing_is_lost_whatever_happens --nocapture
 
+failover: ## changes the primary of a Patroni cluster again and again under load: ROUNDS=… of six changes (4), SEED=…
+	@sh deploy/install.sh postgres patroni
+	POSTRIDER_FAILOVER_SEED=$(SEED) POSTRIDER_FAILOVER_ROUNDS=$(or $(ROUNDS),4) cargo test --test chaos -- --nocapture \
+		--ignored --exact failover::nothing_acknowledged_is_lost_however_often_the_primary_changes
+
 soak: ## runs at half the measured throughput for MINUTES=… (30) and writes a report to docs/soak/
 	@sh deploy/install.sh postgres
 	POSTRIDER_SOAK_SECONDS=$$(($(or $(MINUTES),30) * 60)) \
@@ -59,7 +64,7 @@ neighbours: ## measures the latency of healthy tenants next to a bad one, relati
 		--ignored --exact neighbours::healthy_tenants_are_served_beside_a_bad_one_as_they_are_alone
 
 install: ## only installs what is missing
-	@sh deploy/install.sh postgres pgbouncer python curl jq openssl namespaces strace browser
+	@sh deploy/install.sh postgres pgbouncer python curl jq openssl namespaces strace browser patroni
 
 fmt: ## formats the code
 	cargo fmt --all

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what a development machine lacks, with the system's own package manager.
-# usage: install.sh [postgres] [pgbouncer] [python] [curl] [jq] [openssl] [namespaces] [strace] [browser]
+# usage: install.sh [postgres] [pgbouncer] [python] [curl] [jq] [openssl] [namespaces] [strace] [browser] [patroni]
 # Does nothing, and needs no network, if everything is present. Starts no service and creates no system cluster.
 set -eu
 
@@ -21,6 +21,13 @@ has_hstore() {
     [ ! -x "$folder/pg_config" ] || [ -e "$("$folder/pg_config" --sharedir)/extension/hstore.control" ]
 }
 
+# Prints the programs that are not installed. On Debian some are not in the PATH of non-root users.
+absent() {
+    for program in "$@"; do
+        command -v "$program" >/dev/null || [ -x "/usr/sbin/$program" ] || echo "$program"
+    done
+}
+
 has() {
     case $1 in
     postgres)
@@ -35,6 +42,8 @@ has() {
     namespaces) [ "$(uname)" != Linux ] || { command -v ip && command -v unshare; } >/dev/null ;;
     # A test watches outgoing connections with it. Linux only.
     strace) [ "$(uname)" != Linux ] || command -v strace >/dev/null ;;
+    # For a cluster whose primary changes.
+    patroni) [ -z "$(absent patroni etcd etcdctl haproxy)" ] ;;
     browser) command -v chromium >/dev/null && command -v chromedriver >/dev/null ;;
     *) echo "install.sh: don't know how to install $1" >&2 && exit 2 ;;
     esac
@@ -56,6 +65,7 @@ packages() {
     case $1-$2 in
     apt-postgres) echo postgresql ;;
     apt-python) echo python3 python3-venv ;;
+    apt-patroni) echo patroni etcd-server etcd-client haproxy ;;
     dnf-postgres | zypper-postgres) echo postgresql-server postgresql-contrib postgresql ;;
     apk-postgres) echo postgresql postgresql-contrib postgresql-client ;;
     pacman-postgres) echo postgresql ;;
@@ -90,15 +100,16 @@ install_apt() {
     as_root apt-get update -q
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
         -o Dpkg::Options::=--force-confold "$@"
+    # Nor at the next start of the machine.
+    for unit in $new_units; do
+        as_root systemctl disable --quiet "$unit" 2>/dev/null || true
+    done
 }
 
 missing=
 for thing in "$@"; do
     has "$thing" || missing="$missing $thing"
 done
-[ -n "$missing" ] || exit 0
-echo "Installing:$missing"
-
 manager=
 for candidate in apt-get dnf yum apk pacman zypper brew; do
     if command -v $candidate >/dev/null; then
@@ -111,6 +122,20 @@ case $manager in
 apt-get) family=apt ;;
 yum) family=dnf ;;
 esac
+
+# Only Debian and its relatives package all of it.
+case $missing in
+*patroni*)
+    if [ "$family" != apt ]; then
+        missing=${missing% patroni}
+        echo "install.sh: no package of Patroni is known here: failover tests will be skipped" >&2
+    fi
+    ;;
+esac
+[ -n "$missing" ] || exit 0
+echo "Installing:$missing"
+# Services that were not there before.
+new_units=$(absent patroni etcd haproxy)
 
 names=
 for thing in $missing; do

@@ -5,15 +5,12 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::{Context, bail};
 use postrider_dashboard::{Emits, Pool, Reserves, STATEMENT_TIMEOUT};
 use postrider_dispatcher::{
+    connector::{Connector, Setup},
     db_timeout::{self, within},
     schema,
     telemetry::metrics,
 };
-use sqlx::{
-    Connection, PgConnection, PgPool,
-    error::DatabaseError,
-    postgres::{PgConnectOptions, PgPoolOptions},
-};
+use sqlx::{Connection, PgPool, error::DatabaseError, postgres::PgPoolOptions};
 use tokio::{
     net::TcpListener,
     time::{self, Instant},
@@ -34,23 +31,22 @@ const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between attempts at startup: the database may be starting at the same time.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-pub(crate) async fn pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
-    wait_for_database(options).await?;
-    let (options, settings) = (named(options, role), PgPoolOptions::new());
-    connect(&options, role, POOL_CONNECTIONS_MAX, settings).await
+pub(crate) async fn pool(database: &Connector, role: &'static str) -> anyhow::Result<PgPool> {
+    wait_for_database(database).await?;
+    connect(&named(database, role), role, POOL_CONNECTIONS_MAX, None).await
 }
 
 /// For a dispatcher and its background work. Never through a pooler: its sessions have their own settings.
-pub(crate) async fn working_pool(options: &PgConnectOptions, role: &'static str) -> anyhow::Result<PgPool> {
-    let settings = schema::finding_extensions(PgPoolOptions::new());
-    connect(&named(options, role), role, POOL_CONNECTIONS_MAX, settings).await
+pub(crate) async fn working_pool(database: &Connector, role: &'static str) -> anyhow::Result<PgPool> {
+    let setup = Some(schema::FINDING_EXTENSIONS);
+    connect(&named(database, role), role, POOL_CONNECTIONS_MAX, setup).await
 }
 
 /// For commands that a person or a job waits for. The roles wait longer: `Parts::wait_for_database`.
-async fn wait_for_database(options: &PgConnectOptions) -> anyhow::Result<()> {
+async fn wait_for_database(database: &Connector) -> anyhow::Result<()> {
     let deadline = Instant::now() + ACQUIRE_TIMEOUT;
     // A single connection first: a pool that cannot connect only reports a timeout.
-    while let Err(error) = try_once(options).await {
+    while let Err(error) = try_once(database).await {
         let starting = matches!(error, sqlx::Error::Io(_));
         if !starting || Instant::now() >= deadline {
             return Err(error).context("cannot connect to the database");
@@ -61,15 +57,16 @@ async fn wait_for_database(options: &PgConnectOptions) -> anyhow::Result<()> {
 }
 
 async fn connect(
-    options: &PgConnectOptions,
+    database: &Connector,
     label: &'static str,
     most: u32,
-    settings: PgPoolOptions,
+    setup: Option<Setup>,
 ) -> anyhow::Result<PgPool> {
-    let pool = db_timeout::lively(settings)
+    let settings = db_timeout::lively(PgPoolOptions::new())
         .max_connections(most)
-        .acquire_timeout(ACQUIRE_TIMEOUT)
-        .connect_with(options.clone())
+        .acquire_timeout(ACQUIRE_TIMEOUT);
+    let pool = database
+        .pool(settings, setup)
         .await
         .context("cannot connect to the database")?;
     metrics::watch_pool(label, &pool);
@@ -84,19 +81,17 @@ pub(crate) async fn close(closing: impl Future<Output = ()>) {
 }
 
 /// For the API, which may connect through a pooler.
-pub(crate) async fn serving_pools(options: &PgConnectOptions) -> anyhow::Result<Reserves> {
+pub(crate) async fn serving_pools(database: &Connector) -> anyhow::Result<Reserves> {
     const ROLE: &str = "dashboard";
-    let route = Route::of(options).await?;
+    let route = Route::of(database).await?;
     if route == Route::PooledWithoutStatements {
         tracing::info!(
             "the connection pooler does not support prepared statements, so each statement runs in its own transaction. \
              PgBouncer 1.21 with max_prepared_statements is faster"
         );
     }
-    let options = named(&route.prepare(options), ROLE);
-    let reserve = async |label, most| {
-        anyhow::Ok(route.over(connect(&options, label, most, PgPoolOptions::new()).await?))
-    };
+    let database = named(&route.prepare(database), ROLE);
+    let reserve = async |label, most| anyhow::Ok(route.over(connect(&database, label, most, None).await?));
     Ok(Reserves {
         lookups: reserve("dashboard_lookups", LOOKUP_CONNECTIONS_MAX).await?,
         emits: reserve("dashboard_emits", EMIT_CONNECTIONS_MAX).await?,
@@ -116,19 +111,19 @@ enum Route {
 }
 
 impl Route {
-    async fn of(options: &PgConnectOptions) -> anyhow::Result<Self> {
-        Ok(match keeps_statements(options).await? {
+    async fn of(database: &Connector) -> anyhow::Result<Self> {
+        Ok(match keeps_statements(database).await? {
             false => Self::PooledWithoutStatements,
-            true if allows_settings(options).await? => Self::Direct,
+            true if allows_settings(database).await? => Self::Direct,
             true => Self::Pooled,
         })
     }
 
-    fn prepare(self, options: &PgConnectOptions) -> PgConnectOptions {
+    fn prepare(self, database: &Connector) -> Connector {
         match self {
-            Self::Direct => limited(options),
-            Self::Pooled => options.clone(),
-            Self::PooledWithoutStatements => options.clone().statement_cache_capacity(0),
+            Self::Direct => limited(database),
+            Self::Pooled => database.clone(),
+            Self::PooledWithoutStatements => database.with(|options| options.statement_cache_capacity(0)),
         }
     }
 
@@ -142,16 +137,14 @@ impl Route {
 }
 
 /// The server cancels slow statements, even when the client is gone.
-fn limited(options: &PgConnectOptions) -> PgConnectOptions {
-    options
-        .clone()
-        .options([("statement_timeout", STATEMENT_TIMEOUT)])
+fn limited(database: &Connector) -> Connector {
+    database.with(|options| options.options([("statement_timeout", STATEMENT_TIMEOUT)]))
 }
 
 /// A pooler rejects session settings, or ignores them.
-async fn allows_settings(options: &PgConnectOptions) -> anyhow::Result<bool> {
+async fn allows_settings(database: &Connector) -> anyhow::Result<bool> {
     let asked = async {
-        let mut connection = PgConnection::connect_with(&limited(options)).await?;
+        let mut connection = limited(database).connect().await?;
         let setting: String = sqlx::query_scalar("select current_setting('statement_timeout')")
             .fetch_one(&mut connection)
             .await?;
@@ -173,28 +166,28 @@ fn is_unavailable(error: &dyn DatabaseError) -> bool {
 /// None if none is set. One that is unreachable now may become reachable later.
 pub(crate) async fn replica(database: &Database) -> Option<Pool> {
     const ROLE: &str = "reads";
-    let options = database.replica.as_ref()?;
+    let replica = database.replica.as_ref()?;
     // If unknown, use what always works but is slower.
-    let route = match time::timeout(REPLICA_TIMEOUT, Route::of(options)).await {
+    let route = match time::timeout(REPLICA_TIMEOUT, Route::of(replica)).await {
         Ok(Ok(route)) => route,
         _ => Route::PooledWithoutStatements,
     };
-    let connections = db_timeout::lively_reads(PgPoolOptions::new())
+    let settings = db_timeout::lively_reads(PgPoolOptions::new())
         .max_connections(POOL_CONNECTIONS_MAX)
-        .acquire_timeout(REPLICA_TIMEOUT)
-        .connect_lazy_with(named(&route.prepare(options), ROLE));
+        .acquire_timeout(REPLICA_TIMEOUT);
+    let connections = named(&route.prepare(replica), ROLE).pool_lazily(settings, None);
     metrics::watch_pool(ROLE, &connections);
     Some(route.over(connections).to_replica())
 }
 
 /// Statements are prepared in one round trip and executed in the next. A pooler that routes each to another server and does
 /// not track statements works with one client but fails with two: detected at startup, not under the first load.
-async fn keeps_statements(options: &PgConnectOptions) -> anyhow::Result<bool> {
+async fn keeps_statements(database: &Connector) -> anyhow::Result<bool> {
     const STATEMENT_EXISTS: &str = "42P05";
     const NO_STATEMENT: &str = "26000";
     let asked = async {
-        let mut first = PgConnection::connect_with(options).await?;
-        let mut second = PgConnection::connect_with(options).await?;
+        let mut first = database.connect().await?;
+        let mut second = database.connect().await?;
         for number in 0..8_i32 {
             for connection in [&mut first, &mut second] {
                 sqlx::query("select $1").bind(number).execute(connection).await?;
@@ -213,14 +206,14 @@ async fn keeps_statements(options: &PgConnectOptions) -> anyhow::Result<bool> {
     }
 }
 
-async fn try_once(options: &PgConnectOptions) -> Result<(), sqlx::Error> {
-    let connected = within(ACQUIRE_TIMEOUT, PgConnection::connect_with(options)).await?;
+async fn try_once(database: &Connector) -> Result<(), sqlx::Error> {
+    let connected = within(ACQUIRE_TIMEOUT, database.connect()).await?;
     connected.close().await
 }
 
 /// The name shown in `pg_stat_activity`.
-pub(crate) fn named(options: &PgConnectOptions, role: &str) -> PgConnectOptions {
-    options.clone().application_name(&format!("postrider {role}"))
+pub(crate) fn named(database: &Connector, role: &str) -> Connector {
+    database.with(|options| options.application_name(&format!("postrider {role}")))
 }
 
 pub(crate) async fn listen(address: SocketAddr, setting: &str) -> anyhow::Result<TcpListener> {

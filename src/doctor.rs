@@ -13,7 +13,7 @@ use anyhow::Context;
 use clap::Args;
 use postrider_dispatcher::diagnosis::{Finding, Patient, Verdict, counted, facts};
 use serde_json::{Value, json};
-use sqlx::{Connection, PgConnection};
+use sqlx::Connection;
 
 use crate::{
     machine,
@@ -97,7 +97,7 @@ async fn write_bundle(
     findings: &[Finding],
     patient: &Patient,
 ) -> anyhow::Result<()> {
-    let database: Value = match PgConnection::connect_with(&patient.database).await {
+    let database: Value = match patient.database.connect().await {
         Ok(mut connection) => {
             let facts = facts(&mut connection).await;
             connection.close().await?;

@@ -23,7 +23,7 @@ static FILTER: OnceLock<(reload::Handle<EnvFilter, Registry>, String)> = OnceLoc
 /// stopped during a commit.
 const QUIET: [(&str, &str); 5] = [
     ("apalis", "off"),
-    ("sqlx_core::pool", "error"),
+    ("sqlx_core::pool", "off"),
     ("sqlx::pool", "error"),
     ("sqlx::query", "error"),
     ("sqlx::postgres::notice", "error"),
@@ -129,21 +129,21 @@ mod tests {
         for (asked, kept) in [
             (
                 "info",
-                "info,apalis=off,sqlx_core::pool=error,sqlx::pool=error,sqlx::query=error,sqlx::postgres::notice=error",
+                "info,apalis=off,sqlx_core::pool=off,sqlx::pool=error,sqlx::query=error,sqlx::postgres::notice=error",
             ),
             (
                 "info,postrider_dispatcher::deliver::attempt=debug",
-                "info,postrider_dispatcher::deliver::attempt=debug,apalis=off,sqlx_core::pool=error,sqlx::pool=error,\
+                "info,postrider_dispatcher::deliver::attempt=debug,apalis=off,sqlx_core::pool=off,sqlx::pool=error,\
                  sqlx::query=error,sqlx::postgres::notice=error",
             ),
             ("debug,sqlx=info", "debug,sqlx=info,apalis=off"),
             (
                 "apalis_core=debug,sqlx::postgres::notice=info",
-                "apalis_core=debug,sqlx::postgres::notice=info,sqlx_core::pool=error,sqlx::pool=error,sqlx::query=error",
+                "apalis_core=debug,sqlx::postgres::notice=info,sqlx_core::pool=off,sqlx::pool=error,sqlx::query=error",
             ),
             (
                 "info,sqlx::query=warn,sqlx::pool::acquire=warn",
-                "info,sqlx::query=warn,sqlx::pool::acquire=warn,apalis=off,sqlx_core::pool=error,sqlx::postgres::notice=error",
+                "info,sqlx::query=warn,sqlx::pool::acquire=warn,apalis=off,sqlx_core::pool=off,sqlx::postgres::notice=error",
             ),
             ("off", "off"),
         ] {

@@ -7,10 +7,11 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use postrider_dashboard::Pool;
 use postrider_dispatcher::{
+    connector::Connector,
     health::{self, database},
     telemetry::metrics,
 };
-use sqlx::{PgPool, postgres::PgConnectOptions};
+use sqlx::PgPool;
 use tokio::{
     net::TcpListener,
     task::JoinSet,
@@ -107,11 +108,11 @@ impl Parts {
     /// for minutes. A database that refuses the settings, such as a wrong password, is an error.
     pub(crate) async fn prepare<T>(
         &mut self,
-        options: &PgConnectOptions,
+        database: &Connector,
         mut work: impl AsyncFnMut() -> anyhow::Result<T>,
     ) -> anyhow::Result<Option<T>> {
         while self
-            .wait_for_database(options)
+            .wait_for_database(database)
             .await
             .context("cannot connect to the database")?
         {
@@ -131,12 +132,12 @@ impl Parts {
     }
 
     /// False if a stop was requested first. From the first time on its state is watched.
-    async fn wait_for_database(&mut self, options: &PgConnectOptions) -> Result<bool, sqlx::Error> {
-        let is_there = database::wait_until_writable(options, &self.stop).await?;
+    async fn wait_for_database(&mut self, database: &Connector) -> Result<bool, sqlx::Error> {
+        let is_there = database::wait_until_writable(database, &self.stop).await?;
         if is_there && !self.is_watched {
             self.is_watched = true;
             self.last
-                .spawn(database::watch(options.clone(), self.end.clone()));
+                .spawn(database::watch(database.clone(), self.end.clone()));
         }
         Ok(is_there)
     }

@@ -7,6 +7,7 @@ use anyhow::{Context as _, anyhow, bail};
 use postrider_dashboard::{App, Emits, Pool, RequestRates, Reserves, Trials, TrustedProxies};
 use postrider_dispatcher::{
     Dispatcher, Wake,
+    connector::Connector,
     guard::Guard,
     health,
     key_holders::{self, HELD_SECONDS, Holding},
@@ -14,7 +15,7 @@ use postrider_dispatcher::{
     traces::Tracer,
     vault::Vault,
 };
-use sqlx::{PgPool, postgres::PgConnectOptions};
+use sqlx::PgPool;
 use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -184,7 +185,7 @@ pub(crate) struct Serving<'r> {
     pub(crate) admin_api_key: String,
 }
 
-pub(crate) fn dispatcher_part(parts: &mut Parts, shared: Shared, pool: PgPool, direct: &PgConnectOptions) {
+pub(crate) fn dispatcher_part(parts: &mut Parts, shared: Shared, pool: PgPool, direct: &Connector) {
     parts.add_top_endpoints(pool.clone(), shared.settings.values.metrics_top_endpoints);
     let dispatcher = Dispatcher {
         pool,

@@ -9,9 +9,8 @@ use std::{net::SocketAddr, str::FromStr};
 
 use ipnet::IpNet;
 pub(crate) use postrider_cli::settings::{Environment, SettingError};
-use postrider_dispatcher::{guard::Guard, vault::Vault};
+use postrider_dispatcher::{connector::Connector, guard::Guard, vault::Vault};
 use reqwest::header::{HeaderName, HeaderValue};
-use sqlx::postgres::PgConnectOptions;
 use url::Url;
 
 pub(crate) use table::{Flags, Values, shown_values};
@@ -19,10 +18,10 @@ pub(crate) use table::{Flags, Values, shown_values};
 /// The database, and how to reach it directly where the usual way goes through a pooler.
 #[derive(Debug, Clone)]
 pub(crate) struct Database {
-    pub(crate) pooled: PgConnectOptions,
-    pub(crate) direct: PgConnectOptions,
+    pub(crate) pooled: Connector,
+    pub(crate) direct: Connector,
     /// A streaming replica, for reads that may be slightly stale.
-    pub(crate) replica: Option<PgConnectOptions>,
+    pub(crate) replica: Option<Connector>,
 }
 
 /// Where traces are sent.

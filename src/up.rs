@@ -31,8 +31,8 @@ pub(crate) async fn up(mut settings: Settings, stop: CancellationToken) -> anyho
         None => {
             let cluster = start_embedded(&data_dir).await?;
             let database = Database {
-                pooled: cluster.options(),
-                direct: cluster.options(),
+                pooled: cluster.options().into(),
+                direct: cluster.options().into(),
                 replica: None,
             };
             (database, Some(cluster))

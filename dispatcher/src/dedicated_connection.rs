@@ -3,29 +3,29 @@
 
 use std::time::{Duration, Instant};
 
-use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use sqlx::PgConnection;
 
 use crate::{
+    connector::Connector,
     db_timeout::{WithDbTimeout, is_alive},
-    health::database,
 };
 
 /// A connection may have been cut off silently while it was unused for this long.
 const UNUSED_MAX: Duration = Duration::from_secs(2);
 
 /// Opened on first use, and again after an error, when it is found dead after it was unused for a while, or when the
-/// database was seen read-only since.
+/// database was seen read-only or on another host since.
 pub(crate) struct DedicatedConnection {
-    options: PgConnectOptions,
+    connector: Connector,
     connection: Option<PgConnection>,
     opened_at: Instant,
     used_at: Instant,
 }
 
 impl DedicatedConnection {
-    pub(crate) fn new(options: PgConnectOptions) -> Self {
+    pub(crate) fn new(connector: Connector) -> Self {
         Self {
-            options,
+            connector,
             connection: None,
             opened_at: Instant::now(),
             used_at: Instant::now(),
@@ -33,7 +33,7 @@ impl DedicatedConnection {
     }
 
     pub(crate) async fn open(&mut self) -> Result<&mut PgConnection, sqlx::Error> {
-        if database::is_outdated(self.opened_at.elapsed()) {
+        if self.connector.is_outdated(self.opened_at.elapsed()) {
             self.connection = None;
         }
         if self.used_at.elapsed() > UNUSED_MAX
@@ -47,9 +47,7 @@ impl DedicatedConnection {
             Some(connection) => Ok(connection),
             none => {
                 self.opened_at = Instant::now();
-                let opened = PgConnection::connect_with(&self.options)
-                    .with_db_timeout()
-                    .await?;
+                let opened = self.connector.connect().with_db_timeout().await?;
                 Ok(none.insert(opened))
             }
         }

@@ -6,6 +6,7 @@
 mod backoff;
 pub mod bind;
 mod clock;
+pub mod connector;
 pub mod db_timeout;
 mod dedicated_connection;
 mod deliver;
@@ -24,7 +25,8 @@ mod wiring;
 
 use std::time::Instant;
 
-use sqlx::{PgPool, postgres::PgConnectOptions};
+use connector::Connector;
+use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
 use clock::Clock;
@@ -47,13 +49,13 @@ pub struct Dispatcher {
     pub pool: PgPool,
     /// For the reader's connection: never through a pooler, because a snapshot is valid only on the connection that
     /// took it.
-    pub direct: PgConnectOptions,
+    pub direct: Connector,
     pub settings: Settings,
     pub guard: http::guard::Guard,
     pub vault: vault::Vault,
     pub wake: Wake,
     /// Producers' own databases to relay from.
-    pub sources: Vec<PgConnectOptions>,
+    pub sources: Vec<Connector>,
     pub tracer: telemetry::traces::Tracer,
 }
 

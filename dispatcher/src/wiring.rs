@@ -9,10 +9,7 @@ use std::{
 };
 
 use postrider_proto::EndpointId;
-use sqlx::{
-    PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions},
-};
+use sqlx::{PgPool, postgres::PgPoolOptions};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -23,6 +20,7 @@ use uuid::Uuid;
 use crate::{
     Dispatcher, DispatcherError, Wake,
     clock::Clock,
+    connector::Connector,
     db_timeout,
     dedicated_connection::DedicatedConnection,
     deliver::{
@@ -98,7 +96,7 @@ struct Parts {
     pool: PgPool,
     control: PgPool,
     /// With the planner settings of the hot path.
-    direct: PgConnectOptions,
+    direct: Connector,
     engine: mpsc::UnboundedSender<EngineMessage>,
     background: TaskTracker,
     /// Background tasks end.
@@ -121,9 +119,8 @@ struct EngineOutput {
 
 impl Parts {
     fn new(dispatcher: &Dispatcher, clock: Clock, engine: mpsc::UnboundedSender<EngineMessage>) -> Self {
-        let control = db_timeout::lively(PgPoolOptions::new())
-            .max_connections(CONTROL_CONNECTIONS)
-            .connect_lazy_with((*dispatcher.pool.connect_options()).clone());
+        let settings = db_timeout::lively(PgPoolOptions::new()).max_connections(CONTROL_CONNECTIONS);
+        let control = dispatcher.direct.pool_lazily(settings, None);
         metrics::watch_pool("control", &control);
         Self {
             id: Uuid::now_v7(),
@@ -132,7 +129,7 @@ impl Parts {
             switch: SendingSwitch::default(),
             pool: dispatcher.pool.clone(),
             control,
-            direct: dispatcher.direct.clone().options(HOT_PLANS),
+            direct: dispatcher.direct.with(|options| options.options(HOT_PLANS)),
             engine,
             background: TaskTracker::new(),
             leave: CancellationToken::new(),
@@ -186,7 +183,7 @@ fn start(dispatcher: Dispatcher, clock: Clock, stop: &CancellationToken) -> Resu
         wake: dispatcher.wake.clone(),
         commits: parts.commits.clone(),
         interrupt: parts.interrupt.clone(),
-        options: parts.direct.clone(),
+        connector: parts.direct.clone(),
         clock: parts.clock.clone(),
         cycles: cycles_out,
         out: rows_in,
@@ -293,9 +290,8 @@ fn start_ownership(
     drained: mpsc::UnboundedReceiver<postrider_proto::Shard>,
     stop: &CancellationToken,
 ) {
-    let leases = db_timeout::lively(PgPoolOptions::new())
-        .max_connections(LEASE_CONNECTIONS)
-        .connect_lazy_with(dispatcher.direct.clone());
+    let settings = db_timeout::lively(PgPoolOptions::new()).max_connections(LEASE_CONNECTIONS);
+    let leases = dispatcher.direct.pool_lazily(settings, None);
     metrics::watch_pool("lease", &leases);
     let shards = Shards {
         renewals: DedicatedConnection::new(dispatcher.direct.clone()),

@@ -13,13 +13,13 @@ use std::{
 
 use ipnet::IpNet;
 use postrider_dispatcher::{
+    connector::{Access, Connector, UrlError},
     proxy::Proxy,
     retry::{Jitter, Schedule, parse_wait},
     vault::Vault,
 };
 use postrider_proto::limits::SCHEDULE_STEPS_MAX;
 use reqwest::header::{HeaderName, HeaderValue};
-use sqlx::postgres::PgConnectOptions;
 use url::Url;
 
 use crate::log::check_filter;
@@ -52,17 +52,35 @@ pub(super) fn base_url(text: &str) -> Result<String, Requirement> {
     }
 }
 
-/// The library's own error may repeat the URL, which contains the password.
-pub(super) fn database_url(text: &str) -> Result<PgConnectOptions, Requirement> {
-    let is_postgres = text.starts_with("postgres://") || text.starts_with("postgresql://");
-    is_postgres
-        .then(|| PgConnectOptions::from_str(text).ok())
-        .flatten()
-        .ok_or("must be a URL like postgresql://user:password@host:5432/database")
+pub(super) fn database_url(text: &str) -> Result<Connector, UrlError> {
+    Connector::parse(text, Access::Writes)
 }
 
-pub(super) fn database_urls(text: &str) -> Result<Vec<PgConnectOptions>, Requirement> {
-    list(text).map(database_url).collect()
+pub(super) fn replica_url(text: &str) -> Result<Connector, UrlError> {
+    Connector::parse(text, Access::Reads)
+}
+
+/// A comma also separates the hosts of one URL: only one that a URL follows separates URLs.
+pub(super) fn database_urls(text: &str) -> Result<Vec<Connector>, UrlError> {
+    let mut urls: Vec<String> = Vec::new();
+    for line in text.split('\n') {
+        let mut continues = false;
+        for part in line.split(',').map(str::trim) {
+            let starts = part.starts_with("postgres://") || part.starts_with("postgresql://");
+            match urls.last_mut() {
+                Some(url) if continues && !starts => *url += &format!(",{part}"),
+                _ if part.is_empty() => {}
+                _ => {
+                    urls.push(part.to_owned());
+                    continues = true;
+                }
+            }
+        }
+    }
+    // One that ends a list.
+    urls.iter()
+        .map(|url| database_url(url.trim_end_matches(',')))
+        .collect()
 }
 
 /// Separated by commas or newlines.

@@ -9,12 +9,12 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use ipnet::IpNet;
 use postrider_cli::settings::{Environment, Fallback, Kind, Setting, SettingError, TOOL_SETTINGS};
 use postrider_dispatcher::{
+    connector::Connector,
     proxy::Proxy,
     retry::{Jitter, Schedule},
     vault::Vault,
 };
 use reqwest::header::{HeaderName, HeaderValue};
-use sqlx::postgres::PgConnectOptions;
 use url::Url;
 
 use super::parse;
@@ -63,22 +63,22 @@ macro_rules! settings {
 // no flag and may come from a file.
 settings! {
     "Database" {
-        secret database_url: PgConnectOptions = "POSTRIDER_DATABASE_URL",
+        secret database_url: Connector = "POSTRIDER_DATABASE_URL",
             "none: `up` starts an embedded Postgres; the other roles require it",
             parse::database_url,
-            "`postgresql://user:password@host:5432/database`";
-        secret database_url_direct: PgConnectOptions = "POSTRIDER_DATABASE_URL_DIRECT",
+            "`postgresql://user:password@host:5432/database`, or [several hosts](failover.md#several-hosts): `postgresql://user:password@a,b,c/database?target_session_attrs=read-write`";
+        secret database_url_direct: Connector = "POSTRIDER_DATABASE_URL_DIRECT",
             "same as `POSTRIDER_DATABASE_URL`",
             parse::database_url,
             "for `dispatcher`, `migrate` and `rotate-master-key`, when `POSTRIDER_DATABASE_URL` goes through PgBouncer";
-        secret database_url_read: PgConnectOptions = "POSTRIDER_DATABASE_URL_READ",
+        secret database_url_read: Connector = "POSTRIDER_DATABASE_URL_READ",
             "none",
-            parse::database_url,
+            parse::replica_url,
             "streaming replica that [pages and lists are read from](#read-replicas)";
-        secret sources: Vec<PgConnectOptions> = "POSTRIDER_SOURCES",
+        secret sources: Vec<Connector> = "POSTRIDER_SOURCES",
             "none",
             parse::database_urls,
-            "databases of producers to relay from, separated by commas or newlines: [outbox](outbox.md)";
+            "databases of producers to relay from: URLs separated by commas or newlines, each with one host or several: [outbox](outbox.md)";
         value data_dir: PathBuf = "POSTRIDER_DATA_DIR", ".postrider", parse::path,
             "where `up` keeps its Postgres and generated keys";
     } ""

@@ -153,12 +153,75 @@ fn a_bad_secret_is_refused_by_name_and_not_repeated() {
 }
 
 #[test]
+fn a_database_url_may_have_several_hosts() {
+    let several = "postgresql://u:hunter2@a:5433,b,[::1]/x?target_session_attrs=read-write";
+    let two = format!("{several},\npostgresql://u:hunter2@c,d/y , postgres://u@e/z\n");
+    let settings = read(
+        &[],
+        &[
+            ("POSTRIDER_DATABASE_URL", several),
+            (
+                "POSTRIDER_DATABASE_URL_DIRECT",
+                "postgresql://u:hunter2@a,b/x?target_session_attrs=primary",
+            ),
+            (
+                "POSTRIDER_DATABASE_URL_READ",
+                "postgresql://u:hunter2@a,b/x?target_session_attrs=prefer-standby",
+            ),
+            ("POSTRIDER_SOURCES", &two),
+        ],
+    )
+    .expect("URLs");
+    let database = settings.require_database().expect("set");
+    let shown = format!("{database:?} {:?}", settings.values.sources);
+    for hosts in [
+        r#"["a:5433", "b:5432", "[::1]:5432"]"#,
+        r#"["a:5432", "b:5432"]"#,
+        r#"[["a:5433", "b:5432", "[::1]:5432"], ["c:5432", "d:5432"], ["e:5432"]]"#,
+    ] {
+        assert!(shown.contains(hosts), "{shown}");
+    }
+    assert!(!shown.contains("hunter2"), "{shown}");
+    for (name, value, expected) in [
+        (
+            "POSTRIDER_DATABASE_URL",
+            "postgresql://u:hunter2@a,b/x?target_session_attrs=master",
+            "\"master\"",
+        ),
+        (
+            "POSTRIDER_DATABASE_URL_DIRECT",
+            "postgresql://u:hunter2@a,b/x?target_session_attrs=standby",
+            "read-write",
+        ),
+        (
+            "POSTRIDER_SOURCES",
+            "postgresql://u:hunter2@a,b/x?port=1,2,3",
+            "3 ports for 2 hosts",
+        ),
+    ] {
+        let url = ("POSTRIDER_DATABASE_URL", "postgresql://u@a/x");
+        let given = if name == url.0 {
+            vec![(name, value)]
+        } else {
+            vec![url, (name, value)]
+        };
+        let sentence = refusal(&[], &given);
+        assert!(
+            sentence.starts_with(name) && sentence.contains(expected),
+            "{sentence}"
+        );
+        assert!(!sentence.contains("hunter2"), "{sentence}");
+    }
+}
+
+#[test]
 fn a_secret_comes_from_its_variable_or_its_file_and_not_both() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), "postgres://u:p@db/x\n").expect("written");
     let path = file.path().to_str().expect("a plain path");
     let settings = read(&[], &[("POSTRIDER_DATABASE_URL_FILE", path)]).expect("a URL in a file");
-    assert_eq!(settings.require_database().expect("set").pooled.get_host(), "db");
+    let database = settings.require_database().expect("set");
+    assert_eq!(format!("{:?}", database.pooled), r#"["db:5432"]"#);
     let both = [
         ("POSTRIDER_DATABASE_URL_FILE", path),
         ("POSTRIDER_DATABASE_URL", "postgres://u@db/x"),

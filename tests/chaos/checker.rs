@@ -9,7 +9,7 @@ use std::{
 use postrider_proto::signature::{Secret, verify, verify_standard};
 
 use crate::history::{
-    EndpointLife, Harm, History, Mark, Moment, Outcome, Probe, Request, Spell, StoredDelivery,
+    EndpointLife, Harm, History, Mark, Moment, Outcome, Probe, Request, Spell, StoredDelivery, Transaction,
 };
 
 /// What a busy machine may put between a request's start and its being seen, or its end and that being seen.
@@ -83,6 +83,8 @@ pub(crate) struct Figures {
     pub(crate) rolled_back: usize,
     pub(crate) unknown: usize,
     pub(crate) unknown_committed: usize,
+    /// Sent from a primary that was replaced, and never acknowledged.
+    pub(crate) unknown_sent: usize,
     pub(crate) deliveries: usize,
     pub(crate) delivered: usize,
     pub(crate) dead: usize,
@@ -129,6 +131,13 @@ impl fmt::Display for Judgement {
             "events      {} committed, {} rolled back, {} unknown of which {} committed",
             n.committed, n.rolled_back, n.unknown, n.unknown_committed
         )?;
+        if n.unknown_sent > 0 {
+            writeln!(
+                f,
+                "            {} deliveries of unknown ones that went with the server they were committed on",
+                n.unknown_sent
+            )?;
+        }
         writeln!(f, "faults      {faults}: {:?}", n.faults)?;
         writeln!(
             f,
@@ -323,8 +332,16 @@ fn deliveries(
             }
         }
     }
+    let is_unknown = |transaction: &&Transaction| transaction.outcome == Outcome::Unknown;
+    let unknown = history.transactions.iter().filter(is_unknown);
+    let unknown: HashSet<&Mark> = unknown
+        .flat_map(|transaction| &transaction.events)
+        .map(|event| &event.mark)
+        .collect();
     for (mark, endpoint) in cases.keys() {
-        if !emitted.contains_key(mark) {
+        if history.loses_unacknowledged && unknown.contains(mark) && !emitted.contains_key(mark) {
+            j.figures.unknown_sent += 1;
+        } else if !emitted.contains_key(mark) {
             let id = &history.endpoints[*endpoint].id;
             j.accuse(
                 Rule::Phantom,

@@ -188,4 +188,6 @@ pub(crate) struct History {
     pub(crate) undrained: Option<String>,
     /// Lines of the processes' logs that must not be there.
     pub(crate) alarms: Vec<String>,
+    /// Whether what was never acknowledged may have been seen, and be gone: on a server that another has replaced.
+    pub(crate) loses_unacknowledged: bool,
 }

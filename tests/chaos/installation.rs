@@ -51,7 +51,7 @@ const RESPONSE_TIME_MAX: Duration = Duration::from_secs(15);
 const WHOLE_SERVER: &str =
     "max_wal_size = '160MB'\nmin_wal_size = '64MB'\nwal_recycle = off\nmax_connections = 400\n";
 /// What nobody should ever read in a log.
-const ALARMS: [&str; 4] = [
+pub(crate) const ALARMS: [&str; 4] = [
     "the tail had missed",
     "panicked at",
     "the database rejected a result",
@@ -607,6 +607,7 @@ impl Installation {
             endpoints,
             stored,
             alarms,
+            loses_unacknowledged: false,
         }
     }
 }
@@ -631,7 +632,7 @@ fn launch(role: &'static str, database: &Database, proxy: &Proxy) -> Launch {
     Postrider::on_database(role, database).set("POSTRIDER_DATABASE_URL", url)
 }
 
-async fn stored(connection: &mut PgConnection, endpoints: &[EndpointLife]) -> Stored {
+pub(crate) async fn stored(connection: &mut PgConnection, endpoints: &[EndpointLife]) -> Stored {
     let places: HashMap<&str, usize> = endpoints
         .iter()
         .enumerate()

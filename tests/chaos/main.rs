@@ -15,6 +15,7 @@ mod support;
 
 mod bad_tenants;
 mod checker;
+mod failover;
 mod history;
 mod installation;
 mod machine;
@@ -22,6 +23,7 @@ mod neighbours;
 mod nemesis;
 mod operations;
 mod overload;
+mod patroni;
 mod plan;
 mod planted;
 mod pooler;

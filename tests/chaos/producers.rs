@@ -510,6 +510,38 @@ async fn find_delivery(steady: &Steady, mark: &str) -> Option<postrider_proto::D
 }
 
 /// The outcome, and whether the connection can be used again.
+/// One event to a server that may not be the primary any more.
+pub(crate) async fn emit_directly(
+    time: Timeline,
+    journal: &Journal,
+    options: &PgConnectOptions,
+    mark: Mark,
+    answer_max: Duration,
+) -> Outcome {
+    let draft = Draft::small(TENANTS[0], TYPES[0], mark);
+    let began = time.now();
+    let work = async {
+        let mut connection = PgConnection::connect_with(options).await.ok()?;
+        Some(
+            transact(&mut connection, std::slice::from_ref(&draft), None, false)
+                .await
+                .0,
+        )
+    };
+    let outcome = match timeout(answer_max, work).await {
+        Ok(outcome) => outcome.unwrap_or(Outcome::RolledBack),
+        // It may have been asked to commit.
+        Err(_) => Outcome::Unknown,
+    };
+    journal.write(Transaction {
+        events: vec![draft.emitted],
+        outcome,
+        began,
+        ended: time.now(),
+    });
+    outcome
+}
+
 async fn transact(
     connection: &mut PgConnection,
     drafts: &[Draft],

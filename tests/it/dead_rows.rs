@@ -58,7 +58,7 @@ async fn a_dispatcher_that_starts_beside_a_long_backup_delivers_at_once() {
 #[tokio::test]
 async fn a_dispatcher_under_load_vacuums_the_queue_itself() {
     let database = Database::on_private_server().await;
-    let mut fleet = Fleet::start_on(database, 1, &[]).await;
+    let fleet = Fleet::start_on(database, 1, &[]).await;
     fleet
         .database()
         .execute("alter table postrider.queue set (autovacuum_enabled = off)")

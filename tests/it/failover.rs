@@ -8,6 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,12 +17,16 @@ use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 use tempfile::TempDir;
 use tokio::{
     io::copy_bidirectional,
-    net::{UnixListener, UnixStream},
+    net::{TcpListener, UnixListener, UnixStream},
     sync::watch,
     task::JoinHandle,
 };
 
 use crate::support::{Api, Database, Postrider, Receiver, Replica, until};
+
+const PASSWORD: &str = "hunter2";
+/// After a standby was promoted, on a busy machine.
+const FOUND_WITHIN: Duration = Duration::from_secs(12);
 
 /// A socket that stays while the server behind it changes, as a virtual address does.
 struct Address {
@@ -183,4 +188,135 @@ async fn nothing_acknowledged_is_lost_when_a_synchronous_replica_is_promoted() {
     let kept: HashSet<&str> = kept.iter().map(String::as_str).collect();
     let lost: Vec<&String> = taken.iter().filter(|id| !kept.contains(id.as_str())).collect();
     assert!(lost.is_empty(), "{lost:?}");
+}
+
+/// As libpq has it: a host that takes connections and never says a word, the primary and its standby.
+struct Hosts {
+    url: String,
+    _silent: TcpListener,
+}
+
+impl Hosts {
+    async fn of(database: &Database, replica: &Replica) -> Self {
+        let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = silent.local_addr().expect("bound").port();
+        let [primary, standby] = [database.socket(), replica.socket()]
+            .map(|socket| socket.parent().expect("a folder").display().to_string());
+        let (name, hosts) = (database.name(), format!("127.0.0.1,{primary},{standby}"));
+        let url = format!(
+            "postgresql://postrider:{PASSWORD}@/{name}?host={hosts}&port={port},5432,5432&target_session_attrs=read-write"
+        );
+        Self { url, _silent: silent }
+    }
+}
+
+fn kill_primary(database: &Database) {
+    let primary = database.cluster().pid().expect("it runs");
+    let primary = Pid::from_raw(i32::try_from(primary).expect("a pid")).expect("a pid");
+    kill_process(primary, Signal::KILL).expect("killed");
+}
+
+#[tokio::test]
+async fn every_role_finds_the_new_primary_among_its_hosts_and_does_not_return_to_the_old_one() {
+    let database = Database::on_private_server().await;
+    database
+        .execute_as_superuser("create database source owner postrider")
+        .await;
+    let replica = Replica::of(&database).await;
+    let hosts = Hosts::of(&database, &replica).await;
+    let source = hosts.url.replace(database.name(), "source");
+    let outbox =
+        Postrider::on_database("migrate --outbox-only", &database).set("POSTRIDER_DATABASE_URL", &source);
+    assert!(outbox.output().status.success());
+    let settings = [
+        ("POSTRIDER_DATABASE_URL", hosts.url.as_str()),
+        // Another list: its pools are switched by themselves.
+        (
+            "POSTRIDER_DATABASE_URL_DIRECT",
+            &format!("{}&connect_timeout=1", hosts.url),
+        ),
+        ("POSTRIDER_SOURCES", &source),
+        ("POSTRIDER_RETRY_SCHEDULE", "0s,1s,1s,1s,1s,1s"),
+        ("POSTRIDER_LOG", "debug"),
+    ];
+    let program = Postrider::start_with(&database, &settings).await;
+    let receiver = Receiver::start().await;
+    let api = program.api();
+    api.acme(&receiver.url("/hook"), json!({})).await;
+    let emit = async |id: &str| {
+        let event = json!({ "type": "invoice.paid", "id": id, "data": {} });
+        api.emit("acme", event).await.0.is_success()
+    };
+    assert!(emit("before").await);
+    receiver.wait_for(1).await;
+
+    kill_primary(&database);
+    replica.promote().await;
+    let promoted = Instant::now();
+    until("an emit over HTTP is accepted", || async {
+        emit("after").await.then_some(())
+    })
+    .await;
+    receiver.wait_for(2).await;
+    let took = promoted.elapsed();
+    assert!(took < FOUND_WITHIN, "deliveries went on after {took:?}");
+    let relayed = "select postrider.emit('acme', 'invoice.paid', '{}', 'relayed')";
+    replica.execute("source", relayed).await;
+    receiver.wait_for(3).await;
+
+    // The old primary comes back and accepts writes: it does not know that it was replaced.
+    assert!(database.start_server().await);
+    let end_sessions = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()
+                        and usename = 'postrider'";
+    for round in 0..3 {
+        replica.execute(database.name(), end_sessions).await;
+        let id = format!("again-{round}");
+        until("an emit is accepted", || async { emit(&id).await.then_some(()) }).await;
+        receiver.wait_for(4 + round).await;
+    }
+    let asked = "select count(*) from pg_stat_activity where application_name like 'postrider%'";
+    assert_eq!(
+        database.count(asked).await,
+        0,
+        "nobody is connected to the old primary"
+    );
+    let told = Postrider::on_database("doctor", &database)
+        .set("POSTRIDER_DATABASE_URL", &hosts.url)
+        .output();
+    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(told.contains("Two servers accept writes"), "{told}");
+    let logged = program.log_lines().join("\n");
+    assert!(
+        logged.contains("connecting to another host of the database"),
+        "{logged}"
+    );
+    assert!(!logged.contains(PASSWORD) && !told.contains(PASSWORD), "{logged}");
+}
+
+#[tokio::test]
+async fn hosts_of_which_none_accepts_writes_are_named_and_waited_for() {
+    let database = Database::on_private_server().await;
+    let replica = Replica::of(&database).await;
+    let folder = replica.socket().parent().expect("a folder").display().to_string();
+    let url = format!(
+        "postgresql://postrider:{PASSWORD}@/{}?host={folder},127.0.0.1&port=5432,1&target_session_attrs=read-write",
+        database.name()
+    );
+    let refused = Postrider::on_database("migrate", &database)
+        .set("POSTRIDER_DATABASE_URL", &url)
+        .output();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1));
+    for expected in ["no host is read-write", "a standby", "127.0.0.1:1: "] {
+        assert!(said.contains(expected), "{said}");
+    }
+    assert!(!said.contains(PASSWORD), "{said}");
+    let dashboard = Postrider::on_database("dashboard", &database).set("POSTRIDER_DATABASE_URL", &url);
+    let dashboard = dashboard.spawn().await.expect("it waits");
+    kill_primary(&database);
+    replica.promote().await;
+    until("the dashboard is ready", || async {
+        dashboard.api().is_ready().await.then_some(())
+    })
+    .await;
 }

@@ -12,12 +12,12 @@ use postrider_proto::{
     DeliveryId, EndpointId, Epoch, EventId, Outcome, OutcomeKind, TenantId, Timing, signature,
 };
 use postrider_sender::{read_data, read_data_of_body};
-use sqlx::postgres::PgConnectOptions;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     clock::Clock,
+    connector::Connector,
     dedicated_connection::DedicatedConnection,
     deliver::{
         bodies::{self, Content, LargeBodies, Prefetched, SMALL_BYTES_MAX, Stored},
@@ -112,7 +112,7 @@ impl Drop for InFlightGuard {
 
 /// Shared by every attempt of this process.
 pub(crate) struct Attempts {
-    pub(crate) database: PgConnectOptions,
+    pub(crate) database: Connector,
     pub(crate) sender: HttpSender,
     pub(crate) clock: Clock,
     pub(crate) lease: Lease,

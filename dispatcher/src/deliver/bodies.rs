@@ -18,11 +18,12 @@ use postrider_proto::{
     EventId, TenantId,
     trace::{TraceContext, TraceState},
 };
-use sqlx::{PgConnection, postgres::PgConnectOptions};
+use sqlx::PgConnection;
 use tokio::sync::OnceCell;
 
 use crate::{
     bind::BindAll,
+    connector::Connector,
     db_timeout::WithDbTimeout,
     dedicated_connection::DedicatedConnection,
     deliver::{
@@ -192,19 +193,19 @@ pub(crate) struct LargeBodies {
     readers: Fair,
     /// Connections that large bodies are read on. `readers` bounds how many are in use.
     idle: Mutex<Vec<DedicatedConnection>>,
-    options: PgConnectOptions,
+    connector: Connector,
     /// Reads in progress, shared by other deliveries of the same event.
     being_read: Mutex<HashMap<EventId, Weak<Slot>>>,
     with_traces: bool,
 }
 
 impl LargeBodies {
-    pub(crate) fn new(options: &PgConnectOptions, with_traces: bool) -> Self {
+    pub(crate) fn new(connector: &Connector, with_traces: bool) -> Self {
         Self {
             memory: Fair::new(LARGE_BYTES_MAX),
             readers: Fair::new(READERS),
             idle: Mutex::default(),
-            options: options.clone(),
+            connector: connector.clone(),
             being_read: Mutex::default(),
             with_traces,
         }
@@ -241,7 +242,7 @@ impl LargeBodies {
     async fn fetch(&self, holder: Holder, event: EventId) -> Result<Option<Arc<Content>>, sqlx::Error> {
         let _turn = self.readers.acquire(holder, 1).await;
         let idle = lock(&self.idle).pop();
-        let mut connection = idle.unwrap_or_else(|| DedicatedConnection::new(self.options.clone()));
+        let mut connection = idle.unwrap_or_else(|| DedicatedConnection::new(self.connector.clone()));
         let opened = connection.open().await?;
         let events = [(event, holder.tenant)];
         let mut found = read(opened, &events, usize::MAX, self.with_traces).await?;
@@ -288,8 +289,10 @@ mod tests {
         // Accepts connections and never says a word: every read is abandoned in the middle.
         let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = silent.local_addr().expect("bound").port();
-        let options = PgConnectOptions::new().host("127.0.0.1").port(port);
-        let bodies = LargeBodies::new(&options, false);
+        let options = sqlx::postgres::PgConnectOptions::new()
+            .host("127.0.0.1")
+            .port(port);
+        let bodies = LargeBodies::new(&options.into(), false);
         let holder = Holder {
             endpoint: EndpointId(1),
             tenant: TenantId(1),

@@ -19,15 +19,13 @@ use std::{
     time::Duration,
 };
 
-use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use sqlx::postgres::{PgListener, PgPoolOptions};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Wake,
-    backoff::Backoff,
-    db_timeout::WithDbTimeout,
-    health::database::{self, warn_unless_outage},
+    Wake, backoff::Backoff, connector::Connector, db_timeout::WithDbTimeout,
+    health::database::warn_unless_outage,
 };
 
 const CHANNEL: &str = "postrider";
@@ -120,13 +118,11 @@ impl Commits {
 }
 
 /// Runs until `stop`.
-pub(crate) async fn run(options: PgConnectOptions, commits: Commits, stop: CancellationToken) {
-    let options = options.options([("idle_session_timeout", SESSION_IDLE_MAX)]);
+pub(crate) async fn run(connector: Connector, commits: Commits, stop: CancellationToken) {
+    let connector = connector.with(|options| options.options([("idle_session_timeout", SESSION_IDLE_MAX)]));
     loop {
-        let pool = PgPoolOptions::new()
-            .max_connections(1)
-            .connect_lazy_with(options.clone());
-        let ended = watch(&pool, &commits, &stop).await;
+        let pool = connector.pool_lazily(PgPoolOptions::new().max_connections(1), None);
+        let ended = watch(&pool, &connector, &commits, &stop).await;
         commits.set(false);
         // Not returned to the pool: its session may hold the lock.
         let _ = tokio::time::timeout(RECONNECT_WAIT, pool.close()).await;
@@ -141,7 +137,12 @@ pub(crate) async fn run(options: PgConnectOptions, commits: Commits, stop: Cance
 }
 
 /// Watches on one connection, until it is lost or `stop` is cancelled.
-async fn watch(pool: &sqlx::PgPool, commits: &Commits, stop: &CancellationToken) -> Result<(), sqlx::Error> {
+async fn watch(
+    pool: &sqlx::PgPool,
+    connector: &Connector,
+    commits: &Commits,
+    stop: &CancellationToken,
+) -> Result<(), sqlx::Error> {
     let mut listener = PgListener::connect_with(pool).with_db_timeout().await?;
     listener.eager_reconnect(false);
     listener.listen(CHANNEL).with_db_timeout().await?;
@@ -172,7 +173,7 @@ async fn watch(pool: &sqlx::PgPool, commits: &Commits, stop: &CancellationToken)
     };
     let opened_at = Instant::now();
     while watcher.step(stop).await?.is_continue() {
-        if database::is_outdated(opened_at.elapsed()) {
+        if connector.is_outdated(opened_at.elapsed()) {
             break;
         }
     }

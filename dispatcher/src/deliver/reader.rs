@@ -20,7 +20,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EndpointId, EventId, Shard, TenantId, TypeId};
-use sqlx::{Connection, FromRow, PgConnection, Row, postgres::PgConnectOptions};
+use sqlx::{FromRow, PgConnection, Row};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -28,6 +28,7 @@ use crate::{
     Wake,
     backoff::Backoff,
     clock::Clock,
+    connector::Connector,
     db_timeout::WithDbTimeout,
     deliver::{
         bodies::Prefetched,
@@ -53,7 +54,9 @@ const POLL_EVERY: Duration = Duration::from_millis(18);
 /// While they are notified, the database is checked this often all the same.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 /// The switch is read again this often although its row has not changed: a right that is granted or revoked also changes it.
-const SWITCH_EVERY: Duration = Duration::from_secs(5);
+const SWITCH_EVERY: Duration = Duration::from_secs(60);
+/// The same while sending is stopped: someone is waiting for the right to have an effect.
+const SWITCH_EVERY_STOPPED: Duration = Duration::from_secs(5);
 /// While the queue can't be read although the database responds.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
@@ -128,7 +131,7 @@ pub(crate) struct QueueRow {
 }
 
 pub(crate) struct Reader {
-    pub(crate) options: PgConnectOptions,
+    pub(crate) connector: Connector,
     pub(crate) clock: Clock,
     /// An API in this process has committed something. Not needed while commits are notified.
     pub(crate) wake: Wake,
@@ -145,8 +148,11 @@ pub(crate) struct Reader {
 /// State that belongs to one connection.
 struct Session {
     connection: PgConnection,
+    /// The server's process, once it is known.
+    backend: Option<i32>,
     opened_at: Instant,
     switch_read_at: Instant,
+    is_stopped: bool,
     previous: Option<Snapshot>,
     known: Known,
 }
@@ -182,8 +188,10 @@ enum ReadError {
     Database(#[from] sqlx::Error),
     #[error("the server is in recovery (a replica)")]
     InRecovery,
-    #[error("the database was read-only since this connection was opened")]
+    #[error("the database was read-only, or moved to another host, since this connection was opened")]
     Outdated,
+    #[error("a pooler led this connection to another session of the server")]
+    OtherSession,
     #[error("invalid snapshot from the server: {0}")]
     Snapshot(String),
     #[error("the engine has stopped")]
@@ -196,7 +204,7 @@ impl ReadError {
         match self {
             Self::Database(error) => database::reports_from(module_path!(), error),
             Self::InRecovery | Self::Outdated => true,
-            Self::Snapshot(_) | Self::Closed => false,
+            Self::OtherSession | Self::Snapshot(_) | Self::Closed => false,
         }
     }
 }
@@ -215,7 +223,7 @@ impl Reader {
             let Some(cycle) = cycle else { break };
             let result = match &mut session {
                 Some(session) => session.cycle(&cycle, &self).await,
-                None => match Session::open(&self.options).await {
+                None => match Session::open(&self.connector).await {
                     Ok(mut opened) => {
                         let result = opened.cycle(&cycle, &self).await;
                         session = Some(opened);
@@ -252,12 +260,14 @@ impl Reader {
 }
 
 impl Session {
-    async fn open(options: &PgConnectOptions) -> Result<Self, sqlx::Error> {
-        let connection = PgConnection::connect_with(options).with_db_timeout().await?;
+    async fn open(connector: &Connector) -> Result<Self, sqlx::Error> {
+        let connection = connector.connect().with_db_timeout().await?;
         Ok(Self {
             connection,
             opened_at: Instant::now(),
             switch_read_at: Instant::now(),
+            is_stopped: false,
+            backend: None,
             previous: None,
             known: Known::default(),
         })
@@ -265,17 +275,25 @@ impl Session {
 
     /// Returns whether something was read from the queue.
     async fn cycle(&mut self, cycle: &Cycle, reader: &Reader) -> Result<bool, ReadError> {
-        let Reader { clock, out, .. } = reader;
-        if database::is_outdated(self.opened_at.elapsed()) {
+        let out = &Output {
+            reader,
+            opened_at: self.opened_at,
+        };
+        if reader.connector.is_outdated(self.opened_at.elapsed()) {
             return Err(ReadError::Outdated);
         }
         self.known.forget(&cycle.forget);
-        let is_switch_due = self.previous.is_none() || self.switch_read_at.elapsed() >= SWITCH_EVERY;
+        let switch_every = if self.is_stopped {
+            SWITCH_EVERY_STOPPED
+        } else {
+            SWITCH_EVERY
+        };
+        let is_switch_due = self.previous.is_none() || self.switch_read_at.elapsed() >= switch_every;
         if cycle.may_wait && !is_switch_due {
             let interrupted = wait_for_change(reader).await.is_break();
             let rows = match interrupted {
                 true => Some(0),
-                false => self.read_quickly(&cycle.owned, reader).await?,
+                false => self.read_quickly(&cycle.owned, out).await?,
             };
             if let Some(rows) = rows {
                 reader.commits.count(rows);
@@ -292,14 +310,15 @@ impl Session {
         }
         reader.prefetched.clear();
         let begin = "begin isolation level repeatable read, read only; \
-                     select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp()";
+                     select pg_current_snapshot()::text, pg_is_in_recovery(), clock_timestamp(), pg_backend_pid()";
         let asked_at = Instant::now();
         let row = sqlx::raw_sql(begin)
             .fetch_one(&mut self.connection)
             .with_db_timeout()
             .await?;
         let (snapshot, now) = parse_snapshot(row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)?;
-        clock.set(asked_at, now);
+        self.recognise(row.try_get(3)?)?;
+        reader.clock.set(asked_at, now);
         if is_switch_due {
             self.read_switch(out).await?;
         }
@@ -340,20 +359,24 @@ impl Session {
         Ok(queue_read)
     }
 
-    async fn read_switch(&mut self, out: &mpsc::Sender<ReaderMessage>) -> Result<(), ReadError> {
+    /// A pooler may keep this connection and lead it to another server.
+    fn recognise(&mut self, backend: i32) -> Result<(), ReadError> {
+        match *self.backend.get_or_insert(backend) == backend {
+            true => Ok(()),
+            false => Err(ReadError::OtherSession),
+        }
+    }
+
+    async fn read_switch(&mut self, out: &Output<'_>) -> Result<(), ReadError> {
         let state = sending::state(&mut self.connection).with_db_timeout().await?;
         let stopped = state.stopped;
-        self.switch_read_at = Instant::now();
+        (self.switch_read_at, self.is_stopped) = (Instant::now(), stopped);
         send(out, ReaderMessage::Sending { stopped }).await
     }
 
     /// Reads the switch and the settings of known endpoints where they have changed, found as queue rows are. Applied
     /// before the tail.
-    async fn changed_settings(
-        &mut self,
-        new: &[Range<u64>],
-        out: &mpsc::Sender<ReaderMessage>,
-    ) -> Result<bool, ReadError> {
+    async fn changed_settings(&mut self, new: &[Range<u64>], out: &Output<'_>) -> Result<bool, ReadError> {
         // Null stands for the switch that stops all sending.
         let changed: Vec<Option<EndpointId>> = sqlx::query_scalar(
             "select e.id from unnest($1::xid8[], $2::xid8[]) as r(low, high)
@@ -392,7 +415,7 @@ impl Session {
     async fn introduce(
         &mut self,
         endpoints: impl Iterator<Item = EndpointId>,
-        out: &mpsc::Sender<ReaderMessage>,
+        out: &Output<'_>,
     ) -> Result<(), ReadError> {
         let unknown = self.known.introduce(endpoints);
         if unknown.is_empty() {
@@ -435,6 +458,17 @@ fn xids(list: impl Iterator<Item = u64>) -> Vec<String> {
     list.map(|xid| xid.to_string()).collect()
 }
 
-async fn send(out: &mpsc::Sender<ReaderMessage>, message: ReaderMessage) -> Result<(), ReadError> {
-    out.send(message).await.map_err(|_| ReadError::Closed)
+/// What is read goes to the engine, unless the database has moved while it was read: a server that was frozen until then
+/// shows what was true before.
+struct Output<'r> {
+    reader: &'r Reader,
+    opened_at: Instant,
+}
+
+async fn send(out: &Output<'_>, message: ReaderMessage) -> Result<(), ReadError> {
+    if out.reader.connector.is_outdated(out.opened_at.elapsed()) {
+        return Err(ReadError::Outdated);
+    }
+    let sent = out.reader.out.send(message).await;
+    sent.map_err(|_| ReadError::Closed)
 }

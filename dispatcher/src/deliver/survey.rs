@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use postrider_proto::{EndpointId, Epoch, EventId, Shard};
-use sqlx::{FromRow, PgConnection, postgres::PgConnectOptions};
+use sqlx::{FromRow, PgConnection};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     backoff::Backoff,
     bind::BindAll,
+    connector::Connector,
     db_timeout::{WithDbTimeout, within},
     dedicated_connection::DedicatedConnection,
     deliver::engine::EngineMessage,
@@ -83,12 +84,12 @@ pub(crate) struct Surveyor {
 
 impl Surveyor {
     pub(crate) fn new(
-        options: PgConnectOptions,
+        connector: Connector,
         requests: mpsc::UnboundedReceiver<Request>,
         out: mpsc::UnboundedSender<EngineMessage>,
     ) -> Self {
         Self {
-            connection: DedicatedConnection::new(options),
+            connection: DedicatedConnection::new(connector),
             requests,
             out,
             sweep: None,

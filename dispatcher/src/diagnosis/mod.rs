@@ -4,15 +4,17 @@
 mod drift;
 mod egress;
 mod facts;
+mod hosts;
 mod server;
 mod work;
 
 use std::{fmt::Display, time::Duration};
 
 use serde::Serialize;
-use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use sqlx::{Connection, PgConnection};
 
 use crate::{
+    connector::Connector,
     db_timeout::within,
     http::guard::Guard,
     vault::{Vault, key_holders, sealed},
@@ -115,8 +117,8 @@ pub fn counted(count: impl Into<i64>, one: &str, several: &str) -> String {
 
 /// What a diagnosis needs to know.
 pub struct Patient {
-    pub database: PgConnectOptions,
-    pub replica: Option<PgConnectOptions>,
+    pub database: Connector,
+    pub replica: Option<Connector>,
     pub vault: Option<Vault>,
     pub guard: Guard,
 }
@@ -136,8 +138,8 @@ impl Patient {
     /// Every check. Without a database there are few.
     pub async fn examine(&self) -> Vec<Finding> {
         let mut findings = vec![egress::certificates()];
-        let options = self.database.clone().options([STATEMENT_TIMEOUT]);
-        let connected = within(CONNECT_TIME_MAX, PgConnection::connect_with(&options)).await;
+        let database = self.database.with(|options| options.options([STATEMENT_TIMEOUT]));
+        let connected = within(CONNECT_TIME_MAX, database.connect()).await;
         let mut connection = match connected {
             Ok(connection) => connection,
             Err(error) => {
@@ -163,6 +165,9 @@ impl Patient {
         check!(findings, "database.replication", server::replication(db));
         if let Some(replica) = &self.replica {
             findings.push(server::read_replica(replica).await);
+        }
+        if let Some(hosts) = self.database.ask_hosts().await {
+            findings.push(hosts::finding(&hosts));
         }
         let versions = drift::version(db).await;
         let has_schema = versions.verdict != Verdict::Error;

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use sqlx::{Connection, PgConnection};
 
 use super::{Finding, STATEMENT_TIMEOUT, counted};
-use crate::db_timeout::within;
+use crate::{connector::Connector, db_timeout::within};
 
 const VERSION_MIN: i32 = 140_000;
 const CLOCK_WARNING: TimeDelta = TimeDelta::seconds(1);
@@ -254,12 +254,12 @@ pub(super) async fn replication(db: &mut PgConnection) -> Result<Finding, sqlx::
 }
 
 /// `POSTRIDER_DATABASE_URL_READ`.
-pub(super) async fn read_replica(options: &PgConnectOptions) -> Finding {
+pub(super) async fn read_replica(replica: &Connector) -> Finding {
     const CHECK: &str = "database.read_replica";
     let advice = "Pages are read from the primary meanwhile. Check POSTRIDER_DATABASE_URL_READ.";
-    let options = options.clone().options([STATEMENT_TIMEOUT]);
+    let replica = replica.with(|options| options.options([STATEMENT_TIMEOUT]));
     let asked = async {
-        let mut connection = PgConnection::connect_with(&options).await?;
+        let mut connection = replica.connect().await?;
         let lag: Option<f64> = sqlx::query_scalar(
             "select case when pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() then 0
                          else extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp())::float8 end

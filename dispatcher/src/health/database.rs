@@ -14,14 +14,14 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use sqlx::{
-    Connection, PgConnection, Row,
-    postgres::{PgConnectOptions, PgDatabaseError, PgSeverity},
+    PgConnection, Row,
+    postgres::{PgDatabaseError, PgSeverity},
 };
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::Reason;
-use crate::{db_timeout::within, lock::lock, telemetry::metrics::freshness::CLOCK};
+use crate::{connector::Connector, db_timeout::within, lock::lock, telemetry::metrics::freshness::CLOCK};
 
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// During an outage: requests are rejected until a check sees its end.
@@ -215,12 +215,12 @@ pub fn is_read_only(error: &sqlx::Error) -> bool {
 /// Waits until the database responds and accepts writes. Returns false if `stop` came first, and an error that waiting
 /// would not fix, such as a wrong password.
 pub async fn wait_until_writable(
-    options: &PgConnectOptions,
+    connector: &Connector,
     stop: &CancellationToken,
 ) -> Result<bool, sqlx::Error> {
     let mut connection = None;
     loop {
-        let seen = match check(options, &mut connection).await {
+        let seen = match check(connector, &mut connection).await {
             // Whatever listens there is not Postgres.
             Err(error @ sqlx::Error::Protocol(_)) => return Err(error),
             Err(error) if !is_outage(&error) => return Err(error),
@@ -245,10 +245,11 @@ pub async fn pause_before_retry(stop: &CancellationToken) -> ControlFlow<()> {
 }
 
 /// Checks until `stop`.
-pub async fn watch(options: PgConnectOptions, stop: CancellationToken) {
+pub async fn watch(connector: Connector, stop: CancellationToken) {
+    connector.is_watched();
     let mut connection = None;
     loop {
-        observe(&check(&options, &mut connection).await);
+        observe(&check(&connector, &mut connection).await);
         let wait = match state() {
             State::Up => CHECK_EVERY,
             _ => CHECK_EVERY_IN_OUTAGE,
@@ -268,10 +269,7 @@ async fn reported() {
 }
 
 /// A connection that was lost is no outage: the second try, on a new one, decides.
-async fn check(
-    options: &PgConnectOptions,
-    connection: &mut Option<PgConnection>,
-) -> Result<Sight, sqlx::Error> {
+async fn check(connector: &Connector, connection: &mut Option<PgConnection>) -> Result<Sight, sqlx::Error> {
     let seen = match connection.take() {
         Some(kept) => within(CHECK_MAX, look(kept)).await.ok(),
         None => None,
@@ -279,11 +277,18 @@ async fn check(
     let (kept, sight) = match seen {
         Some(seen) => seen,
         None => {
-            let opened = async { look(PgConnection::connect_with(options).await?).await };
-            within(CHECK_MAX, opened).await?
+            let opened = async { look(connector.connect().await?).await };
+            within(
+                CHECK_MAX + connector.connect_time_max().unwrap_or_default(),
+                opened,
+            )
+            .await?
         }
     };
     // The next check connects again, perhaps to another server.
+    if sight.read_only {
+        connector.give_up();
+    }
     *connection = (!sight.read_only).then_some(kept);
     Ok(sight)
 }

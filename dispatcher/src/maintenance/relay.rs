@@ -12,12 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sqlx::{Connection, FromRow, PgConnection, PgPool, Postgres, Transaction, postgres::PgConnectOptions};
+use sqlx::{Connection, FromRow, PgConnection, PgPool, Postgres, Transaction};
 
 use crate::{
     Wake,
     backoff::Backoff,
     bind::BindAll,
+    connector::Connector,
     db_timeout::{WithDbTimeout, within},
     store::{
         schema::{self, SchemaError, SchemaSet},
@@ -49,8 +50,8 @@ const QUOTA_REFUSALS: [&str; 2] = ["PR429", "PR507"];
 const RELAY_LOCK: i64 = 0x706f_7374_7269_6465;
 
 /// Installs the outbox in a producer's own database.
-pub async fn migrate_outbox(options: &PgConnectOptions) -> Result<(), SchemaError> {
-    let mut connection = PgConnection::connect_with(options).await?;
+pub async fn migrate_outbox(database: &Connector) -> Result<(), SchemaError> {
+    let mut connection = database.connect().await?;
     let is_main: bool = sqlx::query_scalar("select to_regclass('postrider.events') is not null")
         .fetch_one(&mut connection)
         .await?;
@@ -63,7 +64,7 @@ pub async fn migrate_outbox(options: &PgConnectOptions) -> Result<(), SchemaErro
 }
 
 /// Relays from one source until it is dropped.
-pub(crate) async fn run(number: usize, source: PgConnectOptions, pool: PgPool, wake: Wake) {
+pub(crate) async fn run(number: usize, source: Connector, pool: PgPool, wake: Wake) {
     let mut backoff = AFTER_ERROR;
     let mut aside = Aside::default();
     loop {
@@ -76,7 +77,7 @@ pub(crate) async fn run(number: usize, source: PgConnectOptions, pool: PgPool, w
 }
 
 async fn relay(
-    source: &PgConnectOptions,
+    source: &Connector,
     pool: &PgPool,
     wake: &Wake,
     aside: &mut Aside,
@@ -85,7 +86,7 @@ async fn relay(
     while sending::state(pool).with_db_timeout().await?.restored {
         tokio::time::sleep(OTHERS_WAIT).await;
     }
-    let mut connection = PgConnection::connect_with(source).with_db_timeout().await?;
+    let mut connection = source.connect().with_db_timeout().await?;
     loop {
         let began = Instant::now();
         let step = within(STEP_TIME_MAX, step(&mut connection, pool, aside)).await?;

@@ -12,11 +12,12 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use sqlx::{Connection, PgConnection};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     Wake,
+    connector::Connector,
     db_timeout::{WithDbTimeout, within},
     health::database::warn_unless_outage,
 };
@@ -54,13 +55,13 @@ impl DeadRows {
 }
 
 /// Runs until stopped.
-pub(crate) async fn run(options: PgConnectOptions, dead: DeadRows, stop: CancellationToken) {
+pub(crate) async fn run(database: Connector, dead: DeadRows, stop: CancellationToken) {
     let work = async {
         let (count, wake) = &*dead.0;
         loop {
             wake.wait().await;
             let results = count.load(Ordering::Relaxed);
-            match vacuum(&options, results).await {
+            match vacuum(&database, results).await {
                 Ok(true) => {
                     count.fetch_sub(results, Ordering::Relaxed);
                 }
@@ -76,8 +77,8 @@ pub(crate) async fn run(options: PgConnectOptions, dead: DeadRows, stop: Cancell
 }
 
 /// Whether anything was vacuumed. On a connection of its own: it may take minutes, and nobody must wait for it.
-async fn vacuum(options: &PgConnectOptions, results: i64) -> Result<bool, sqlx::Error> {
-    let mut connection = PgConnection::connect_with(options).with_db_timeout().await?;
+async fn vacuum(database: &Connector, results: i64) -> Result<bool, sqlx::Error> {
+    let mut connection = database.connect().with_db_timeout().await?;
     let tables = tables_to_vacuum(&mut connection, results)
         .with_db_timeout()
         .await?;

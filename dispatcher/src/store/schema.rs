@@ -11,10 +11,9 @@ use std::time::Duration;
 use sqlx::{
     Connection, PgConnection, PgPool, PgTransaction,
     migrate::{MigrateError, Migration, Migrator},
-    postgres::PgPoolOptions,
 };
 
-use crate::store::sending;
+use crate::{connector::Setup, store::sending};
 
 pub use functions::FunctionFile;
 pub use indexes::OnlineIndex;
@@ -310,18 +309,16 @@ impl LockTries {
     }
 }
 
-/// A pool for background jobs.
-pub fn finding_extensions(options: PgPoolOptions) -> PgPoolOptions {
-    options.after_connect(|connection, _| {
-        Box::pin(async move {
-            sqlx::query(FIND_EXTENSIONS)
-                .bind(false)
-                .execute(connection)
-                .await
-                .map(|_| ())
-        })
+/// For the connections of background jobs.
+pub const FINDING_EXTENSIONS: Setup = |connection| {
+    Box::pin(async move {
+        sqlx::query(FIND_EXTENSIONS)
+            .bind(false)
+            .execute(connection)
+            .await
+            .map(|_| ())
     })
-}
+};
 
 /// Until the end of the caller's transaction, on a connection of any pool.
 pub(crate) async fn find_extensions(connection: &mut PgConnection) -> Result<(), sqlx::Error> {

@@ -334,6 +334,16 @@ impl Replica {
         )
     }
 
+    /// In a database of this server, as the superuser.
+    pub(crate) async fn execute(&self, database: &str, statement: &str) {
+        let options = self.server.cluster.superuser_options().database(database);
+        let mut connection = PgConnection::connect_with(&options).await.expect("connected");
+        sqlx::raw_sql(AssertSqlSafe(statement))
+            .execute(&mut connection)
+            .await
+            .expect(statement);
+    }
+
     /// It takes what it is sent, and shows nothing of it.
     pub(crate) async fn hold_back(&self) {
         run(&self.server.cluster, "select pg_wal_replay_pause()").await;

@@ -26,6 +26,7 @@ const AHEAD_MAX: TimeDelta = TimeDelta::minutes(1);
 struct QuickRow {
     snapshot: String,
     in_recovery: bool,
+    backend: i32,
     now: DateTime<Utc>,
     has_changed_settings: bool,
     row: Option<TailRow>,
@@ -38,6 +39,7 @@ impl FromRow<'_, PgRow> for QuickRow {
         Ok(Self {
             snapshot: row.try_get("snapshot")?,
             in_recovery: row.try_get("in_recovery")?,
+            backend: row.try_get("backend")?,
             now: row.try_get("now")?,
             has_changed_settings: row.try_get("has_changed_settings")?,
             row: xid.map(|_| TailRow::from_row(row)).transpose()?,
@@ -60,8 +62,9 @@ impl Session {
     pub(super) async fn read_quickly(
         &mut self,
         owned: &[Shard],
-        reader: &Reader,
+        out: &Output<'_>,
     ) -> Result<Option<usize>, ReadError> {
+        let reader = out.reader;
         let since = self.previous.as_ref().map(Snapshot::later).unwrap_or_default();
         if since.is_empty() || since.len() > RANGES_MAX {
             return Ok(None);
@@ -84,6 +87,7 @@ impl Session {
             return Ok(None);
         };
         let (snapshot, now) = parse_snapshot(&first.snapshot, first.in_recovery, first.now)?;
+        self.recognise(first.backend)?;
         let is_whole = !first.has_changed_settings && found.len() < ROWS_MAX as usize;
         let contents = found.iter_mut().filter_map(|found| found.content.take());
         let contents: HashMap<_, _> = contents.collect();
@@ -100,7 +104,7 @@ impl Session {
         let count = rows.len();
         if count > 0 {
             reader.prefetched.replace(contents);
-            send(&reader.out, ReaderMessage::Page { rows, cut: None }).await?;
+            send(out, ReaderMessage::Page { rows, cut: None }).await?;
         }
         Ok(Some(count))
     }

@@ -15,7 +15,7 @@ impl Session {
         &mut self,
         new: &[Range<u64>],
         owned: &[Shard],
-        out: &mpsc::Sender<ReaderMessage>,
+        out: &Output<'_>,
     ) -> Result<usize, ReadError> {
         let mut after = TailKey::before(0);
         let mut total = 0;

@@ -4,11 +4,7 @@ use super::*;
 
 impl Session {
     /// Reads settings of endpoints without a lane, or not yet known on a new connection.
-    pub(super) async fn load(
-        &mut self,
-        ids: &[EndpointId],
-        out: &mpsc::Sender<ReaderMessage>,
-    ) -> Result<(), ReadError> {
+    pub(super) async fn load(&mut self, ids: &[EndpointId], out: &Output<'_>) -> Result<(), ReadError> {
         if ids.is_empty() {
             return Ok(());
         }
@@ -25,7 +21,7 @@ impl Session {
     pub(super) async fn refill(
         &mut self,
         refills: &[(EndpointId, Refill)],
-        out: &mpsc::Sender<ReaderMessage>,
+        out: &Output<'_>,
     ) -> Result<(), ReadError> {
         let endpoints: Vec<EndpointId> = refills.iter().map(|(id, _)| *id).collect();
         let floors: Vec<EventId> = refills.iter().map(|(_, refill)| refill.floor).collect();
@@ -70,7 +66,7 @@ impl Session {
         &mut self,
         due: &[(EndpointId, DueRead)],
         now: DateTime<Utc>,
-        out: &mpsc::Sender<ReaderMessage>,
+        out: &Output<'_>,
     ) -> Result<(), ReadError> {
         if due.is_empty() {
             return Ok(());
@@ -123,7 +119,7 @@ impl Session {
     pub(super) async fn read_keys(
         &mut self,
         wanted: &[(EndpointId, Vec<i64>)],
-        out: &mpsc::Sender<ReaderMessage>,
+        out: &Output<'_>,
     ) -> Result<(), ReadError> {
         for (endpoint, keys) in wanted {
             let rows: Vec<WaitingRow> = sqlx::query_as(

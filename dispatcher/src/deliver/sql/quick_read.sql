@@ -2,7 +2,8 @@
 -- $1..$3 a key below each transaction that ran then, and below all that had not begun; $4 the end of each range, $5 shards,
 -- $6 limit. A transaction that still runs may have inserted a million rows, which are not scanned each time.
 -- The bodies of events between the ids $7 and $8 come along, up to $9 bytes each: the bounds prune partitions of other days.
-select pg_current_snapshot()::text as snapshot, pg_is_in_recovery() as in_recovery, clock_timestamp() as now,
+select pg_current_snapshot()::text as snapshot, pg_is_in_recovery() as in_recovery, pg_backend_pid() as backend,
+       clock_timestamp() as now,
        exists (select from unnest($1::xid8[], $4::xid8[]) as r(low, high)
                join postrider.endpoints e on e.xid >= r.low and e.xid < r.high)
        or exists (select from unnest($1::xid8[], $4::xid8[]) as r(low, high)
