@@ -54,7 +54,7 @@ const POLL_EVERY: Duration = Duration::from_millis(18);
 /// While they are notified, the database is checked this often all the same.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 /// The switch is read again this often although its row has not changed: a right that is granted or revoked also changes it.
-const SWITCH_EVERY: Duration = Duration::from_secs(60);
+const SWITCH_EVERY: Duration = Duration::from_secs(15);
 /// The same while sending is stopped: someone is waiting for the right to have an effect.
 const SWITCH_EVERY_STOPPED: Duration = Duration::from_secs(5);
 /// While the queue can't be read although the database responds.
