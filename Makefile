@@ -64,7 +64,7 @@ neighbours: ## measures the latency of healthy tenants next to a bad one, relati
 		--ignored --exact neighbours::healthy_tenants_are_served_beside_a_bad_one_as_they_are_alone
 
 install: ## only installs what is missing
-	@sh deploy/install.sh postgres pgbouncer python curl jq openssl namespaces strace browser patroni
+	@sh deploy/install.sh postgres pgbouncer python curl jq openssl namespaces strace browser
 
 fmt: ## formats the code
 	cargo fmt --all

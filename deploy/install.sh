@@ -128,7 +128,7 @@ case $missing in
 *patroni*)
     if [ "$family" != apt ]; then
         missing=${missing% patroni}
-        echo "install.sh: no package of Patroni is known here: failover tests will be skipped" >&2
+        echo "install.sh: no package of Patroni is known here: make failover needs it" >&2
     fi
     ;;
 esac

@@ -24,7 +24,7 @@ use crate::{
     producers::{Journal, Producers, TENANTS, TYPES, emit_directly},
     receivers::Receivers,
     runs::{alone, number},
-    support::{ADMIN_API_KEY, ADMIN_PASSWORD, Launch, MASTER_KEY, Postrider, skip},
+    support::{ADMIN_API_KEY, ADMIN_PASSWORD, Launch, MASTER_KEY, Postrider},
 };
 
 /// What `make failover` does, in each round.
@@ -447,22 +447,15 @@ fn gaps(history: &History) -> String {
     text
 }
 
-/// Says so where the cluster can't be had.
-fn can_run(test: &str) -> bool {
-    let missing = missing_programs();
-    if !missing.is_empty() {
-        skip(test, &format!("not installed: {}", missing.join(", ")));
-    }
-    missing.is_empty()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes: make failover"]
 async fn nothing_acknowledged_is_lost_however_often_the_primary_changes() {
     let _alone = alone().await;
+    let missing = missing_programs();
     assert!(
-        can_run("failover"),
-        "install what is missing: make failover does it"
+        missing.is_empty(),
+        "not installed: {}; make failover installs it",
+        missing.join(", ")
     );
     let seed = number("POSTRIDER_FAILOVER_SEED", SEED);
     let rounds = number("POSTRIDER_FAILOVER_ROUNDS", ROUNDS);
@@ -478,13 +471,4 @@ async fn nothing_acknowledged_is_lost_however_often_the_primary_changes() {
     blows.push(Blow::LoseEtcd);
     println!("seed {seed}: {} blows", blows.len());
     Failover::start().await.run(&blows, seed).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_acknowledged_is_lost_when_patroni_fails_over() {
-    let _alone = alone().await;
-    if can_run("nothing_acknowledged_is_lost_when_patroni_fails_over") {
-        let blows = [Blow::SwitchOver, Blow::KillPostgres];
-        Failover::start().await.run(&blows, SEED).await;
-    }
 }
