@@ -283,30 +283,12 @@ impl Session {
             return Err(ReadError::Outdated);
         }
         self.known.forget(&cycle.forget);
-        let switch_every = if self.is_stopped {
-            SWITCH_EVERY_STOPPED
-        } else {
-            SWITCH_EVERY
-        };
-        let is_switch_due = self.previous.is_none() || self.switch_read_at.elapsed() >= switch_every;
-        if cycle.may_wait && !is_switch_due {
-            let interrupted = wait_for_change(reader).await.is_break();
-            let rows = match interrupted {
-                true => Some(0),
-                false => self.read_quickly(&cycle.owned, out).await?,
-            };
-            if let Some(rows) = rows {
-                reader.commits.count(rows);
-                let done = ReaderMessage::Done {
-                    number: cycle.number,
-                    tailed: !interrupted,
-                    queue_read: !interrupted,
-                    rows,
-                    settings: None,
-                };
-                send(out, done).await?;
-                return Ok(!interrupted);
-            }
+        let is_switch_due = self.is_switch_due();
+        if cycle.may_wait
+            && !is_switch_due
+            && let Some(queue_read) = self.wait_and_read(cycle, out).await?
+        {
+            return Ok(queue_read);
         }
         reader.prefetched.clear();
         let begin = "begin isolation level repeatable read, read only; \
@@ -357,6 +339,35 @@ impl Session {
         )
         .await?;
         Ok(queue_read)
+    }
+
+    fn is_switch_due(&self) -> bool {
+        let every = if self.is_stopped {
+            SWITCH_EVERY_STOPPED
+        } else {
+            SWITCH_EVERY
+        };
+        self.previous.is_none() || self.switch_read_at.elapsed() >= every
+    }
+
+    /// A cycle when little happens. None if it takes a whole one after all.
+    async fn wait_and_read(&mut self, cycle: &Cycle, out: &Output<'_>) -> Result<Option<bool>, ReadError> {
+        let interrupted = wait_for_change(out.reader).await.is_break();
+        let rows = match interrupted {
+            true => Some(0),
+            false => self.read_quickly(&cycle.owned, out).await?,
+        };
+        let Some(rows) = rows else { return Ok(None) };
+        out.reader.commits.count(rows);
+        let done = ReaderMessage::Done {
+            number: cycle.number,
+            tailed: !interrupted,
+            queue_read: !interrupted,
+            rows,
+            settings: None,
+        };
+        send(out, done).await?;
+        Ok(Some(!interrupted))
     }
 
     /// A pooler may keep this connection and lead it to another server.

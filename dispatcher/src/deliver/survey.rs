@@ -31,6 +31,8 @@ const PAGE_TIME: Duration = Duration::from_millis(250);
 /// statement that exceeds its limit doubles that of the next, which also reads a smaller page.
 const STATEMENT_FIRST_MAX: Duration = Duration::from_secs(10);
 const STATEMENT_MAX: Duration = Duration::from_secs(600);
+/// While a search fails although the database responds.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 /// Recently deleted endpoints that are checked for rows of late producers.
 const DELETED_MAX: i64 = 10_000;
@@ -80,6 +82,7 @@ pub(crate) struct Surveyor {
     /// A requested sweep that waits for takeovers to be served.
     sweep: Option<Request>,
     page: i64,
+    logged_at: Option<Instant>,
 }
 
 impl Surveyor {
@@ -94,6 +97,7 @@ impl Surveyor {
             out,
             sweep: None,
             page: PAGE_MAX,
+            logged_at: None,
         }
     }
 
@@ -197,7 +201,10 @@ impl Surveyor {
             match found {
                 Ok(found) => return found,
                 Err(error) => {
-                    warn_unless_outage!(error, "searching for pending deliveries failed; retrying");
+                    if self.logged_at.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+                        self.logged_at = Some(Instant::now());
+                        warn_unless_outage!(error, "searching for pending deliveries failed; retrying");
+                    }
                     self.connection.close();
                     if began.elapsed() >= limit {
                         limit = (limit * 2).min(STATEMENT_MAX);
