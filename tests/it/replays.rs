@@ -27,8 +27,18 @@ async fn dead_letters(database: &Database, api: &Api, receiver: &Receiver, count
     emit(database, count, "e").await;
     database.drained().await;
     receiver.answer(Answer::Status(204));
+    // It is disabled after the results are recorded: enabled before that, it would be disabled again.
+    until_disabled(api, &endpoint).await;
     enable(api, &endpoint).await;
     endpoint
+}
+
+async fn until_disabled(api: &Api, endpoint: &Endpoint) {
+    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
+    until("it is disabled", || async {
+        (api.get(&path).await["state"] == "disabled").then_some(())
+    })
+    .await;
 }
 
 async fn enable(api: &Api, endpoint: &Endpoint) {
@@ -247,11 +257,7 @@ async fn an_endpoint_is_sent_what_it_never_got_and_nothing_that_it_did() {
         json!({ "id": "died", "type": "invoice.paid", "data": {} }),
     )
     .await;
-    let path = format!("/tenants/acme/endpoints/{}", endpoint.id);
-    until("it is disabled", || async {
-        (api.get(&path).await["state"] == "disabled").then_some(())
-    })
-    .await;
+    until_disabled(&api, &endpoint).await;
     emit(&database, 2, "while_disabled").await;
     api.emit(
         "acme",
