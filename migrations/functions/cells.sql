@@ -34,3 +34,193 @@ end $$;
 create or replace trigger tenants_pause after update on postrider.tenants
     for each row when (old.paused_at is distinct from new.paused_at) execute function postrider.apply_pause();
 alter table postrider.tenants enable replica trigger tenants_pause;
+
+-- Emits events of tenants that are not here: at home they go into the outbox, in the caller's transaction. The arguments are as in
+-- `emit_set`, and valid; `found_versions` and `schema_ids` are what the events' versions were found to be, `positions` those of the
+-- results. A cell refuses such events, except operational ones, which its relay carries home.
+create or replace function postrider.emit_elsewhere(
+    tenants text[], types text[], data text[], ids text[], versions text[], ordering_keys text[], contexts bytea[],
+    found_versions text[], schema_ids int[], positions int[], reserved boolean default false
+) returns postrider.emission[] language plpgsql as $$
+#variable_conflict use_column
+declare
+    v_cell    smallint := (select c.id from postrider.this_cell c);
+    v_numbers bigint[];
+    v_done    postrider.emission[];
+    v_one     postrider.emission;
+begin
+    if v_cell <> 0 and not reserved then
+        return array(select postrider.refuse_elsewhere(g.position, g.tenant)
+                     from unnest(tenants, positions) with ordinality as g (tenant, position, n) order by g.n);
+    end if;
+    perform postrider.lock_outbox_keys(tenants, ordering_keys);
+    -- After the locks, so that the events of a key are numbered in the order of their commits.
+    v_numbers := array(select nextval('postrider.cell_outbox_n') from generate_subscripts(tenants, 1));
+
+    with owner as materialized (
+        select d.tenant, t.id, t.is_here, case when v_cell <> 0 then 0 when not t.moving then t.cell_id end as cell_id, q.refusal
+        from (select distinct u.tenant from unnest(tenants) as u (tenant)) d
+        cross join lateral (
+            select t.id, t.is_here, t.cell_id, t.moving from postrider.tenants t
+            where t.slug = d.tenant and t.deleted_at is null limit 1
+        ) t
+        left join lateral (
+            select q.refusal from postrider.cell_quotas_used q
+            where q.tenant_id = t.id and q.until > clock_timestamp() and not reserved limit 1
+        ) q on true
+    ),
+    given as materialized (
+        select g.*, v_numbers[g.i] as n, o.id as tenant_id, o.is_here, o.cell_id, o.refusal,
+               postrider.uuid_at(clock_timestamp()) as event_id
+        from unnest(tenants, types, data, ids, versions, ordering_keys, contexts, found_versions, positions) with ordinality
+            as g (tenant, type, data, id, version, ordering_key, context, found, position, i)
+        left join owner o on o.tenant = g.tenant
+    ),
+    -- In the order of ids, so that two batches wait for each other instead of deadlocking.
+    stored as (
+        insert into postrider.cell_outbox
+            (n, tenant_id, cell_id, type, data, id, is_chosen, version, ordering_key, context)
+        select g.n, g.tenant_id, g.cell_id, g.type, g.data, coalesce(g.id, postrider.relayed_id(g.event_id)), g.id is not null,
+               g.version, g.ordering_key, g.context
+        from given g where not g.is_here and g.refusal is null
+        order by g.tenant_id, g.id collate "C", g.n
+        on conflict do nothing
+        returning n, created_at
+    )
+    select array_agg(
+        case when g.tenant_id is null then postrider.refuse(g.position, 1, g.tenant, g.type, g.version, null)
+             when g.refusal = 'PR429' then postrider.refuse(g.position, 9, g.tenant, g.type, g.version, null)
+             when g.refusal = 'PR507' then postrider.refuse(g.position, 10, g.tenant, g.type, g.version, null)
+             when s.n is not null
+             then row(g.position, g.event_id, coalesce(g.id, postrider.relayed_id(g.event_id)),
+                      date_trunc('milliseconds', s.created_at), false, null, null, null, g.found, null)::postrider.emission end
+        order by g.i)
+    into v_done
+    from given g left join stored s on s.n = g.n;
+
+    for i in 1..cardinality(v_done) loop
+        if (v_done[i]).position is null then
+            v_one := postrider.emit_again(tenants[i], types[i], data[i], ids[i], versions[i], ordering_keys[i], contexts[i],
+                                          found_versions[i], reserved);
+            v_one.position := positions[i];
+            v_done[i] := v_one;
+        end if;
+    end loop;
+    if current_setting('transaction_isolation') = 'read committed' then
+        update postrider.schemas s set emitted = true
+        from (select x.id from postrider.schemas x where not x.emitted and x.id = any(schema_ids)
+              for no key update skip locked) first
+        where s.id = first.id;
+    end if;
+    return v_done;
+end $$;
+
+-- An event that did not go into the outbox: its id is there already, or its tenant has come here meanwhile.
+create or replace function postrider.emit_again(
+    tenant text, type text, data text, id text, version text, ordering_key text, context bytea, found_version text,
+    reserved boolean
+) returns postrider.emission language plpgsql as $$
+declare
+    result   postrider.emission;
+    v_cell   smallint := (select c.id from postrider.this_cell c);
+    v_tenant postrider.tenants;
+    v_found  postrider.cell_outbox;
+begin
+    loop
+        select t.* into v_tenant from postrider.tenants t where t.slug = emit_again.tenant and t.deleted_at is null;
+        if not found or v_tenant.is_here then
+            return postrider.emit_one(emit_again.tenant, emit_again.type, emit_again.data, emit_again.id, emit_again.version,
+                                      emit_again.ordering_key, context => emit_again.context, reserved => emit_again.reserved);
+        end if;
+        insert into postrider.cell_outbox (tenant_id, cell_id, type, data, id, is_chosen, version, ordering_key, context)
+        values (v_tenant.id, case when v_cell <> 0 then 0 when not v_tenant.moving then v_tenant.cell_id end, emit_again.type,
+                emit_again.data, emit_again.id, true, emit_again.version, emit_again.ordering_key, emit_again.context)
+        on conflict do nothing
+        returning * into v_found;
+        result.duplicate := not found;
+        if result.duplicate then
+            select o.* into v_found from postrider.cell_outbox o
+            where o.tenant_id = v_tenant.id and o.id = emit_again.id and o.is_chosen;
+            -- Relayed in the meantime: the cell compares the content.
+            continue when not found;
+        end if;
+        result.id := v_found.id;
+        result.version := found_version;
+        if (v_found.type, v_found.data, v_found.version, v_found.ordering_key)
+           is distinct from (emit_again.type, emit_again.data, emit_again.version, emit_again.ordering_key) then
+            result.refusal := 'PR409'; result.field := 'id';
+            result.message := format('an event with id %L but different content already exists', emit_again.id);
+        else
+            result.event_id := postrider.uuid_at(v_found.created_at);
+            result.created_at := date_trunc('milliseconds', v_found.created_at);
+        end if;
+        return result;
+    end loop;
+end $$;
+
+-- Until the end of the transaction. In order, so that two batches wait for each other instead of deadlocking.
+create or replace function postrider.lock_outbox_keys(tenants text[], ordering_keys text[]) returns void language plpgsql as $$
+begin
+    if cardinality(array_remove(ordering_keys, null)) = 0 then
+        return;
+    end if;
+    insert into postrider.cell_outbox_keys (tenant_id, key)
+    select t.id, g.key from unnest(tenants, ordering_keys) as g (tenant, key)
+    cross join lateral (select t.id from postrider.tenants t where t.slug = g.tenant and t.deleted_at is null limit 1) t
+    where g.key is not null
+    group by t.id, g.key order by t.id, g.key collate "C"
+    on conflict do nothing;
+    perform from (
+        select t.id as tenant_id, g.key from unnest(tenants, ordering_keys) as g (tenant, key)
+        cross join lateral (select t.id from postrider.tenants t where t.slug = g.tenant and t.deleted_at is null limit 1) t
+        where g.key is not null
+        group by t.id, g.key order by t.id, g.key collate "C"
+    ) g
+    cross join lateral (
+        select from postrider.cell_outbox_keys k where k.tenant_id = g.tenant_id and k.key = g.key for no key update
+    ) k;
+end $$;
+
+-- The id of an event that is emitted without one, as the producer gets it and its cell will know it.
+create or replace function postrider.relayed_id(event_id uuid) returns text language sql immutable as $$
+    select 'evt_s' || replace(event_id::text, '-', '')
+$$;
+
+create or replace function postrider.refuse_elsewhere("position" int, tenant text) returns postrider.emission
+language sql stable as $$
+    select row("position", null, null, null, false, 'PR421', 'tenant',
+               case when t.moving then format('tenant %L is moving to another cell: emit in the home database', tenant)
+                    else format('tenant %L lives in cell %L: emit in the home database', tenant,
+                                coalesce((select c.name from postrider.cells c where c.id = t.cell_id), t.cell_id::text)) end,
+               null, null)::postrider.emission
+    from postrider.tenants t where t.slug = tenant and t.deleted_at is null
+$$;
+
+-- Gives this database its part of all ids, so that those of two cells never collide and survive a move. Run before anything is made
+-- in a cell; at home, which has the first part, nothing that exists may lie beyond it.
+create or replace function postrider.limit_ids(cell smallint) returns void language plpgsql as $$
+declare
+    v_sequence text;
+    v_next     bigint;
+    v_first    bigint;
+    v_last     bigint;
+begin
+    for v_sequence, v_next, v_first, v_last in
+        select s.name, coalesce(q.last_value + 1, q.start_value), greatest(cell * r.size, 1), (cell + 1) * r.size - 1
+        from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attidentity <> ''
+        cross join lateral (select case a.atttypid when 'int4'::regtype then 1::bigint << 25 else 1::bigint << 56 end as size) r
+        cross join lateral (select pg_get_serial_sequence(c.oid::regclass::text, a.attname) as name) s
+        join pg_sequences q on format('%I.%I', q.schemaname, q.sequencename)::regclass = s.name::regclass
+        where c.relnamespace = 'postrider'::regnamespace and c.relkind in ('r', 'p')
+        order by c.relname
+    loop
+        if v_next between v_first and v_last then
+            execute format('alter sequence %s minvalue %s maxvalue %s start %s', v_sequence, v_first, v_last, v_first);
+        elsif v_next = 1 then
+            execute format('alter sequence %s minvalue %s maxvalue %s start %s restart %s',
+                           v_sequence, v_first, v_last, v_first, v_first);
+        else
+            raise exception 'the ids of % have left the part of cell %: the next one is %', v_sequence, cell, v_next;
+        end if;
+    end loop;
+end $$;
