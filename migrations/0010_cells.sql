@@ -56,6 +56,9 @@ create index cell_outbox_waiting on postrider.cell_outbox (tenant_id, n) where c
 -- An id that a producer repeats is compared here. Once the event was relayed, its cell compares it.
 create unique index cell_outbox_ids on postrider.cell_outbox (tenant_id, id) where is_chosen;
 
+-- Whether an event of a key is still here: one that is emitted in the cell itself would overtake it.
+create index cell_outbox_keyed on postrider.cell_outbox (tenant_id, ordering_key) where ordering_key is not null;
+
 -- Held until the producer's commit, so that the events of a key are numbered in the order of their commits.
 create table postrider.cell_outbox_keys (
     tenant_id int not null,
