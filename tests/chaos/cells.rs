@@ -10,7 +10,6 @@ use std::{
 use postrider_dispatcher::vault::{Owner, Purpose, Vault};
 use postrider_proto::{EndpointId, TenantId};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
 use sqlx::PgConnection;
 use tempfile::TempDir;
 use tokio::time::sleep;
@@ -19,11 +18,11 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     checker::{Judgement, judge},
     history::{EndpointLife, Harm, History, Moment, SecretLife, Spell, Stored, Timeline},
-    installation::{ALARMS, http_client, new_secret, stored},
+    installation::{ALARMS, new_secret, stored},
     producers::{Journal, Producers, TYPES},
     receivers::Receivers,
     runs::{alone, number},
-    support::{ADMIN_API_KEY, Database, Launch, MASTER_KEY, Postrider, until},
+    support::{Database, Launch, MASTER_KEY, Postrider, until},
 };
 
 /// Every process has a pool, and each cell a walsender.
@@ -90,10 +89,6 @@ impl Part {
             self.running = self.launch.clone().spawn().await;
             sleep(Duration::from_millis(100)).await;
         }
-    }
-
-    pub(crate) fn pid(&self) -> Option<u32> {
-        self.running.as_ref().map(Postrider::pid)
     }
 }
 
@@ -342,7 +337,8 @@ impl Cells {
         let outbox = "select count(*) from postrider.cell_outbox";
         let mut waiting = self.home().count(outbox).await;
         for cell in &self.cells {
-            let queued = "select (select count(*) from postrider.queue) + (select count(*) from postrider.retries)";
+            let queued =
+                "select (select count(*) from postrider.queue) + (select count(*) from postrider.retries)";
             waiting += cell.database.count(queued).await;
         }
         waiting
@@ -358,7 +354,9 @@ impl Cells {
                 return Ok(took);
             }
             if took > DRAIN_MAX {
-                return Err(format!("{waiting} events and deliveries wait {DRAIN_MAX:?} after the end"));
+                return Err(format!(
+                    "{waiting} events and deliveries wait {DRAIN_MAX:?} after the end"
+                ));
             }
             sleep(Duration::from_millis(200)).await;
         }
@@ -418,20 +416,6 @@ impl Cells {
         let judgement = judge(&history);
         println!("{judgement}");
         judgement
-    }
-
-    /// Whether the API responds as it should.
-    pub(crate) async fn call(&self, method: &str, path: &str, body: Value) -> Option<Value> {
-        let base = self.addresses.read().expect("not poisoned")[0].clone();
-        let response = http_client()
-            .request(method.parse().expect("a method"), format!("{base}/v1{path}"))
-            .bearer_auth(ADMIN_API_KEY)
-            .header("content-type", "application/json")
-            .body(body.to_string())
-            .send()
-            .await
-            .ok()?;
-        response.status().is_success().then_some(json!({}))
     }
 }
 

@@ -426,18 +426,12 @@ fn pages(numbers: &[Numbered]) -> Vec<Vec<i64>> {
     pages
 }
 
-/// Returns what is to be emitted. Events of deleted tenants are refused; others that are not emitted are left.
+/// Returns what is to be emitted. Events of deleted tenants are erased, as those that were relayed; others are left.
 fn sort(stored: Vec<Stored>, processed: &mut Processed) -> Vec<Row> {
     let mut rows = Vec::with_capacity(stored.len());
     for one in stored {
         if one.is_deleted {
             processed.rows.push(one.n);
-            processed.refused.push(Refused {
-                n: one.n,
-                refusal: "PR404".to_owned(),
-                field: None,
-                message: "the tenant was deleted".to_owned(),
-            });
         } else if one.is_ours && !one.must_wait {
             rows.push(one.into());
         }
