@@ -210,7 +210,7 @@ begin
         from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attidentity <> ''
         cross join lateral (select case a.atttypid when 'int4'::regtype then 1::bigint << 25 else 1::bigint << 56 end as size) r
         cross join lateral (select pg_get_serial_sequence(c.oid::regclass::text, a.attname) as name) s
-        join pg_sequences q on format('%I.%I', q.schemaname, q.sequencename)::regclass = s.name::regclass
+        join pg_sequences q on format('%I.%I', q.schemaname, q.sequencename) = s.name
         where c.relnamespace = 'postrider'::regnamespace and c.relkind in ('r', 'p')
         order by c.relname
     loop

@@ -124,7 +124,8 @@ declare
     v_named    uuid[];
     v_done     postrider.emission[];
     v_repeated boolean;
-    v_away     boolean;
+    v_is_away  boolean;
+    v_away     postrider.emission[];
     v_limited  boolean := exists (select from postrider.tenants t
                                   where t.usage_since is not null and t.slug = any(tenants) and t.deleted_at is null);
     v_faults   int[];
@@ -260,7 +261,7 @@ begin
                              null, null, null, j.found, e.sequence)::postrider.emission end
                order by j.n),
            bool_or(j.fault is null and e.event_id is null), bool_or(j.fault = 11)
-    into v_done, v_repeated, v_away
+    into v_done, v_repeated, v_is_away
     from judged j left join every e on e.event_id = j.event_id;
 
     if v_limited then
@@ -283,26 +284,20 @@ begin
                 as g (tenant, type, data, id, version, ordering_key, n) on g.n = d.position + 1
             order by d.position);
     end if;
-    if v_away then
+    if v_is_away then
+        select postrider.emit_elsewhere(
+                   array_agg(g.tenant order by g.n), array_agg(g.type order by g.n), array_agg(g.data order by g.n),
+                   array_agg(g.id order by g.n), array_agg(g.version order by g.n), array_agg(g.ordering_key order by g.n),
+                   array_agg(g.context order by g.n), array_agg(d.version order by g.n), array_agg(d.sequence::int order by g.n),
+                   array_agg(d.position order by g.n))
+        into v_away
+        from unnest(v_done) d
+        join unnest(tenants, types, data, ids, versions, ordering_keys, contexts) with ordinality
+            as g (tenant, type, data, id, version, ordering_key, context, n) on g.n = d.position + 1
+        where d.refusal = 'PR421';
         v_done := array(
-            select case when d.refusal = 'PR421' then row(a.*)::postrider.emission else row(d.*)::postrider.emission end
-            from unnest(v_done) d
-            left join (
-                select e.* from (
-                    select array_agg(g.tenant order by g.n) as tenants, array_agg(g.type order by g.n) as types,
-                           array_agg(g.data order by g.n) as data, array_agg(g.id order by g.n) as ids,
-                           array_agg(g.version order by g.n) as versions, array_agg(g.ordering_key order by g.n) as ordering_keys,
-                           array_agg(g.context order by g.n) as contexts, array_agg(d.version order by g.n) as found,
-                           array_agg(d.sequence::int order by g.n) as schemas, array_agg(d.position order by g.n) as positions
-                    from unnest(v_done) d
-                    join unnest(tenants, types, data, ids, versions, ordering_keys, contexts) with ordinality
-                        as g (tenant, type, data, id, version, ordering_key, context, n) on g.n = d.position + 1
-                    where d.refusal = 'PR421'
-                ) g
-                cross join lateral unnest(postrider.emit_elsewhere(
-                    g.tenants, g.types, g.data, g.ids, g.versions, g.ordering_keys, g.contexts, g.found, g.schemas,
-                    g.positions)) e
-            ) a on a.position = d.position
+            select case when e.position is null then row(d.*)::postrider.emission else row(e.*)::postrider.emission end
+            from unnest(v_done) d left join unnest(v_away) e on e.position = d.position
             order by d.position);
     end if;
     return v_done;
