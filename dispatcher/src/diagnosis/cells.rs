@@ -91,9 +91,12 @@ async fn slots(db: &mut PgConnection) -> Result<Finding, sqlx::Error> {
 /// At home.
 async fn outbox(db: &mut PgConnection) -> Result<Finding, sqlx::Error> {
     const CHECK: &str = "cells.outbox";
-    let (late, oldest, refused): (Option<String>, Option<f64>, i64) = sqlx::query_as(
+    let (late, oldest, refused, waiting): (Option<String>, Option<f64>, i64, i64) = sqlx::query_as(
         "select string_agg(c.name, ', ' order by c.id) filter (where o.seconds > $1), max(o.seconds)::float8,
-                (select count(*) from (select from postrider.cell_outbox_refused limit 1000) r)
+                (select count(*) from (select from postrider.cell_outbox_refused limit 1000) r),
+                (select count(*) from (select from postrider.cell_outbox o join postrider.tenants t on t.id = o.tenant_id
+                                       where o.cell_id is null and not t.moving
+                                         and o.created_at < clock_timestamp() - make_interval(secs => $1) limit 1000) w)
          from postrider.cells c
          cross join lateral (
              select extract(epoch from clock_timestamp() - o.created_at) as seconds from postrider.cell_outbox o
@@ -103,8 +106,8 @@ async fn outbox(db: &mut PgConnection) -> Result<Finding, sqlx::Error> {
     .bind(WAITS_SECONDS)
     .fetch_one(db)
     .await?;
-    Ok(match (late, refused) {
-        (Some(names), _) => Finding::warning(
+    Ok(match (late, waiting, refused) {
+        (Some(names), ..) => Finding::warning(
             CHECK,
             format!(
                 "events wait, the oldest for {:.0} s, for: {names}",
@@ -113,8 +116,17 @@ async fn outbox(db: &mut PgConnection) -> Result<Finding, sqlx::Error> {
             "Check that the cell's dispatchers run, with POSTRIDER_HOME_DATABASE_URL, and their log.",
         )
         .in_bundles("events wait for a cell"),
-        (None, 0) => Finding::ok(CHECK, "no event waits for more than a minute"),
-        (None, count) => Finding::warning(
+        (None, 1.., _) => Finding::warning(
+            CHECK,
+            counted(
+                waiting,
+                "event waits for its tenant",
+                "events wait for their tenants",
+            ),
+            "A quota is used, or a transaction in the cell holds the id or the ordering key: docs/runbooks/PostriderCellBehind.md.",
+        ),
+        (None, _, 0) => Finding::ok(CHECK, "no event waits for more than a minute"),
+        (None, _, count) => Finding::warning(
             CHECK,
             counted(
                 count,

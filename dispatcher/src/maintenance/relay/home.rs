@@ -21,8 +21,8 @@ use super::{
     outbox::{HomeError, Numbered, Outbox, Stored},
 };
 use crate::{
-    Wake, backoff::Backoff, connector::Connector, db_timeout::WithDbTimeout, deliver::snapshot::Snapshot,
-    health::database::reports, store::sending, telemetry::metrics::METRICS,
+    Wake, backoff::Backoff, cells::HOME, connector::Connector, db_timeout::WithDbTimeout,
+    deliver::snapshot::Snapshot, health::database::reports, store::sending, telemetry::metrics::METRICS,
 };
 
 /// Events emitted by one statement, and their data: a page is held in memory twice.
@@ -31,12 +31,17 @@ const PAGE_BYTES_MAX: usize = 4 << 20;
 const PAGE_TIME_MAX: Duration = Duration::from_secs(60);
 /// Between two looks at an outbox in which nothing was new.
 const IDLE_WAIT: Duration = Duration::from_millis(20);
+/// The same at home, whose own tenants have events there only when they have just come from a cell.
+const IDLE_WAIT_AT_HOME: Duration = Duration::from_millis(250);
+/// After a few events: a moment later there are more, and a statement costs as much for one as for several.
+const GATHER_WAIT: Duration = Duration::from_millis(10);
+const FEW: usize = 100;
 /// Between two looks at events that wait beside the tail, and at what the cell itself wants to bring home.
 const WAITING_EVERY: Duration = Duration::from_millis(250);
 const OPERATIONAL_EVERY: Duration = Duration::from_secs(1);
 const OPERATIONAL_MAX: i64 = 100;
 /// While another dispatcher of the cell relays.
-const OTHERS_WAIT: Duration = Duration::from_secs(1);
+const OTHERS_WAIT: Duration = Duration::from_secs(2);
 /// Between two looks at whether there are cells.
 const ALONE_WAIT: Duration = Duration::from_secs(10);
 const AFTER_ERROR: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
@@ -96,7 +101,7 @@ impl HomeRelay {
     async fn relay(&self, aside: &mut Aside, progress: &mut Progress) -> Result<Duration, RelayError> {
         let (cell, home) = match (self.place().await.map_err(RelayError::Cell)?, &self.home) {
             (Place::Alone, _) => return Ok(ALONE_WAIT),
-            (Place::Home, _) => (0, &self.direct),
+            (Place::Home, _) => (HOME, &self.direct),
             (Place::Cell(cell), Some(home)) => (cell, home),
             (Place::Cell(cell), None) => {
                 tracing::warn!(
@@ -123,10 +128,20 @@ impl HomeRelay {
         };
         loop {
             match session.cycle().await? {
-                Cycle::Moved => self.wake.now(),
-                Cycle::Nothing => {
+                Cycle::Read(0) => {
                     METRICS.relay_lag.set(0.0);
-                    tokio::time::sleep(IDLE_WAIT).await;
+                    let wait = if cell == HOME {
+                        IDLE_WAIT_AT_HOME
+                    } else {
+                        IDLE_WAIT
+                    };
+                    tokio::time::sleep(wait).await;
+                }
+                Cycle::Read(count) => {
+                    self.wake.now();
+                    if count < FEW {
+                        tokio::time::sleep(GATHER_WAIT).await;
+                    }
                 }
                 Cycle::Copy => return Ok(OTHERS_WAIT),
             }
@@ -142,8 +157,8 @@ impl HomeRelay {
         .with_db_timeout()
         .await?;
         Ok(match (cell, others) {
-            (0, false) => Place::Alone,
-            (0, true) => Place::Home,
+            (HOME, false) => Place::Alone,
+            (HOME, true) => Place::Home,
             (cell, _) => Place::Cell(cell),
         })
     }
@@ -239,8 +254,8 @@ impl Progress {
 }
 
 enum Cycle {
-    Moved,
-    Nothing,
+    /// So many events were looked at.
+    Read(usize),
     /// This database is a restored copy.
     Copy,
 }
@@ -265,55 +280,55 @@ struct Session<'r> {
 
 impl Session<'_> {
     async fn cycle(&mut self) -> Result<Cycle, RelayError> {
-        let mut moved = false;
+        let mut read = 0;
         let now = self.outbox.snapshot().await?;
         if now != self.previous {
-            let Some(any) = self.tail(&now).await? else {
+            let Some(count) = self.tail(&now).await? else {
                 return Ok(Cycle::Copy);
             };
-            moved |= any;
+            read += count;
             self.previous = now;
         }
         if is_due(self.waiting_at, WAITING_EVERY) {
-            let Some(any) = self.waiting().await? else {
+            let Some(count) = self.waiting().await? else {
                 return Ok(Cycle::Copy);
             };
-            moved |= any;
+            read += count;
             // There may be more than one page: the next one follows at once.
-            self.waiting_at = (!any).then(Instant::now);
+            self.waiting_at = (count == 0).then(Instant::now);
         }
-        if self.cell != 0 && is_due(self.operational_at, OPERATIONAL_EVERY) {
+        if self.cell != HOME && is_due(self.operational_at, OPERATIONAL_EVERY) {
             self.operational_at = Some(Instant::now());
             self.bring_home().await?;
         }
-        Ok(if moved { Cycle::Moved } else { Cycle::Nothing })
+        Ok(Cycle::Read(read))
     }
 
-    /// Returns whether there was anything; none if this database is a copy.
-    async fn tail(&mut self, now: &Snapshot) -> Result<Option<bool>, RelayError> {
+    /// Returns how many there were; none if this database is a copy.
+    async fn tail(&mut self, now: &Snapshot) -> Result<Option<usize>, RelayError> {
         let new = now.since(&self.previous);
-        let (mut after, mut any) = (0, false);
+        let (mut after, mut read) = (0, 0);
         loop {
             let (numbers, is_full) = self.outbox.tail(&new, after).await?;
+            read += numbers.len();
             if let Some(last) = numbers.last() {
                 after = last.n;
-                any = true;
             }
             if !self.pages(&numbers, Origin::Tail).await? {
                 return Ok(None);
             }
             if !is_full {
-                return Ok(Some(any));
+                return Ok(Some(read));
             }
         }
     }
 
     /// The same for events that wait beside the tail.
-    async fn waiting(&mut self) -> Result<Option<bool>, RelayError> {
+    async fn waiting(&mut self) -> Result<Option<usize>, RelayError> {
         let left_out = self.aside.left_out(Instant::now());
         let numbers = self.outbox.waiting(&self.previous, left_out).await?;
         let done = self.pages(&numbers, Origin::Waiting).await?;
-        Ok(done.then_some(!numbers.is_empty()))
+        Ok(done.then_some(numbers.len()))
     }
 
     /// Returns false if this database is a copy.
