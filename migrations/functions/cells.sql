@@ -35,12 +35,58 @@ create or replace trigger tenants_pause after update on postrider.tenants
     for each row when (old.paused_at is distinct from new.paused_at) execute function postrider.apply_pause();
 alter table postrider.tenants enable replica trigger tenants_pause;
 
--- Emits events of tenants that are not here: at home they go into the outbox, in the caller's transaction. The arguments are as in
--- `emit_set`, and valid; `found_versions` and `schema_ids` are what the events' versions were found to be, `positions` those of the
--- results. A cell refuses such events, except operational ones, which its relay carries home.
+-- Emits one event of a tenant that is not here: at home it goes into the outbox, in the caller's transaction. `emit_one` has found
+-- the tenant, where it lives (null: it is moving), and the version. A cell refuses such an event, except an operational one, which its
+-- relay carries home.
+create or replace function postrider.emit_away(
+    tenant_id int, cell_id smallint, tenant text, type text, data text, id text, version text, ordering_key text, context bytea,
+    found_version text, reserved boolean
+) returns postrider.emission language plpgsql as $$
+declare
+    result    postrider.emission;
+    v_at      timestamptz := clock_timestamp();
+    v_cell    smallint;
+    v_refusal text;
+begin
+    select c.id, q.refusal into v_cell, v_refusal
+    from postrider.this_cell c left join postrider.cell_quotas_used q on q.tenant_id = emit_away.tenant_id and q.until > v_at;
+    if v_cell <> 0 and not reserved then
+        return postrider.refuse_elsewhere(0, tenant);
+    elsif v_refusal is not null and not reserved then
+        return postrider.refuse(0, case v_refusal when 'PR429' then 9 else 10 end, tenant, type, version, null);
+    end if;
+    if emit_away.ordering_key is not null then
+        insert into postrider.cell_outbox_keys (tenant_id, key) values (emit_away.tenant_id, emit_away.ordering_key)
+        on conflict do nothing;
+        if not found then
+            perform from postrider.cell_outbox_keys k
+            where k.tenant_id = emit_away.tenant_id and k.key = emit_away.ordering_key for no key update;
+        end if;
+    end if;
+    result.event_id := postrider.uuid_at(v_at);
+    result.id := coalesce(emit_away.id, postrider.relayed_id(result.event_id));
+    -- Numbered after the lock, so that the events of a key are numbered in the order of their commits.
+    insert into postrider.cell_outbox
+        (tenant_id, cell_id, type, data, id, is_chosen, version, ordering_key, context, created_at)
+    values (emit_away.tenant_id, case when v_cell <> 0 then 0 else emit_away.cell_id end, emit_away.type, emit_away.data,
+            result.id, emit_away.id is not null, emit_away.version, emit_away.ordering_key, emit_away.context, v_at)
+    on conflict do nothing;
+    if not found then
+        return postrider.emit_again(emit_away.tenant, emit_away.type, emit_away.data, emit_away.id, emit_away.version,
+                                    emit_away.ordering_key, emit_away.context, emit_away.found_version, emit_away.reserved);
+    end if;
+    result.position := 0;
+    result.duplicate := false;
+    result.created_at := date_trunc('milliseconds', v_at);
+    result.version := emit_away.found_version;
+    return result;
+end $$;
+
+-- The same for several events. The arguments are as in `emit_set`, and valid; `found_versions` and `schema_ids` are what the
+-- events' versions were found to be, `positions` those of the results.
 create or replace function postrider.emit_elsewhere(
     tenants text[], types text[], data text[], ids text[], versions text[], ordering_keys text[], contexts bytea[],
-    found_versions text[], schema_ids int[], positions int[], reserved boolean default false
+    found_versions text[], schema_ids int[], positions int[]
 ) returns postrider.emission[] language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -49,7 +95,7 @@ declare
     v_done    postrider.emission[];
     v_one     postrider.emission;
 begin
-    if v_cell <> 0 and not reserved then
+    if v_cell <> 0 then
         return array(select postrider.refuse_elsewhere(g.position, g.tenant)
                      from unnest(tenants, positions) with ordinality as g (tenant, position, n) order by g.n);
     end if;
@@ -58,7 +104,7 @@ begin
     v_numbers := array(select nextval('postrider.cell_outbox_n') from generate_subscripts(tenants, 1));
 
     with owner as materialized (
-        select d.tenant, t.id, t.is_here, case when v_cell <> 0 then 0 when not t.moving then t.cell_id end as cell_id, q.refusal
+        select d.tenant, t.id, t.is_here, case when not t.moving then t.cell_id end as cell_id, q.refusal
         from (select distinct u.tenant from unnest(tenants) as u (tenant)) d
         cross join lateral (
             select t.id, t.is_here, t.cell_id, t.moving from postrider.tenants t
@@ -66,7 +112,7 @@ begin
         ) t
         left join lateral (
             select q.refusal from postrider.cell_quotas_used q
-            where q.tenant_id = t.id and q.until > clock_timestamp() and not reserved limit 1
+            where q.tenant_id = t.id and q.until > clock_timestamp() limit 1
         ) q on true
     ),
     given as materialized (
@@ -101,18 +147,24 @@ begin
     for i in 1..cardinality(v_done) loop
         if (v_done[i]).position is null then
             v_one := postrider.emit_again(tenants[i], types[i], data[i], ids[i], versions[i], ordering_keys[i], contexts[i],
-                                          found_versions[i], reserved);
+                                          found_versions[i], false);
             v_one.position := positions[i];
             v_done[i] := v_one;
         end if;
     end loop;
+    perform postrider.mark_emitted(schema_ids);
+    return v_done;
+end $$;
+
+-- As `emit_one` does it for what is emitted here.
+create or replace function postrider.mark_emitted(schema_ids int[]) returns void language plpgsql as $$
+begin
     if current_setting('transaction_isolation') = 'read committed' then
         update postrider.schemas s set emitted = true
         from (select x.id from postrider.schemas x where not x.emitted and x.id = any(schema_ids)
               for no key update skip locked) first
         where s.id = first.id;
     end if;
-    return v_done;
 end $$;
 
 -- An event that did not go into the outbox: its id is there already, or its tenant has come here meanwhile.

@@ -7,7 +7,7 @@
 --     emit_one   one: the statement for several costs as much as two or three of these
 --   find_schema  the schema that an emit would use
 --
--- Events of a tenant that lives in another cell go into the outbox: `emit_elsewhere` in cells.sql.
+-- Events of a tenant that lives in another cell go into the outbox: `emit_away` and `emit_elsewhere` in cells.sql.
 --
 -- Refusals are values below `emit` and `emit_batch`, so that a refused event does not abort the transaction of the others.
 -- Only the functions that producers call set a search path and run with their owner's rights: doing so costs more than
@@ -324,6 +324,7 @@ declare
     v_emitted boolean;
     v_limited boolean;
     v_is_here boolean;
+    v_cell    smallint;
     v_key     bigint;
     v_at      timestamptz;
 begin
@@ -339,10 +340,10 @@ begin
         v_error := postrider.data_error(emit_one.data);
     end if;
 
-    select t.id, t.usage_since is not null, t.is_here, y.id, y.thin, y.matches, s.id, s.version, s.emitted, clock_timestamp(),
+    select t.id, t.usage_since is not null, t.is_here, case when not t.moving then t.cell_id end, y.id, y.thin, y.matches, s.id, s.version, s.emitted, clock_timestamp(),
            postrider.find_fault(t.id, emit_one.type, emit_one.reserved, y.id, s.id, emit_one.checked_schema, v_error,
                                 emit_one.id, emit_one.ordering_key)
-    into v_tenant, v_limited, v_is_here, v_type, v_thin, v_matches, v_schema, result.version, v_emitted, v_at, v_fault
+    into v_tenant, v_limited, v_is_here, v_cell, v_type, v_thin, v_matches, v_schema, result.version, v_emitted, v_at, v_fault
     from (select 1) one
     left join postrider.tenants t on t.slug = emit_one.tenant and t.deleted_at is null
     left join postrider.event_types y on y.name = emit_one.type and y.deleted_at is null
@@ -358,10 +359,12 @@ begin
         return postrider.refuse(0, v_fault, emit_one.tenant, emit_one.type, emit_one.version, v_error);
     end if;
     if not v_is_here then
-        return (postrider.emit_elsewhere(
-            array[emit_one.tenant], array[emit_one.type], array[emit_one.data], array[emit_one.id], array[emit_one.version],
-            array[emit_one.ordering_key], array[emit_one.context], array[result.version], array[v_schema], array[0],
-            emit_one.reserved))[1];
+        if not v_emitted then
+            perform postrider.mark_emitted(array[v_schema]);
+        end if;
+        return postrider.emit_away(v_tenant, v_cell, emit_one.tenant, emit_one.type, emit_one.data, emit_one.id,
+                                   emit_one.version, emit_one.ordering_key, emit_one.context, result.version,
+                                   emit_one.reserved);
     end if;
 
     result.event_id := postrider.uuid_at(v_at);

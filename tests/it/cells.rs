@@ -119,6 +119,17 @@ impl Pair {
     }
 }
 
+/// The block of SQL in docs/cells.md that begins so.
+fn in_docs(first: &str) -> String {
+    let text = std::fs::read_to_string(crate::statements::root().join("docs/cells.md")).expect("the page");
+    let mut blocks = text
+        .split("```sql\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next());
+    let found = blocks.find(|block| block.starts_with(first));
+    found.expect("the block").to_owned()
+}
+
 /// As the API would make it, in the tenant's database.
 async fn endpoint(database: &Database, tenant: &str, url: &str) -> i64 {
     let mut connection = database.connect().await;
@@ -266,6 +277,92 @@ async fn what_is_emitted_at_home_for_a_tenant_elsewhere_arrives_once() {
     let sequences =
         "select string_agg(chosen_id, ' ' order by sequence) from postrider.events where ordering_key = 'k'";
     assert_eq!(pair.cell.text(sequences).await, "five m3");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trace_goes_with_its_event() {
+    let pair = Pair::start().await;
+    sqlx::query(
+        "select postrider.emit('acme', 'invoice.paid', '{}', traceparent => $1, tracestate => 'a=b')",
+    )
+    .bind("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    .execute(&mut pair.home.connect().await)
+    .await
+    .expect("emitted");
+    pair.drained().await;
+    let context = "select encode(t.context, 'hex') from postrider.traces t join postrider.events e on e.id = t.event_id";
+    let expected = "0af7651916cd43dd8448eb211c80319cb7ad6b716920333101613d62";
+    assert_eq!(pair.cell.text(context).await, expected);
+}
+
+/// While an old snapshot keeps what was deleted, a plan that scans it makes the relay slower and slower.
+#[tokio::test]
+async fn the_relay_reads_only_what_it_asks_for_on_tables_that_were_empty() {
+    let database = Database::fresh().await;
+    database
+        .execute("vacuum (analyze, truncate off) postrider.cell_outbox")
+        .await;
+    let mut connection = database.connect().await;
+    sqlx::raw_sql(
+        "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_bitmapscan = off;
+         set enable_hashjoin = off; set enable_mergejoin = off",
+    )
+    .execute(&mut connection)
+    .await
+    .expect("set");
+    for (statement, types, values, expected) in [
+        (
+            include_str!("../../dispatcher/src/maintenance/relay/sql/outbox_tail.sql"),
+            "smallint, xid8[], xid8[], bigint, bigint",
+            "1, '{5}', '{9}', 0, 10",
+            &[
+                "cell_outbox_tail",
+                "((cell_id = $1) AND (xid >= r.low) AND (xid < r.high))",
+            ][..],
+        ),
+        (
+            include_str!("../../dispatcher/src/maintenance/relay/sql/outbox_page.sql"),
+            "bigint[], smallint",
+            "'{1}', 1",
+            &[
+                "(n = u.n)",
+                "(id = o.tenant_id)",
+                "cell_outbox_waiting",
+                "(tenant_id = o.tenant_id)",
+            ],
+        ),
+        (
+            include_str!("../../dispatcher/src/maintenance/relay/sql/outbox_waiting_tenants.sql"),
+            "smallint, int, bigint",
+            "1, 0, 10",
+            &[
+                "cell_outbox_waiting",
+                "(tenant_id > $2)",
+                "(tenant_id > w_1.tenant_id)",
+            ],
+        ),
+        (
+            include_str!("../../dispatcher/src/maintenance/relay/sql/outbox_waiting.sql"),
+            "int[], text, bigint, text[], bigint[], text[], text[]",
+            "'{1}', '1:1:', 10, '{}', '{}', '{}', '{}'",
+            &["cell_outbox_waiting", "(tenant_id = t.id)", "(id = ANY ($1))"],
+        ),
+    ] {
+        let prepare = format!("deallocate all; prepare one ({types}) as {statement}");
+        sqlx::raw_sql(AssertSqlSafe(prepare))
+            .execute(&mut connection)
+            .await
+            .expect(statement);
+        let lines: Vec<String> = sqlx::query_scalar(AssertSqlSafe(format!("explain execute one ({values})")))
+            .fetch_all(&mut connection)
+            .await
+            .expect(statement);
+        let plan = lines.join("\n");
+        for part in expected {
+            assert!(plan.contains(part), "{part} is not in\n{plan}");
+        }
+        assert!(!plan.contains("Seq Scan on cell_outbox"), "{plan}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -555,6 +652,36 @@ async fn a_cell_is_added_once_and_only_to_a_home_that_can_have_it() {
         !pair.home.text(urls).await.contains("postgresql"),
         "they are encrypted"
     );
+
+    // A slot that is gone took changes with it: it is not replaced by a new one.
+    third
+        .execute_here_as_superuser("alter subscription postrider_home disable")
+        .await;
+    until("the slot is dropped", || async {
+        let drop = "select count(pg_drop_replication_slot(slot_name)) from pg_replication_slots
+                    where slot_name like '%cell_2' and not active";
+        (pair.home.count(drop).await == 1).then_some(())
+    })
+    .await;
+    let output = add("cells add b", &pair.home, &third).output();
+    assert!(
+        said(&output).contains("replication slot is lost"),
+        "{}",
+        said(&output)
+    );
+    let output = Postrider::on_database("doctor", &pair.home).output();
+    assert!(
+        said(&output).contains("the replication slot is gone"),
+        "{}",
+        said(&output)
+    );
+    third
+        .execute_here_as_superuser(&in_docs("alter subscription postrider_home disable;"))
+        .await;
+    let output = add("cells add b", &pair.home, &third).output();
+    assert!(output.status.success(), "{}", said(&output));
+    let tenants = "select count(*) from postrider.tenants";
+    assert_eq!(third.count(tenants).await, pair.home.count(tenants).await);
 
     // The API belongs to home.
     let output = Postrider::on_database("dashboard", &pair.cell).output();

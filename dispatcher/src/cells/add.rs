@@ -78,6 +78,10 @@ pub enum AddError {
     )]
     SlotTimeout,
     #[error(
+        "the cell's replication slot is lost, and with it what has changed since: docs/cells.md, \"When the replication slot is lost\""
+    )]
+    SlotLost,
+    #[error(
         "the cell has no copy of the directory after {0} seconds. Its server connects with POSTRIDER_REPLICATION_URL; its log says \
          why it can't. Fix that and run this again"
     )]
@@ -125,9 +129,12 @@ pub async fn add(
     let id = choose_id(&mut home, &mut new, &cell.name).await?;
     become_cell(&mut new, id).await.map_err(in_cell)?;
     report("the cell's ids are its own");
-    let slot = publish(&mut home, id).await?;
+    let subscribed = is_subscribed(&mut new).await.map_err(in_cell)?;
+    let slot = publish(&mut home, id, subscribed).await?;
     report("the home database publishes the directory");
-    subscribe(cell, &mut new, &slot).await?;
+    if !subscribed {
+        subscribe(cell, &mut new, &slot).await?;
+    }
     wait_for_copy(&mut new).await?;
     report("the cell has a copy of the directory");
     register(&mut home, id, cell, vault).await.map_err(at_home)?;
@@ -248,8 +255,8 @@ async fn limit_ids(connection: &mut PgConnection, id: i16) -> Result<(), sqlx::E
     Ok(())
 }
 
-/// Returns the name of the slot.
-async fn publish(home: &mut PgConnection, id: i16) -> Result<String, AddError> {
+/// Returns the name of the slot. One that a cell has been reading from is not replaced: changes would be missing.
+async fn publish(home: &mut PgConnection, id: i16, subscribed: bool) -> Result<String, AddError> {
     sqlx::raw_sql(SHORT_LOCKS)
         .execute(&mut *home)
         .await
@@ -276,18 +283,30 @@ async fn publish(home: &mut PgConnection, id: i16) -> Result<String, AddError> {
         .fetch_one(&mut *home)
         .await
         .map_err(at_home)?;
+    let exists: bool = sqlx::query_scalar(
+        "select exists (select from pg_replication_slots where slot_name = $1 and wal_status is distinct from 'lost')",
+    )
+    .bind(&slot)
+    .fetch_one(&mut *home)
+    .await
+    .map_err(at_home)?;
+    match (exists, subscribed) {
+        (true, _) => Ok(slot),
+        (false, true) => Err(AddError::SlotLost),
+        (false, false) => create_slot(home, slot).await,
+    }
+}
+
+async fn create_slot(home: &mut PgConnection, slot: String) -> Result<String, AddError> {
     sqlx::raw_sql(SLOT_TIMEOUT)
         .execute(&mut *home)
         .await
         .map_err(at_home)?;
-    let made = sqlx::query(
-        "select pg_create_logical_replication_slot($1, 'pgoutput')
-         where not exists (select from pg_replication_slots where slot_name = $1)",
-    )
-    .bind(&slot)
-    .execute(home)
-    .await;
-    match made {
+    let created = sqlx::query("select pg_create_logical_replication_slot($1, 'pgoutput')")
+        .bind(&slot)
+        .execute(home)
+        .await;
+    match created {
         Ok(_) => Ok(slot),
         Err(error) if code(&error).as_deref() == Some(QUERY_CANCELED) => Err(AddError::SlotTimeout),
         Err(error) => Err(at_home(error)),
@@ -301,20 +320,19 @@ fn code(error: &sqlx::Error) -> Option<String> {
         .map(String::from)
 }
 
-/// The slot exists already: where both databases are on one server, creating it here would wait for this transaction.
-async fn subscribe(cell: &NewCell, new: &mut PgConnection, slot: &str) -> Result<(), AddError> {
-    const INSUFFICIENT_PRIVILEGE: &str = "42501";
-    let subscribed: bool = sqlx::query_scalar(
+async fn is_subscribed(new: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar(
         "select exists (select from pg_subscription s join pg_database d on d.oid = s.subdbid
                         where d.datname = current_database() and s.subname = $1)",
     )
     .bind(SUBSCRIPTION)
-    .fetch_one(&mut *new)
+    .fetch_one(new)
     .await
-    .map_err(in_cell)?;
-    if subscribed {
-        return Ok(());
-    }
+}
+
+/// The slot exists already: where both databases are on one server, creating it here would wait for this transaction.
+async fn subscribe(cell: &NewCell, new: &mut PgConnection, slot: &str) -> Result<(), AddError> {
+    const INSUFFICIENT_PRIVILEGE: &str = "42501";
     // A statement like this takes no parameters. Postgres itself quotes the values.
     let create: String = sqlx::query_scalar(
         "select format('create subscription %I connection %L publication postrider_directory

@@ -25,9 +25,10 @@ const WAITING_TENANTS_MAX: i64 = 100;
 const TAIL_TIME_MAX: Duration = Duration::from_secs(60);
 /// "cell", with the number of the cell.
 const RELAY_LOCK: i32 = 0x6365_6c6c;
-/// The plans do not depend on statistics, as those of the hot path. A deletion that is lost in a crash repeats an emit, which has no
+/// The plans do not depend on statistics, as those of the hot path: `tests/it/cells.rs` checks them. A deletion that is lost in a crash repeats an emit, which has no
 /// effect, and a relay that has died silently gives up its lock.
-const SETTINGS: [(&str, &str); 9] = [
+const SETTINGS: [(&str, &str); 10] = [
+    ("plan_cache_mode", "force_generic_plan"),
     ("enable_seqscan", "off"),
     ("enable_bitmapscan", "off"),
     ("enable_hashjoin", "off"),
