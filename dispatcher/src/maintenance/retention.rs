@@ -421,8 +421,8 @@ async fn forget_finished(db: &mut PgConnection, cutoff: DateTime<Utc>) -> Result
     Ok(())
 }
 
-/// What is left at home of events for other cells: those that were refused, and the keys of deleted tenants. A producer with an
-/// open transaction may hold a key.
+/// What is left at home of events for other cells: those that were refused, quotas that were used, and the keys of deleted tenants.
+/// A producer with an open transaction may hold a key.
 async fn forget_relayed(db: &mut PgConnection, cutoff: DateTime<Utc>) -> Result<(), sqlx::Error> {
     sqlx::query(
         "delete from postrider.cell_outbox_refused r
@@ -432,6 +432,9 @@ async fn forget_relayed(db: &mut PgConnection, cutoff: DateTime<Utc>) -> Result<
     .bind(cutoff)
     .execute(&mut *db)
     .await?;
+    sqlx::query("delete from postrider.cell_quotas_used where until < clock_timestamp() - interval '1 hour'")
+        .execute(&mut *db)
+        .await?;
     sqlx::query(
         "delete from postrider.cell_outbox_keys where ctid = any (array(
              select k.ctid from postrider.cell_outbox_keys k join postrider.tenants t on t.id = k.tenant_id
