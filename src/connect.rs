@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
-use postrider_dashboard::{Emits, Pool, Reserves, STATEMENT_TIMEOUT};
+use postrider_dashboard::{Emits, IDLE_TRANSACTION_TIMEOUT, Pool, Reserves, STATEMENT_TIMEOUT};
 use postrider_dispatcher::{
     connector::{Connector, Setup},
     db_timeout::{self, within},
@@ -26,6 +26,7 @@ const EMIT_CONNECTIONS_MAX: u32 = Emits::CONNECTIONS_MAX;
 const REST_CONNECTIONS_MAX: u32 = 9;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOSE_WAIT: Duration = Duration::from_secs(3);
+const IDLE_TRANSACTIONS_END: (&str, &str) = ("idle_in_transaction_session_timeout", IDLE_TRANSACTION_TIMEOUT);
 /// After this, the primary serves the read.
 const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between attempts at startup: the database may be starting at the same time.
@@ -39,7 +40,8 @@ pub(crate) async fn pool(database: &Connector, role: &'static str) -> anyhow::Re
 /// For a dispatcher and its background work. Never through a pooler: its sessions have their own settings.
 pub(crate) async fn working_pool(database: &Connector, role: &'static str) -> anyhow::Result<PgPool> {
     let setup = Some(schema::FINDING_EXTENSIONS);
-    connect(&named(database, role), role, POOL_CONNECTIONS_MAX, setup).await
+    let database = database.with(|options| options.options([IDLE_TRANSACTIONS_END]));
+    connect(&named(&database, role), role, POOL_CONNECTIONS_MAX, setup).await
 }
 
 /// For commands that a person or a job waits for. The roles wait longer: `Parts::wait_for_database`.
@@ -136,9 +138,10 @@ impl Route {
     }
 }
 
-/// The server cancels slow statements, even when the client is gone.
+/// The server cancels slow statements and ends idle transactions, even when the client is gone.
 fn limited(database: &Connector) -> Connector {
-    database.with(|options| options.options([("statement_timeout", STATEMENT_TIMEOUT)]))
+    database
+        .with(|options| options.options([("statement_timeout", STATEMENT_TIMEOUT), IDLE_TRANSACTIONS_END]))
 }
 
 /// A pooler rejects session settings, or ignores them.

@@ -40,7 +40,7 @@ pub use auth::{
 };
 pub use http::{shares::Limits, slots::Slots};
 pub use routes::Route;
-pub use tables::pool::{Pool, PooledConnection, Reserves, STATEMENT_TIMEOUT};
+pub use tables::pool::{IDLE_TRANSACTION_TIMEOUT, Pool, PooledConnection, Reserves, STATEMENT_TIMEOUT};
 
 /// Everything the API and the pages need; created by the root.
 #[derive(Clone)]

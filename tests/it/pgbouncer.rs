@@ -15,6 +15,7 @@ use tempfile::TempDir;
 
 use crate::{
     access::{Things, all_routes},
+    connections::locks_are_released,
     support::{Database, Person, Postrider, Receiver, until},
 };
 
@@ -184,6 +185,14 @@ async fn a_dashboard_works_through_transaction_mode() {
     let receiver = Receiver::start().await;
     crowd(&dashboard, &receiver).await;
     look_at_everything(&dashboard, &receiver).await;
+}
+
+#[tokio::test]
+async fn locks_of_a_dashboard_behind_it_that_stands_still_are_released() {
+    let database = Database::fresh().await;
+    let bouncer = PgBouncer::start(&database, Prepared::Forgotten).await;
+    let dashboard = serve_through(&bouncer, &database).await;
+    locks_are_released(&database, &dashboard).await;
 }
 
 /// One that keeps prepared statements but takes no settings for a session: they are set in each transaction.

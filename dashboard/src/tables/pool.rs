@@ -22,6 +22,9 @@ use tokio_stream::{Stream, StreamExt};
 
 /// Of every session, in Postgres syntax.
 pub const STATEMENT_TIMEOUT: &str = "10s";
+/// The server ends a transaction whose next statement does not come: a process that was cut off, or is stopped, would keep its
+/// locks for hours.
+pub const IDLE_TRANSACTION_TIMEOUT: &str = "10s";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -99,8 +102,13 @@ impl Pool {
     pub async fn begin(&self) -> Result<Transaction<'static, Postgres>, Error> {
         let statement = match self.way {
             Way::Sessions => "begin",
-            Way::Pooled => "begin; set local statement_timeout = '10s'",
-            Way::Transactions => "begin; set local statement_timeout = '10s'; deallocate all",
+            Way::Pooled => {
+                "begin; set local statement_timeout = '10s'; set local idle_in_transaction_session_timeout = '10s'"
+            }
+            Way::Transactions => {
+                "begin; set local statement_timeout = '10s'; set local idle_in_transaction_session_timeout = '10s'; \
+                 deallocate all"
+            }
         };
         self.begin_with(statement).await
     }
@@ -109,10 +117,12 @@ impl Pool {
     pub(crate) async fn begin_request(&self) -> Result<Transaction<'static, Postgres>, Error> {
         let statement = match self.way {
             Way::Sessions | Way::Pooled => {
-                "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'"
+                "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'; \
+                 set local idle_in_transaction_session_timeout = '10s'"
             }
             Way::Transactions => {
-                "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'; deallocate all"
+                "begin; set local lock_timeout = '5s'; set local statement_timeout = '10s'; \
+                 set local idle_in_transaction_session_timeout = '10s'; deallocate all"
             }
         };
         self.begin_with(statement).await
