@@ -268,7 +268,7 @@ begin
     loop
         if v_next between v_first and v_last then
             execute format('alter sequence %s minvalue %s maxvalue %s start %s', v_sequence, v_first, v_last, v_first);
-        elsif v_next = 1 then
+        elsif v_next < v_first then
             execute format('alter sequence %s minvalue %s maxvalue %s start %s restart %s',
                            v_sequence, v_first, v_last, v_first, v_first);
         else

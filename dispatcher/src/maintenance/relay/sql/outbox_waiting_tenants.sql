@@ -7,6 +7,9 @@ with recursive waiting (tenant_id) as (
             where o.cell_id is null and o.tenant_id > w.tenant_id order by o.tenant_id limit 1)
     from waiting w where w.tenant_id is not null
 )
-select t.id from waiting w join postrider.tenants t on t.id = w.tenant_id
-where t.cell_id = $1 and (not t.moving or t.deleted_at is not null)
+select t.id from waiting w
+cross join lateral (
+    select t.id from postrider.tenants t
+    where t.id = w.tenant_id and t.cell_id = $1 and (not t.moving or t.deleted_at is not null) offset 0
+) t
 limit $3
