@@ -37,6 +37,8 @@ const CELL_NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const TENANTS: usize = 200;
 const APIS: usize = 2;
 const EVENTS: u64 = 100_000;
+/// Everything is killed at least so many times.
+const ROUNDS_LEAST: usize = 2;
 const SEED: u64 = 21;
 /// Between two kills: the killed one has started again and caught up.
 const CALM: Duration = Duration::from_secs(3);
@@ -485,7 +487,8 @@ async fn nothing_is_lost_or_invented_whatever_dies() {
     let producers = cells.producers(Duration::from_millis(8));
     let emitting = producers.start(seed, 8, 4);
     let mut kills = 0;
-    while cells.journal.committed() < events {
+    let parts = 2 * cells.cells.len() + APIS;
+    while cells.journal.committed() < events || kills < ROUNDS_LEAST * parts {
         sleep(CALM).await;
         cells.kill_next(kills).await;
         kills += 1;
