@@ -11,7 +11,7 @@ use tokio::process::Command;
 use crate::support::{Api, DataFolder, Database, Postrider, Received, Receiver, until};
 
 /// The page, how the command begins, and why it is not run.
-const NOT_RUN: [(&str, &str, &str); 25] = [
+const NOT_RUN: [(&str, &str, &str); 24] = [
     (
         "README.md",
         "make ",
@@ -78,7 +78,6 @@ const NOT_RUN: [(&str, &str, &str); 25] = [
         "POSTRIDER_DATABASE_URL=",
         "runs until it is stopped: tests/it/cells.rs",
     ),
-    ("docs/cells.md", "POSTRIDER_HOME_DATABASE_URL=", "the same"),
     (
         "docs/cli.md",
         "postrider listen",
