@@ -7,7 +7,7 @@ export POSTRIDER_TEST_NODE_PATH := $(CURDIR)/$(NODE)/node_modules
 # Tests that could not run on this machine, one per line.
 export POSTRIDER_TEST_SKIPPED := $(CURDIR)/target/skipped-tests
 
-.PHONY: help run test bench chaos failover soak overload neighbours screenshots pages fmt lint install
+.PHONY: help run test bench chaos failover cells soak overload neighbours screenshots pages fmt lint install
 
 help: ## lists the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-11s %s\n", $$1, $$2 }'
@@ -47,6 +47,11 @@ failover: ## changes the primary of a Patroni cluster again and again under load
 	@sh deploy/install.sh postgres patroni
 	POSTRIDER_FAILOVER_SEED=$(SEED) POSTRIDER_FAILOVER_ROUNDS=$(or $(ROUNDS),4) cargo test --test chaos -- --nocapture \
 		--ignored --exact failover::nothing_acknowledged_is_lost_however_often_the_primary_changes
+
+cells: ## kills everything in turn in an installation with two cells, and measures cells: EVENTS=… emits (100000), SEED=…
+	@sh deploy/install.sh postgres
+	POSTRIDER_CELLS_SEED=$(SEED) POSTRIDER_CELLS_EVENTS=$(or $(EVENTS),100000) cargo test --release --test chaos -- --nocapture \
+		--ignored --test-threads 1 cells
 
 soak: ## runs at half the measured throughput for MINUTES=… (30) and writes a report to docs/soak/
 	@sh deploy/install.sh postgres

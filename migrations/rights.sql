@@ -17,6 +17,11 @@ begin
     grant select, insert, update on postrider.ordering_keys to pg_database_owner;
     grant insert on postrider.traces to pg_database_owner;
     grant select, insert, update on postrider.tenant_usage to pg_database_owner;
+    grant select on postrider.this_cell, postrider.cell_quotas_used to pg_database_owner;
+    grant select (id, name) on postrider.cells to pg_database_owner;
+    grant select, insert on postrider.cell_outbox to pg_database_owner;
+    grant usage on sequence postrider.cell_outbox_n to pg_database_owner;
+    grant select, insert, update (key) on postrider.cell_outbox_keys to pg_database_owner;
     grant execute on all functions in schema postrider to pg_database_owner;
     for f in select p.oid::regprocedure from pg_proc p join pg_roles r on r.oid = p.proowner
              where p.pronamespace = 'postrider'::regnamespace and p.prosecdef and r.rolsuper loop

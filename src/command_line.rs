@@ -14,6 +14,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    cells::{self, CellsArguments},
     doctor::{self, DoctorArguments},
     health_command::{self, HealthArguments},
     log, master_key, metrics, roles,
@@ -75,6 +76,8 @@ enum Role {
     },
     /// Check the installation and say what to do; the exit status is 0 if all is well, 3 with warnings, 1 with errors
     Doctor(DoctorArguments),
+    /// Add cells, which are databases for part of the tenants, and list them; run on the home database
+    Cells(CellsArguments),
     /// Encrypt stored secrets with the first key of POSTRIDER_MASTER_KEY, without downtime
     RotateMasterKey {
         #[command(flatten)]
@@ -117,6 +120,7 @@ impl Role {
         | Self::Dashboard(flags)
         | Self::Migrate { flags, .. }
         | Self::Doctor(DoctorArguments { flags, .. })
+        | Self::Cells(CellsArguments { flags, .. })
         | Self::RotateMasterKey { flags, .. }) = self;
         flags
     }
@@ -128,6 +132,7 @@ impl Role {
             Self::Dashboard(_) => "dashboard",
             Self::Migrate { .. } => "migrate",
             Self::Doctor(_) => "doctor",
+            Self::Cells(_) => "cells",
             Self::RotateMasterKey { .. } => "rotate-master-key",
         }
     }
@@ -137,7 +142,7 @@ fn run_role(role: Role) -> anyhow::Result<ExitCode> {
     let settings = Settings::read(role.flags(), &Environment::of_process())?;
     log::start(&settings.values);
     let (name, version) = (role.name(), env!("CARGO_PKG_VERSION"));
-    if !matches!(role, Role::Doctor(_)) {
+    if !matches!(role, Role::Doctor(_) | Role::Cells(_)) {
         tracing::info!(
             version,
             role = name,
@@ -164,6 +169,7 @@ fn run_role(role: Role) -> anyhow::Result<ExitCode> {
                 outbox_only: true, ..
             } => roles::migrate_outbox(settings).await?,
             Role::Doctor(arguments) => return doctor::run(&arguments, &settings).await,
+            Role::Cells(arguments) => cells::run(&arguments, &settings).await?,
             Role::RotateMasterKey { force, .. } => master_key::rotate(settings, force, stop).await?,
         }
         Ok(ExitCode::SUCCESS)

@@ -40,6 +40,7 @@ pub(crate) async fn run(arguments: &DoctorArguments, settings: &Settings) -> any
     let patient = Patient {
         database: database.direct.clone(),
         replica: database.replica.clone(),
+        home: settings.values.home_database_url.clone(),
         vault: settings.values.master_key.clone(),
         guard: settings.guard(&[]),
     };

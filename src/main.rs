@@ -3,6 +3,7 @@
 
 mod admin;
 mod banner;
+mod cells;
 mod command_line;
 mod connect;
 mod data_dir;

@@ -7,6 +7,7 @@ use anyhow::{Context as _, anyhow, bail};
 use postrider_dashboard::{App, Emits, Pool, RequestRates, Reserves, Trials, TrustedProxies};
 use postrider_dispatcher::{
     Dispatcher, Wake,
+    cells::HOME,
     connector::Connector,
     guard::Guard,
     health,
@@ -15,7 +16,7 @@ use postrider_dispatcher::{
     traces::Tracer,
     vault::Vault,
 };
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -126,6 +127,7 @@ pub(crate) async fn dashboard(settings: Settings, stop: CancellationToken) -> an
     let prepared = parts.prepare(&database.pooled, async || {
         let reserves = connect::serving_pools(&database.pooled).await?;
         check(&reserves.rest, &vault).await?;
+        refuse_cell(&mut *reserves.rest.acquire().await?).await?;
         admin::create_missing(&reserves.rest, &settings).await?.print();
         let keys = register_keys(&reserves.rest, &vault, "dashboard").await?;
         Ok((reserves, keys))
@@ -191,6 +193,7 @@ pub(crate) fn dispatcher_part(parts: &mut Parts, shared: Shared, pool: PgPool, d
         pool,
         direct: connect::named(direct, "dispatcher"),
         sources: shared.settings.values.sources.unwrap_or_default(),
+        home: shared.settings.values.home_database_url,
         settings: shared.settings.dispatcher,
         guard: shared.guard,
         vault: shared.vault,
@@ -264,6 +267,19 @@ async fn check(pool: &Pool, vault: &Vault) -> anyhow::Result<()> {
     let mut connection = pool.acquire().await?;
     schema::check(&mut connection).await?;
     Ok(sealed::check(&mut connection, vault).await?)
+}
+
+/// The API runs on the home database: what it would create in a cell, the directory could not.
+pub(crate) async fn refuse_cell(connection: &mut PgConnection) -> anyhow::Result<()> {
+    let cell: i16 = sqlx::query_scalar("select id from postrider.this_cell")
+        .fetch_one(connection)
+        .await?;
+    if cell != HOME {
+        bail!(
+            "this database is cell {cell}: only dispatchers run on it. The API and the dashboard run on the home database"
+        );
+    }
+    Ok(())
 }
 
 pub(crate) async fn listen_for_health(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {

@@ -24,6 +24,13 @@ pub(crate) struct Database {
     pub(crate) replica: Option<Connector>,
 }
 
+/// The database of a cell to be added. The text is stored, encrypted.
+#[derive(Clone)]
+pub(crate) struct CellUrl {
+    pub(crate) text: String,
+    pub(crate) connector: Connector,
+}
+
 /// Where traces are sent.
 #[derive(Clone)]
 pub(crate) struct Collector {

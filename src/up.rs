@@ -186,6 +186,7 @@ impl Installation {
             None => kept_vault(&self.data_dir, pool).await?,
         };
         sealed::check(&mut *pool.acquire().await?, &vault).await?;
+        roles::refuse_cell(&mut *pool.acquire().await?).await?;
         let api_key = Shown::set_or_kept(&values.admin_api_key, "POSTRIDER_ADMIN_API_KEY", || {
             self.data_dir.keep("admin-api-key", admin::new_api_key)
         })?;

@@ -5,6 +5,7 @@
 
 mod backoff;
 pub mod bind;
+pub mod cells;
 mod clock;
 pub mod connector;
 pub mod db_timeout;
@@ -56,6 +57,8 @@ pub struct Dispatcher {
     pub wake: Wake,
     /// Producers' own databases to relay from.
     pub sources: Vec<Connector>,
+    /// In a cell: the home database to relay from.
+    pub home: Option<Connector>,
     pub tracer: telemetry::traces::Tracer,
 }
 

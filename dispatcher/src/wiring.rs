@@ -363,13 +363,27 @@ fn start_maintenance(dispatcher: &Dispatcher, parts: &Parts, output: EngineOutpu
         leave.clone(),
     );
     parts.background.spawn(jobs);
+    start_relays(dispatcher, parts, stop);
+}
+
+/// What brings events in from other databases.
+fn start_relays(dispatcher: &Dispatcher, parts: &Parts, stop: &CancellationToken) {
     for (number, source) in dispatcher.sources.iter().enumerate() {
         let (pool, wake) = (parts.pool.clone(), dispatcher.wake.clone());
-        let relay = relay::run(number + 1, source.clone(), pool, wake);
+        let relay = relay::source::run(number + 1, source.clone(), pool, wake);
         parts
             .background
             .spawn(stop.clone().run_until_cancelled_owned(relay));
     }
+    let relay = relay::home::HomeRelay {
+        home: dispatcher.home.clone(),
+        direct: dispatcher.direct.clone(),
+        pool: parts.pool.clone(),
+        wake: dispatcher.wake.clone(),
+    };
+    parts
+        .background
+        .spawn(stop.clone().run_until_cancelled_owned(relay.run()));
 }
 
 impl Running {

@@ -7,6 +7,8 @@
 --     emit_one   one: the statement for several costs as much as two or three of these
 --   find_schema  the schema that an emit would use
 --
+-- Events of a tenant that lives in another cell go into the outbox: `emit_away` and `emit_elsewhere` in cells.sql.
+--
 -- Refusals are values below `emit` and `emit_batch`, so that a refused event does not abort the transaction of the others.
 -- Only the functions that producers call set a search path and run with their owner's rights: doing so costs more than
 -- most of the helpers, and it would keep the SQL ones from being inlined. The other settings there cost nothing more and
@@ -122,6 +124,8 @@ declare
     v_named    uuid[];
     v_done     postrider.emission[];
     v_repeated boolean;
+    v_is_away  boolean;
+    v_away     postrider.emission[];
     v_limited  boolean := exists (select from postrider.tenants t
                                   where t.usage_since is not null and t.slug = any(tenants) and t.deleted_at is null);
     v_faults   int[];
@@ -158,11 +162,11 @@ begin
     ),
     -- What many events have in common is looked up once.
     kind as materialized (
-        select row_number() over () as kind, k.tenant, k.type, k.asked, t.id as tenant_id, y.id as type_id, y.thin, y.matches,
-               s.id as schema_id, s.version as found, s.emitted
+        select row_number() over () as kind, k.tenant, k.type, k.asked, t.id as tenant_id, t.is_here, y.id as type_id, y.thin,
+               y.matches, s.id as schema_id, s.version as found, s.emitted
         from (select distinct tenant, type, asked from given) k
         left join lateral (
-            select t.id from postrider.tenants t where t.slug = k.tenant and t.deleted_at is null limit 1
+            select t.id, t.is_here from postrider.tenants t where t.slug = k.tenant and t.deleted_at is null limit 1
         ) t on true
         left join lateral (
             select y.id, y.thin, y.matches from postrider.event_types y
@@ -178,7 +182,7 @@ begin
         select g.*, postrider.uuid_at(g.at) as event_id, k.kind, k.tenant_id, k.type_id, k.thin, k.schema_id, k.found,
                k.emitted,
                coalesce(postrider.find_fault(k.tenant_id, g.type, false, k.type_id, k.schema_id, g.checked_schema, g.error,
-                                             g.id, g.ordering_key), g.quota_fault) as fault
+                                             g.id, g.ordering_key), g.quota_fault, case when not k.is_here then 11 end) as fault
         from given g join kind k on k.tenant = g.tenant and k.type = g.type and k.asked = g.asked
     ),
     -- Waits for another transaction that emits the same id until that one has ended.
@@ -249,13 +253,15 @@ begin
         from every e join target t on t.kind = e.kind
     )
     select array_agg(
-               case when j.fault is not null
+               case when j.fault = 11
+                    then row(j.n - 1, null, null, null, false, 'PR421', 'tenant', null, j.found, j.schema_id)::postrider.emission
+                    when j.fault is not null
                     then postrider.refuse(j.n::int - 1, j.fault, j.tenant, j.type, j.version, j.error)
                     else row(j.n - 1, e.event_id, e.public_id, date_trunc('milliseconds', j.at), e.event_id is null,
                              null, null, null, j.found, e.sequence)::postrider.emission end
                order by j.n),
-           bool_or(j.fault is null and e.event_id is null)
-    into v_done, v_repeated
+           bool_or(j.fault is null and e.event_id is null), bool_or(j.fault = 11)
+    into v_done, v_repeated, v_is_away
     from judged j left join every e on e.event_id = j.event_id;
 
     if v_limited then
@@ -276,6 +282,22 @@ begin
             from unnest(v_done) d
             join unnest(tenants, types, data, ids, versions, ordering_keys) with ordinality
                 as g (tenant, type, data, id, version, ordering_key, n) on g.n = d.position + 1
+            order by d.position);
+    end if;
+    if v_is_away then
+        select postrider.emit_elsewhere(
+                   array_agg(g.tenant order by g.n), array_agg(g.type order by g.n), array_agg(g.data order by g.n),
+                   array_agg(g.id order by g.n), array_agg(g.version order by g.n), array_agg(g.ordering_key order by g.n),
+                   array_agg(g.context order by g.n), array_agg(d.version order by g.n), array_agg(d.sequence::int order by g.n),
+                   array_agg(d.position order by g.n))
+        into v_away
+        from unnest(v_done) d
+        join unnest(tenants, types, data, ids, versions, ordering_keys, contexts) with ordinality
+            as g (tenant, type, data, id, version, ordering_key, context, n) on g.n = d.position + 1
+        where d.refusal = 'PR421';
+        v_done := array(
+            select case when e.position is null then row(d.*)::postrider.emission else row(e.*)::postrider.emission end
+            from unnest(v_done) d left join unnest(v_away) e on e.position = d.position
             order by d.position);
     end if;
     return v_done;
@@ -301,6 +323,8 @@ declare
     v_schema  int;
     v_emitted boolean;
     v_limited boolean;
+    v_is_here boolean;
+    v_cell    smallint;
     v_key     bigint;
     v_at      timestamptz;
 begin
@@ -316,10 +340,10 @@ begin
         v_error := postrider.data_error(emit_one.data);
     end if;
 
-    select t.id, t.usage_since is not null, y.id, y.thin, y.matches, s.id, s.version, s.emitted, clock_timestamp(),
+    select t.id, t.usage_since is not null, t.is_here, case when not t.moving then t.cell_id end, y.id, y.thin, y.matches, s.id, s.version, s.emitted, clock_timestamp(),
            postrider.find_fault(t.id, emit_one.type, emit_one.reserved, y.id, s.id, emit_one.checked_schema, v_error,
                                 emit_one.id, emit_one.ordering_key)
-    into v_tenant, v_limited, v_type, v_thin, v_matches, v_schema, result.version, v_emitted, v_at, v_fault
+    into v_tenant, v_limited, v_is_here, v_cell, v_type, v_thin, v_matches, v_schema, result.version, v_emitted, v_at, v_fault
     from (select 1) one
     left join postrider.tenants t on t.slug = emit_one.tenant and t.deleted_at is null
     left join postrider.event_types y on y.name = emit_one.type and y.deleted_at is null
@@ -333,6 +357,14 @@ begin
     end if;
     if v_fault is not null then
         return postrider.refuse(0, v_fault, emit_one.tenant, emit_one.type, emit_one.version, v_error);
+    end if;
+    if not v_is_here then
+        if not v_emitted then
+            perform postrider.mark_emitted(array[v_schema]);
+        end if;
+        return postrider.emit_away(v_tenant, v_cell, emit_one.tenant, emit_one.type, emit_one.data, emit_one.id,
+                                   emit_one.version, emit_one.ordering_key, emit_one.context, result.version,
+                                   emit_one.reserved);
     end if;
 
     result.event_id := postrider.uuid_at(v_at);

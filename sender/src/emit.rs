@@ -144,6 +144,9 @@ pub enum EmitError {
     /// The tenant has used its quota of stored bytes (`PR507`).
     #[error("the tenant has used its quota of stored bytes")]
     StorageQuota,
+    /// In the database of a cell: the tenant lives in another one, or is moving there (`PR421`).
+    #[error("{0}")]
+    OtherCell(String),
     #[error("data does not match the event type's schema: {}", list_violations(.0))]
     Schema(Vec<Violation>),
     /// Only with `LockWait::Short`: the type's newest version has changed since it was last looked up.
@@ -356,6 +359,7 @@ impl EmitRow {
             Some("PR000") => return Err(EmitError::Stale),
             Some("PR429") => return Err(EmitError::EmitQuota),
             Some("PR507") => return Err(EmitError::StorageQuota),
+            Some("PR421") => return Err(EmitError::OtherCell(self.message.unwrap_or_default())),
             Some(_) => {
                 return Err(EmitError::Invalid {
                     field: self.field.unwrap_or_default(),
@@ -402,6 +406,7 @@ mod tests {
         assert!(matches!(refused("PR409").read(), Err(EmitError::Conflict)));
         assert!(matches!(refused("PR429").read(), Err(EmitError::EmitQuota)));
         assert!(matches!(refused("PR507").read(), Err(EmitError::StorageQuota)));
+        assert!(matches!(refused("PR421").read(), Err(EmitError::OtherCell(message)) if message == "words"));
         let Err(EmitError::Invalid { field, message }) = refused("PR422").read() else {
             panic!("PR422 is a refusal of a part");
         };

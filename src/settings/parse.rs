@@ -22,6 +22,7 @@ use postrider_proto::limits::SCHEDULE_STEPS_MAX;
 use reqwest::header::{HeaderName, HeaderValue};
 use url::Url;
 
+use super::CellUrl;
 use crate::log::check_filter;
 
 type Requirement = &'static str;
@@ -54,6 +55,24 @@ pub(super) fn base_url(text: &str) -> Result<String, Requirement> {
 
 pub(super) fn database_url(text: &str) -> Result<Connector, UrlError> {
     Connector::parse(text, Access::Writes)
+}
+
+pub(super) fn cell_url(text: &str) -> Result<CellUrl, UrlError> {
+    Ok(CellUrl {
+        connector: database_url(text)?,
+        text: text.to_owned(),
+    })
+}
+
+/// Of libpq, which the server that uses it validates.
+pub(super) fn connection_string(text: &str) -> Result<String, Requirement> {
+    let is_url = text.starts_with("postgresql://") || text.starts_with("postgres://");
+    match is_url || text.contains('=') {
+        true => Ok(text.to_owned()),
+        false => Err(
+            "must be a URL like postgresql://user@host:5432/database, or pairs like host=a user=b dbname=c",
+        ),
+    }
 }
 
 pub(super) fn replica_url(text: &str) -> Result<Connector, UrlError> {

@@ -17,7 +17,7 @@ use postrider_dispatcher::{
 use reqwest::header::{HeaderName, HeaderValue};
 use url::Url;
 
-use super::parse;
+use super::{CellUrl, parse};
 
 pub(super) struct Section {
     pub(super) title: &'static str,
@@ -79,6 +79,22 @@ settings! {
             "none",
             parse::database_urls,
             "databases of producers to relay from: URLs separated by commas or newlines, each with one host or several: [outbox](outbox.md)";
+        secret home_database_url: Connector = "POSTRIDER_HOME_DATABASE_URL",
+            "none",
+            parse::database_url,
+            "for the dispatchers of a cell: the home database, past any pooler, to relay events from: [cells](cells.md)";
+        secret cell_database_url: CellUrl = "POSTRIDER_CELL_DATABASE_URL",
+            "none",
+            parse::cell_url,
+            "for `cells add`: the new cell's database, as API processes connect to it; stored encrypted: [cells](cells.md)";
+        secret cell_superuser_url: Connector = "POSTRIDER_CELL_SUPERUSER_URL",
+            "same as `POSTRIDER_CELL_DATABASE_URL`",
+            parse::database_url,
+            "for `cells add`: the same database as a superuser, who may create subscriptions";
+        secret replication_url: String = "POSTRIDER_REPLICATION_URL",
+            "none",
+            parse::connection_string,
+            "for `cells add`: how the new cell's server connects to the home database, as a URL or `key=value` pairs of libpq. It is stored in the cell's `pg_subscription`: give the password by `passfile`";
         value data_dir: PathBuf = "POSTRIDER_DATA_DIR", ".postrider", parse::path,
             "where `up` keeps its Postgres and generated keys";
     } ""

@@ -215,6 +215,29 @@ fn a_database_url_may_have_several_hosts() {
 }
 
 #[test]
+fn the_url_of_a_cell_is_kept_as_it_was_written() {
+    let url = "postgresql://u:hunter2@a,b/x?target_session_attrs=read-write";
+    let settings = read(&[], &[("POSTRIDER_CELL_DATABASE_URL", url)]).expect("a URL");
+    assert_eq!(settings.values.cell_database_url.expect("set").text, url);
+    for good in ["postgresql://u@a/x", "host=a dbname=x passfile=/run/pass"] {
+        let settings = read(&[], &[("POSTRIDER_REPLICATION_URL", good)]).expect("a connection string");
+        assert_eq!(settings.values.replication_url.as_deref(), Some(good));
+    }
+    for (name, bad) in [
+        ("POSTRIDER_CELL_DATABASE_URL", "hunter2@a/x"),
+        ("POSTRIDER_CELL_SUPERUSER_URL", "mysql://u:hunter2@a/x"),
+        ("POSTRIDER_REPLICATION_URL", "hunter2"),
+        ("POSTRIDER_HOME_DATABASE_URL", "hunter2"),
+    ] {
+        let sentence = refusal(&[], &[(name, bad)]);
+        assert!(
+            sentence.starts_with(name) && !sentence.contains("hunter2"),
+            "{sentence}"
+        );
+    }
+}
+
+#[test]
 fn a_secret_comes_from_its_variable_or_its_file_and_not_both() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), "postgres://u:p@db/x\n").expect("written");

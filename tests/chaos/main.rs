@@ -14,6 +14,8 @@
 mod support;
 
 mod bad_tenants;
+mod cells;
+mod cells_measured;
 mod checker;
 mod failover;
 mod history;

@@ -33,8 +33,8 @@ const KEYS: u32 = 6;
 /// The largest body that is taken, less what is around the padding.
 const PADDING_MAX: f64 = 261_000.0;
 const PADDING_LEAST: f64 = 100.0;
-/// One in so many events is of any size up to the largest; the others are small.
-const LARGE_SHARE: f64 = 0.12;
+/// Of events that are of any size up to the largest; the others are small.
+pub(crate) const LARGE_SHARE: f64 = 0.12;
 const STEADY_SQL_EVERY: Duration = Duration::from_millis(200);
 const STEADY_HTTP_EVERY: Duration = Duration::from_millis(250);
 const STEADY_SLOW_EVERY: Duration = Duration::from_millis(400);
@@ -84,6 +84,15 @@ impl Journal {
         self.transactions.lock().expect("not poisoned").push(transaction);
     }
 
+    /// Events that were acknowledged so far.
+    pub(crate) fn committed(&self) -> usize {
+        let transactions = self.transactions.lock().expect("not poisoned");
+        let committed = transactions
+            .iter()
+            .filter(|transaction| transaction.outcome == Outcome::Committed);
+        committed.map(|transaction| transaction.events.len()).sum()
+    }
+
     /// What the disk says was acknowledged, and what the producers know of the rest.
     pub(crate) fn read(&self) -> Vec<Transaction> {
         let acknowledged = std::fs::read_to_string(&self.path).expect("a journal");
@@ -106,6 +115,10 @@ pub(crate) struct Producers {
     pub(crate) database: PgConnectOptions,
     /// Where the APIs are now.
     pub(crate) apis: Arc<RwLock<Vec<String>>>,
+    /// Whose events they emit.
+    pub(crate) tenants: &'static [&'static str],
+    /// The part of events that are of any size up to the largest.
+    pub(crate) large_share: f64,
     /// Whether HTTP producers repeat every request until it is known to be done.
     pub(crate) persistent: bool,
     /// Between two transactions of one producer.
@@ -189,7 +202,7 @@ impl Producer {
 
     /// Small for the most part; otherwise of any order of magnitude up to the largest.
     fn padding(&mut self) -> String {
-        if !self.rng.random_bool(LARGE_SHARE) {
+        if !self.rng.random_bool(self.shared.large_share) {
             return "é".repeat(self.rng.random_range(0..60));
         }
         let bytes = PADDING_LEAST * (PADDING_MAX / PADDING_LEAST).powf(self.rng.random_range(0.0..=1.0));
@@ -197,7 +210,8 @@ impl Producer {
     }
 
     fn tenant(&mut self) -> &'static str {
-        TENANTS[self.rng.random_range(0..TENANTS.len())]
+        let tenants = self.shared.tenants;
+        tenants[self.rng.random_range(0..tenants.len())]
     }
 
     async fn pause(&mut self) -> bool {

@@ -12,7 +12,7 @@ use crate::{
     installation::Installation,
     nemesis,
     plan::{Plan, VISITED},
-    producers::Producers,
+    producers::{LARGE_SHARE, Producers, TENANTS},
 };
 
 /// What `make test` has time for.
@@ -40,6 +40,8 @@ pub(crate) fn producers(it: &Installation, pause: Duration) -> Producers {
         journal: it.journal.clone(),
         database: it.producers_options(),
         apis: it.addresses.clone(),
+        tenants: &TENANTS,
+        large_share: LARGE_SHARE,
         persistent: false,
         pause,
         stop: CancellationToken::new(),

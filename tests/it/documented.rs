@@ -11,7 +11,7 @@ use tokio::process::Command;
 use crate::support::{Api, DataFolder, Database, Postrider, Received, Receiver, until};
 
 /// The page, how the command begins, and why it is not run.
-const NOT_RUN: [(&str, &str, &str); 20] = [
+const NOT_RUN: [(&str, &str, &str); 24] = [
     (
         "README.md",
         "make ",
@@ -64,6 +64,21 @@ const NOT_RUN: [(&str, &str, &str); 20] = [
         "takes minutes",
     ),
     (
+        "docs/cells.md",
+        "export POSTRIDER_",
+        "stands for your databases: tests/it/cells.rs",
+    ),
+    (
+        "docs/cells.md",
+        "postrider cells add",
+        "needs another server: tests/it/cells.rs",
+    ),
+    (
+        "docs/cells.md",
+        "POSTRIDER_DATABASE_URL=",
+        "runs until it is stopped: tests/it/cells.rs",
+    ),
+    (
         "docs/cli.md",
         "postrider listen",
         "runs until it is stopped: tests/it/listen.rs",
@@ -84,6 +99,7 @@ const NOT_RUN: [(&str, &str, &str); 20] = [
     ("docs/reliability.md", "make overload", "takes minutes"),
     ("docs/reliability.md", "make neighbours", "takes minutes"),
     ("docs/reliability.md", "make failover", "takes minutes"),
+    ("docs/reliability.md", "make cells", "takes minutes"),
 ];
 
 /// Commands that may end with another status than 0, and why.

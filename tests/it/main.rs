@@ -12,6 +12,7 @@ mod at_rest;
 mod batch;
 mod browser;
 mod bulkhead;
+mod cells;
 mod certificates;
 mod charts;
 mod connections;

@@ -14,6 +14,15 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
+    /// Of a time before all transactions: everything is new since.
+    pub(crate) const fn nothing() -> Self {
+        Self {
+            text: String::new(),
+            xmax: 0,
+            running: Vec::new(),
+        }
+    }
+
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut parts = text.splitn(3, ':');
         let _xmin: u64 = parts.next()?.parse().ok()?;
@@ -81,6 +90,14 @@ mod tests {
         assert_eq!(
             snapshot("20:23:20,22").since(&snapshot("18:20:18,19")),
             [18..20, 21..22]
+        );
+    }
+
+    #[test]
+    fn everything_that_has_ended_is_new_since_nothing() {
+        assert_eq!(
+            snapshot("10:20:10,12").since(&Snapshot::nothing()),
+            [0..10, 11..12, 13..20]
         );
     }
 

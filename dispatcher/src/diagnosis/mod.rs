@@ -1,6 +1,7 @@
 //! What `postrider doctor` checks: the database, its schema, the work in it, and what this machine needs in order to send.
 //! Invariant: nothing is changed and nothing is sent; no finding contains a secret, a URL or a tenant's data.
 
+mod cells;
 mod drift;
 mod egress;
 mod facts;
@@ -119,6 +120,8 @@ pub fn counted(count: impl Into<i64>, one: &str, several: &str) -> String {
 pub struct Patient {
     pub database: Connector,
     pub replica: Option<Connector>,
+    /// In a cell: the home database.
+    pub home: Option<Connector>,
     pub vault: Option<Vault>,
     pub guard: Guard,
 }
@@ -183,6 +186,10 @@ impl Patient {
         check!(findings, "work.leases", work::leases(db));
         check!(findings, "work.stuck", work::stuck(db));
         check!(findings, "work.retries", work::retries(db));
+        match cells::findings(db, self.home.as_ref()).await {
+            Ok(found) => findings.extend(found),
+            Err(error) => findings.push(Finding::unknown("cells.directory", error)),
+        }
         findings.push(self.master_key(db).await);
         findings.extend(egress::endpoints(db, &self.guard).await);
     }

@@ -21,6 +21,8 @@ const BATCH: i64 = 2_000;
 const BATCHES_MAX: usize = 2_000;
 /// Added to the retention, so that readers within it never find anything half deleted.
 const MARGIN: TimeDelta = TimeDelta::seconds(10);
+/// Keys of deleted tenants in one run.
+const KEYS_MAX: i64 = 100_000;
 /// How long finished jobs can be looked up.
 const JOBS_KEPT_DAYS: i32 = 7;
 
@@ -102,6 +104,7 @@ async fn forget(db: &mut PgConnection, retention: Duration, done: &mut Done) -> 
     forget_in_nets(db, cutoff, done).await?;
     forget_short(db, now, cutoff, done).await?;
     release(db, cutoff, done).await?;
+    forget_relayed(db, cutoff).await?;
     forget_finished(db, cutoff).await
 }
 
@@ -414,6 +417,31 @@ async fn forget_finished(db: &mut PgConnection, cutoff: DateTime<Utc>) -> Result
     )
     .bind(JOBS_KEPT_DAYS)
     .execute(&mut *db)
+    .await?;
+    Ok(())
+}
+
+/// What is left at home of events for other cells: those that were refused, quotas that were used, and the keys of deleted tenants.
+/// A producer with an open transaction may hold a key.
+async fn forget_relayed(db: &mut PgConnection, cutoff: DateTime<Utc>) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "delete from postrider.cell_outbox_refused r
+         where r.refused_at < $1
+            or exists (select from postrider.tenants t where t.id = r.tenant_id and t.deleted_at is not null)",
+    )
+    .bind(cutoff)
+    .execute(&mut *db)
+    .await?;
+    sqlx::query("delete from postrider.cell_quotas_used where until < clock_timestamp() - interval '1 hour'")
+        .execute(&mut *db)
+        .await?;
+    sqlx::query(
+        "delete from postrider.cell_outbox_keys where ctid = any (array(
+             select k.ctid from postrider.cell_outbox_keys k join postrider.tenants t on t.id = k.tenant_id
+             where t.deleted_at is not null limit $1 for update of k skip locked))",
+    )
+    .bind(KEYS_MAX)
+    .execute(db)
     .await?;
     Ok(())
 }

@@ -113,6 +113,10 @@ series! {
         "Deliveries dropped because their endpoint was deleted");
     relayed: Counter = counter("postrider_relayed_total", "Events relayed from producers' outboxes");
     relay_refused: Counter = counter("postrider_relay_refused_total", "Events from outboxes that were rejected");
+    relay_failures: Counter = counter("postrider_home_relay_failures_total",
+        "Times relaying from the home database failed; it is retried");
+    relay_lag: Gauge = gauge("postrider_home_relay_lag_seconds",
+        "In a cell: age of the oldest event that was just relayed, or how long relaying has failed; 0 when nothing waits");
     lease_renewed: Counter = lease_renewals("renewed");
     lease_failed: Counter = lease_renewals("failed");
     lease_expired: Counter = counter("postrider_lease_expirations_total",

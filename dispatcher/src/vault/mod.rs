@@ -1,5 +1,5 @@
-//! Encryption at rest for values that must be read again: signing secrets, custom headers, and keys of client
-//! certificates. AES-256-GCM with a fresh nonce per value, bound to its tenant, endpoint and purpose, so that a value
+//! Encryption at rest for values that must be read again: signing secrets, custom headers, keys of client certificates, and
+//! addresses of cells. AES-256-GCM with a fresh nonce per value, bound to its tenant, endpoint and purpose, so that a value
 //! copied into another row does not decrypt there. `sealed.rs` knows where such values are stored.
 
 pub mod custom_headers;
@@ -31,12 +31,23 @@ pub struct Owner {
     pub endpoint: EndpointId,
 }
 
+impl Owner {
+    fn of_cell(cell: i16) -> Self {
+        Self {
+            tenant: TenantId(0),
+            endpoint: EndpointId(i32::from(cell)),
+        }
+    }
+}
+
 /// The purpose of a value; bound as associated data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Secret,
     Headers,
     Tls,
+    /// The URL of a cell's database. Its owner is the cell.
+    CellUrl,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -83,6 +94,16 @@ impl Vault {
         self.decrypt(&bound_to(owner, purpose), sealed)
     }
 
+    /// The URL of a cell's database, as stored in `cells`.
+    pub fn seal_cell_url(&self, cell: i16, url: &str) -> Vec<u8> {
+        self.seal(Owner::of_cell(cell), Purpose::CellUrl, url.as_bytes())
+    }
+
+    pub fn open_cell_url(&self, cell: i16, sealed: &[u8]) -> Result<String, VaultError> {
+        let url = self.open(Owner::of_cell(cell), Purpose::CellUrl, sealed)?;
+        String::from_utf8(url).map_err(|_| VaultError::WrongKey)
+    }
+
     /// A stored response to an idempotent request. Some contain a secret, so all are encrypted, each bound to its request.
     pub fn seal_response(&self, scope: &[u8], clear: &[u8]) -> Vec<u8> {
         self.encrypt(&[ANSWER, scope].concat(), clear)
@@ -122,6 +143,7 @@ fn bound_to(owner: Owner, purpose: Purpose) -> Vec<u8> {
         Purpose::Secret => "secret",
         Purpose::Headers => "headers",
         Purpose::Tls => "tls",
+        Purpose::CellUrl => "cell",
     };
     format!("postrider:{purpose}:{tenant}:{endpoint}").into_bytes()
 }

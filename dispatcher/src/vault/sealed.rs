@@ -1,5 +1,5 @@
 //! Where sealed values are stored: checked before a role starts, and re-encrypted when the master key changes.
-//! Invariant: every column with sealed values of endpoints is listed in `COLUMNS`, or a change of the master key
+//! Invariant: every column with sealed values of endpoints and cells is listed in `COLUMNS`, or a change of the master key
 //! would lose it. Stored responses, which are bound to their request, and results of forms, which are bound to their session,
 //! have separate statements.
 
@@ -26,7 +26,7 @@ struct Column {
     replace: &'static str,
 }
 
-const COLUMNS: [Column; 3] = [
+const COLUMNS: [Column; 4] = [
     Column {
         name: "secrets",
         purpose: Purpose::Secret,
@@ -63,6 +63,19 @@ const COLUMNS: [Column; 3] = [
         replace: "update postrider.endpoints e set tls = n.sealed
                   from unnest($1::int[], $2::bytea[], $3::bytea[]) as n(id, read, sealed)
                   where e.id = n.id and e.tls = n.read",
+    },
+    // At home, which has them. The owner is as in `Owner::of_cell`.
+    Column {
+        name: "addresses of cells",
+        purpose: Purpose::CellUrl,
+        samples: "select distinct on (substr(url, 1, 4)) id::int, 0 as tenant_id, id::int as endpoint_id, url as sealed
+                  from postrider.cells where url is not null
+                  order by substr(url, 1, 4), id desc",
+        others: "select id::int, 0 as tenant_id, id::int as endpoint_id, url as sealed from postrider.cells
+                 where url is not null and id > $1::int and substr(url, 1, 4) <> $2 order by id limit $3",
+        replace: "update postrider.cells c set url = n.sealed
+                  from unnest($1::int[], $2::bytea[], $3::bytea[]) as n(id, read, sealed)
+                  where c.id = n.id and c.url = n.read",
     },
 ];
 

@@ -76,6 +76,11 @@ impl Database {
         Self { name, server }
     }
 
+    /// Another one on the same server, with the schema as it is today.
+    pub(crate) async fn beside(&self) -> Self {
+        Self::copy_of(self.server.clone(), TEMPLATE).await
+    }
+
     /// A copy of it on the same server. Nobody may be connected to it.
     pub(crate) async fn copy(&self) -> Self {
         Self::copy_of(self.server.clone(), &self.name).await

@@ -68,7 +68,8 @@ pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
              when an operator raises it.",
             STORAGE_RETRY,
         ),
-        EmitError::Stale => Problem::busy(),
+        // It has just moved: the next try finds it.
+        EmitError::Stale | EmitError::OtherCell(_) => Problem::busy(),
         EmitError::TooLarge => Problem::new(Kind::TooLarge, sentence(&error)),
         EmitError::Database(error) => match error.as_database_error().and_then(|e| e.code()) {
             Some(code) if code == "PR422" => {

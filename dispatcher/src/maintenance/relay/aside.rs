@@ -91,8 +91,8 @@ impl Aside {
         }
     }
 
-    /// All of a tenant, until its quota may admit more. Repeated calls for events of one statement count once.
-    pub(super) fn put_behind_quota(&mut self, tenant: &str, now: Instant) {
+    /// All of a tenant, until its events may be accepted. Repeated calls for events of one statement count once.
+    pub(super) fn put_whole(&mut self, tenant: &str, now: Instant) {
         let is_aside = |kept: &Tenant| kept.whole.is_some_and(|pause| pause.until > now);
         if !self.0.get(tenant).is_some_and(is_aside) {
             self.put(tenant, None, now);
