@@ -75,6 +75,23 @@ async fn connect(
     Ok(pool)
 }
 
+/// For the API, to the database of a cell.
+pub(crate) async fn cell_pools(database: &Connector) -> anyhow::Result<Reserves> {
+    let route = Route::of(database).await?;
+    let database = named(&route.prepare(database), "dashboard");
+    let reserve = async |most| {
+        let settings = db_timeout::lively(PgPoolOptions::new())
+            .max_connections(most)
+            .acquire_timeout(ACQUIRE_TIMEOUT);
+        anyhow::Ok(route.over(database.pool(settings, None).await?))
+    };
+    Ok(Reserves {
+        lookups: reserve(LOOKUP_CONNECTIONS_MAX).await?,
+        emits: reserve(EMIT_CONNECTIONS_MAX).await?,
+        rest: reserve(REST_CONNECTIONS_MAX).await?,
+    })
+}
+
 /// With a timeout: a connection that hangs in a statement never returns to its pool.
 pub(crate) async fn close(closing: impl Future<Output = ()>) {
     if time::timeout(CLOSE_WAIT, closing).await.is_err() {

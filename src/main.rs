@@ -15,6 +15,7 @@ mod log;
 mod machine;
 mod master_key;
 mod metrics;
+mod open_cell;
 mod parts;
 mod process_metrics;
 mod roles;

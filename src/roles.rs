@@ -20,7 +20,9 @@ use sqlx::{PgConnection, PgPool};
 use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{admin, connect, log, machine, metrics, parts::Parts, settings::Settings, traces::Export};
+use crate::{
+    admin, connect, log, machine, metrics, open_cell, parts::Parts, settings::Settings, traces::Export,
+};
 
 /// The exit status of `migrate --check` if there is something to apply.
 const EXIT_PENDING: u8 = 3;
@@ -211,6 +213,9 @@ pub(crate) fn dashboard_part(parts: &mut Parts, shared: Shared, serving: Serving
     let app = |stop| App {
         pool: reserves.rest.clone(),
         lookups: reserves.lookups.clone(),
+        home: reserves.rest.clone(),
+        cells: Default::default(),
+        cell: None,
         limits: Default::default(),
         emits: Emits::new(reserves.emits.clone(), shared.wake.clone()).into(),
         wake: shared.wake,
@@ -230,7 +235,15 @@ pub(crate) fn dashboard_part(parts: &mut Parts, shared: Shared, serving: Serving
     };
     parts.add_serving("dashboard", |stop| {
         let app = app(stop.clone());
-        postrider_dashboard::serve(serving.listener, serving.grpc, app, serving.replica, stop)
+        let open_cell = open_cell::opener(app.vault.clone(), stop.clone());
+        postrider_dashboard::serve(
+            serving.listener,
+            serving.grpc,
+            app,
+            serving.replica,
+            open_cell,
+            stop,
+        )
     });
     Ok(())
 }
@@ -263,7 +276,7 @@ impl Waiting {
 }
 
 /// Nothing is served from a schema that is too old, or with a key that decrypts nothing.
-async fn check(pool: &Pool, vault: &Vault) -> anyhow::Result<()> {
+pub(crate) async fn check(pool: &Pool, vault: &Vault) -> anyhow::Result<()> {
     let mut connection = pool.acquire().await?;
     schema::check(&mut connection).await?;
     Ok(sealed::check(&mut connection, vault).await?)

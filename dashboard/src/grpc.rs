@@ -21,8 +21,9 @@ use tonic::{Code, Request, Response, Status, Streaming, metadata::MetadataMap, s
 
 use crate::{
     App, Shared,
-    actions::emits::{OwnedEvent, batch, rules},
+    actions::emits::{OwnedEvent, batch, place, rules},
     http::{
+        cells::{Here, Purpose},
         input::size,
         metrics::{Call, METRICS, Source},
         problem::{Fault, Kind, Problem},
@@ -219,6 +220,7 @@ async fn close(open: &mut Open, most: usize, done: &mut v1::EmitStreamResponse) 
                 if matches!(
                     problem.kind,
                     Kind::Busy
+                        | Kind::OtherCell
                         | Kind::Internal
                         | Kind::TooMany
                         | Kind::EmitQuota
@@ -277,7 +279,7 @@ fn own(tenant: &str, event: v1::Event) -> Result<OwnedEvent, Problem> {
     })
 }
 
-async fn emit_one(app: &App, request: v1::EmitRequest, traced: &Traced) -> Result<v1::Emitted, Problem> {
+async fn emit_one(app: &Shared, request: v1::EmitRequest, traced: &Traced) -> Result<v1::Emitted, Problem> {
     let tenant = request.tenant.clone();
     let emitted = match read(request) {
         Ok(event) => emit_traced(app, event, traced.carried()).await,
@@ -288,15 +290,43 @@ async fn emit_one(app: &App, request: v1::EmitRequest, traced: &Traced) -> Resul
     emitted
 }
 
-async fn emit_traced(app: &App, event: OwnedEvent, trace: Option<Carried>) -> Result<v1::Emitted, Problem> {
+async fn emit_traced(
+    app: &Shared,
+    event: OwnedEvent,
+    trace: Option<Carried>,
+) -> Result<v1::Emitted, Problem> {
     let event = OwnedEvent { trace, ..event };
     let type_name = event.type_name.clone();
-    let emitted = app.emits.emit(event).await?;
+    let here = Here::of_tenant(app, &event.tenant, Purpose::Emit).await?;
+    let (emitted, _) = place::emit(&here, event).await?;
     METRICS.emitted(Source::Grpc, [&emitted]);
     Ok(view(emitted, type_name))
 }
 
 async fn emit_batch(
+    app: &Shared,
+    tenant: &str,
+    given: Vec<v1::Event>,
+    trace: Option<Carried>,
+) -> Result<Vec<v1::Emitted>, Problem> {
+    let here = Here::of_tenant(app, tenant, Purpose::Emit).await?;
+    let keys: Vec<&str> = given
+        .iter()
+        .filter_map(|event| event.ordering_key.as_deref())
+        .collect();
+    let app = here.emitting(tenant, &keys).await?;
+    if !here.is_away() {
+        return emit_batch_at(app, tenant, given, trace).await;
+    }
+    match emit_batch_at(app, tenant, given.clone(), trace.clone()).await {
+        Err(problem) if place::has_left(&here, tenant, &problem) => {
+            emit_batch_at(&here.home, tenant, given, trace).await
+        }
+        emitted => emitted,
+    }
+}
+
+async fn emit_batch_at(
     app: &App,
     tenant: &str,
     given: Vec<v1::Event>,
@@ -371,7 +401,7 @@ fn status(mut problem: Problem) -> Status {
         Kind::KeyInProgress => Code::Aborted,
         Kind::TooMany | Kind::EmitQuota | Kind::StorageQuota => Code::ResourceExhausted,
         Kind::RequestTimeout => Code::DeadlineExceeded,
-        Kind::Busy | Kind::ChangePending | Kind::CountTimeout => Code::Unavailable,
+        Kind::Busy | Kind::OtherCell | Kind::ChangePending | Kind::CountTimeout => Code::Unavailable,
         // Not UNAVAILABLE, which clients retry automatically.
         Kind::OutcomeUnknown => Code::Unknown,
         Kind::Internal => Code::Internal,

@@ -24,7 +24,7 @@ use std::{
 use axum::{Router, middleware::from_fn, routing::get, serve::ListenerExt};
 use postrider_dispatcher::{Settings, Wake, guard::Guard, traces::Tracer, vault::Vault};
 use postrider_proto::TenantId;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::oneshot};
 use tokio_util::sync::CancellationToken;
 
 use http::idle_timeout::TimedListener;
@@ -38,7 +38,11 @@ pub use auth::{
     PasswordError, REQUEST_RATE_DEFAULT, RequestRates, Role, Rule, TENANT_REQUEST_RATE_DEFAULT,
     TrustedProxies, set_admin_password,
 };
-pub use http::{shares::Limits, slots::Slots};
+pub use http::{
+    cells::{Cells, OpenCell, OpenedCell},
+    shares::Limits,
+    slots::Slots,
+};
 pub use routes::Route;
 pub use tables::pool::{IDLE_TRANSACTION_TIMEOUT, Pool, PooledConnection, Reserves, STATEMENT_TIMEOUT};
 
@@ -48,6 +52,12 @@ pub struct App {
     pub pool: Pool,
     /// For lookups that every request makes before anything else.
     pub lookups: Pool,
+    /// Of the database with people, sessions and keys. The same as `pool`, except in the app of a cell.
+    pub home: Pool,
+    /// The cells beside home.
+    pub cells: Cells,
+    /// The cell that `pool` belongs to, in an installation that has several.
+    pub cell: Option<String>,
     pub limits: Arc<Limits>,
     pub wake: Wake,
     pub emits: Arc<Emits>,
@@ -109,10 +119,21 @@ pub async fn serve(
     grpc: Option<TcpListener>,
     app: App,
     replica: Option<Pool>,
+    open_cell: OpenCell,
     stop: CancellationToken,
 ) -> io::Result<()> {
     http::metrics::start();
     let app = Arc::new(app);
+    let begin = http::cells::Begin {
+        open: open_cell,
+        work: |app, stop| {
+            tokio::spawn(actions::listening::sweep(app, stop));
+        },
+    };
+    let (say, known) = oneshot::channel();
+    tokio::spawn(http::cells::follow(app.clone(), begin, say, stop.clone()));
+    // An error: the process stops.
+    let _ = known.await;
     tokio::spawn(actions::listening::sweep(app.clone(), stop.clone()));
     tokio::spawn(actions::form_results::sweep(app.clone(), stop.clone()));
     let failures = auth::failures::keep(app.clone(), stop.clone());

@@ -19,7 +19,7 @@ use tower_http::{
 
 use crate::{
     Shared, api,
-    auth::{self, Counts, Gate, Rule},
+    auth::{self, Counts, Gate, Rule, place::Place},
     http::{
         idempotency, metrics,
         problem::{Kind, Problem},
@@ -190,6 +190,7 @@ impl Routes {
             .read("/audit", SignedIn, pages::audit::show)
             .read("/audit/export", SignedIn, pages::audit::export)
             .get("/system", SignedIn, pages::system::show)
+            .get("/cells", SignedIn, pages::cells::show)
             .post("/system/stop-sending", SignedIn, pages::system::stop_sending)
             .post("/system/resume-sending", SignedIn, pages::system::resume_sending)
             .get("/people", Administer, pages::people::show)
@@ -241,6 +242,7 @@ impl Routes {
         let gate = Gate {
             app: self.app.clone(),
             rule,
+            place: Place::of(path, rule),
             counts: counts(path, rule),
             refuses_query,
         };

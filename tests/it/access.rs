@@ -104,7 +104,10 @@ pub(crate) fn all_routes() -> Vec<Route> {
     postrider_dashboard::routes(App {
         emits: Emits::new(pool.clone().into(), Default::default()).into(),
         pool: pool.clone().into(),
-        lookups: pool.into(),
+        lookups: pool.clone().into(),
+        home: pool.into(),
+        cells: Default::default(),
+        cell: None,
         limits: Default::default(),
         wake: Default::default(),
         vault: Vault::parse(MASTER_KEY).expect("a key"),

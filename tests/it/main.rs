@@ -13,6 +13,7 @@ mod batch;
 mod browser;
 mod bulkhead;
 mod cells;
+mod cells_api;
 mod certificates;
 mod charts;
 mod connections;

@@ -4,12 +4,13 @@ use postrider_proto::api::AuditEntry;
 use serde_json::Value;
 
 use crate::{
-    Pool, Shared,
+    Shared,
     actions::{
         delivery_filter::parse_time,
         export::{Format, write_cell},
     },
     http::{
+        cells::{Positions, ask_from, interleave, not_responding},
         input::is_plain_text,
         problem::{Faults, Problem, excerpt},
     },
@@ -102,24 +103,53 @@ pub(crate) fn entry(row: AuditRow) -> AuditEntry {
     }
 }
 
+/// Entries of all cells, newest first.
+pub(crate) struct Listed {
+    pub(crate) rows: Vec<AuditRow>,
+    pub(crate) next: Option<Positions>,
+    /// Cells that did not respond.
+    pub(crate) silent: Vec<String>,
+}
+
+pub(crate) async fn list(
+    app: &Shared,
+    narrowed: &Narrowed,
+    before: &Positions,
+    limit: i64,
+) -> Result<Listed, Problem> {
+    let answers = ask_from(app, before, |app, before| {
+        let narrowed = narrowed.clone();
+        async move { Ok(audit::list(&app.pool, &narrowed, before.unwrap_or(i64::MAX), limit + 1).await?) }
+    })
+    .await?;
+    let (rows, next) = interleave(answers.found, before, limit, |row| row.at, |row| row.id);
+    Ok(Listed {
+        rows,
+        next,
+        silent: answers.silent,
+    })
+}
+
 /// The newest matching entries as text.
-pub(crate) async fn export(pool: &Pool, narrowed: &Narrowed, format: Format) -> Result<String, Problem> {
+pub(crate) async fn export(app: &Shared, narrowed: &Narrowed, format: Format) -> Result<String, Problem> {
     let mut text = match format {
         Format::Csv => "at,actor,address,action,tenant,subject,changes,detail\r\n".to_owned(),
         Format::Ndjson => String::new(),
     };
-    let (mut before, mut count) = (i64::MAX, 0);
+    let (mut before, mut count) = (Positions::default(), 0);
     while count < EXPORT_MAX {
-        let rows = audit::list(pool, narrowed, before, EXPORT_PAGE).await?;
-        let Some(last) = rows.last() else { break };
-        before = last.id;
-        count += rows.len();
-        let is_last = (rows.len() as i64) < EXPORT_PAGE;
-        for row in rows {
+        let page = list(app, narrowed, &before, EXPORT_PAGE).await?;
+        // A file must not look complete without a part of it.
+        if !page.silent.is_empty() {
+            return Err(not_responding(&page.silent));
+        }
+        count += page.rows.len();
+        for row in page.rows {
             write_entry(&entry(row), format, &mut text);
         }
-        if is_last {
-            break;
+        match page.next {
+            Some(next) => before = next,
+            None => break,
         }
     }
     Ok(text)

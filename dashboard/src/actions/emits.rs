@@ -6,6 +6,7 @@
 pub(crate) mod batch;
 mod checks;
 mod contended;
+pub(crate) mod place;
 mod queue;
 pub(crate) mod rules;
 
@@ -282,7 +283,7 @@ impl Worker {
         let is_transaction = connection.is_transaction();
         let began = Instant::now();
         let emitting = self.emitter.emit_all(&mut connection, &events, LockWait::Short);
-        let results = in_time(emitting).await.map_err(|error| {
+        let results = self.in_time(emitting).await.map_err(|error| {
             // A transaction whose commit was never requested is rolled back.
             match is_transaction || proves_rollback(&error) {
                 true => Failed::RolledBack(error),
@@ -290,7 +291,7 @@ impl Worker {
             }
         })?;
         if is_transaction {
-            match in_time(connection.done()).await {
+            match self.in_time(connection.done()).await {
                 Ok(()) => {}
                 Err(error) if proves_rollback(&error) => return Err(Failed::RolledBack(error)),
                 Err(error) => return Err(Failed::Unknown(error, Some(results))),
@@ -374,9 +375,9 @@ impl Worker {
             biased;
             emitted = self.emitter.emit(&mut transaction, &borrowed) => emitted?,
             // Without a commit nothing is stored.
-            () = database::down() => return Err(sqlx::Error::Io(ErrorKind::NotConnected.into()).into()),
+            () = self.pool.down() => return Err(sqlx::Error::Io(ErrorKind::NotConnected.into()).into()),
         };
-        if let Err(error) = database::unless_down(transaction.commit()).await {
+        if let Err(error) = self.pool.unless_down(transaction.commit()).await {
             return Err(match proves_rollback(&error) {
                 true => error.into(),
                 false => Alone::Unknown(emitted),
@@ -384,6 +385,12 @@ impl Worker {
         }
         self.wake.now();
         Ok(emitted)
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+        timeout(GROUP_TIME_MAX, self.pool.unless_down(work))
+            .await
+            .unwrap_or_else(|_| Err(sqlx::Error::Io(ErrorKind::TimedOut.into())))
     }
 }
 
@@ -403,12 +410,6 @@ impl From<sqlx::Error> for Alone {
     fn from(error: sqlx::Error) -> Self {
         Self::Refused(error.into())
     }
-}
-
-async fn in_time<T>(work: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
-    timeout(GROUP_TIME_MAX, database::unless_down(work))
-        .await
-        .unwrap_or_else(|_| Err(sqlx::Error::Io(ErrorKind::TimedOut.into())))
 }
 
 fn lock_conflict() -> Problem {

@@ -12,7 +12,7 @@ use serde_json::{Value, value::RawValue};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    App,
+    App, Shared,
     actions::event_types,
     auth::Actor,
     http::problem::{Fault, Kind, Problem},
@@ -96,7 +96,7 @@ pub(crate) async fn review(app: &App, draft: &Draft) -> Result<Review, Problem> 
 
 /// Publishes the draft if `reviewed` is the digest of its review.
 pub(crate) async fn publish(
-    app: &App,
+    app: &Shared,
     actor: &Actor,
     draft: &Draft,
     reviewed: &str,

@@ -14,16 +14,18 @@ use serde_json::Value;
 use sqlx::PgConnection;
 
 use crate::{
-    App,
+    App, Shared,
     actions::compatibility::compare,
     auth::Actor,
     http::{
+        cells::copies,
         input::is_plain_text,
         problem::{Fault, Kind, Problem, excerpt},
     },
     tables::{
         self,
         audit::{self, Action, Entry},
+        cells::Copied,
         event_types::{self, EventTypeRow},
         schemas::{self, SchemaRow},
     },
@@ -51,7 +53,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), Problem> {
 
 /// Creates or updates the event type; returns whether it is new.
 pub(crate) async fn put(
-    app: &App,
+    app: &Shared,
     actor: &Actor,
     name: &str,
     form: &EventTypeSettings,
@@ -62,10 +64,12 @@ pub(crate) async fn put(
     let is_back = event_types::revive(&mut *transaction, name).await?;
     let (row, is_new) =
         event_types::put(&mut *transaction, name, form.description.as_ref(), form.thin).await?;
-    let compatibility = publish(&mut transaction, row.id, form, &values).await?;
+    let id = row.id;
+    let compatibility = publish(&mut transaction, id, form, &values).await?;
     let view = view(&mut transaction, row).await?;
     record(&mut transaction, actor, Action::EventTypePut, name).await?;
     transaction.commit().await?;
+    copies::of_all(app, Copied::EventType(id)).await?;
     let view = EventType {
         compatibility,
         ..view
@@ -96,7 +100,7 @@ pub(crate) async fn review(
 
 /// Existing events keep their type and are delivered; new ones are rejected. Published versions remain and reappear
 /// when the type is created again.
-pub(crate) async fn delete(app: &App, actor: &Actor, name: &str) -> Result<(), Problem> {
+pub(crate) async fn delete(app: &Shared, actor: &Actor, name: &str) -> Result<(), Problem> {
     if !is_type_name(name) {
         return Err(Problem::not_found("event type"));
     }
@@ -104,12 +108,16 @@ pub(crate) async fn delete(app: &App, actor: &Actor, name: &str) -> Result<(), P
     check_name(name)?;
     let mut transaction = tables::begin(&app.pool).await?;
     event_types::lock(&mut *transaction, name).await?;
+    let row = event_types::find(&mut *transaction, name).await?;
     if !event_types::delete(&mut *transaction, name).await? {
         return Err(Problem::not_found("event type"));
     }
     record(&mut transaction, actor, Action::EventTypeDeleted, name).await?;
     transaction.commit().await?;
-    Ok(())
+    match row {
+        Some(row) => copies::of_all(app, Copied::EventType(row.id)).await,
+        None => Ok(()),
+    }
 }
 
 async fn record(

@@ -2,15 +2,20 @@
 //! Invariant: only one page is in memory at a time. The next page is read after the client has received the previous one,
 //! and no database connection is held in between.
 
+use std::io::ErrorKind;
+
 use axum::body::Bytes;
 use chrono::{DateTime, Utc};
 use http_body_util::channel::Channel;
 use postrider_proto::{DeliveryId, api};
 
 use crate::{
-    Pool,
-    http::shares::Share,
-    tables::deliveries::{self, Filter},
+    Shared,
+    http::{
+        cells::{ask, merge},
+        shares::Share,
+    },
+    tables::deliveries::{self, Delivery, Filter},
 };
 
 const PAGE: i64 = 500;
@@ -119,7 +124,7 @@ pub(crate) struct Exported {
 
 /// The text of the export, page by page. The share is held until the last page is written.
 pub(crate) fn stream(
-    pool: Pool,
+    app: Shared,
     share: Share,
     wanted: Exported,
     format: Format,
@@ -132,7 +137,7 @@ pub(crate) fn stream(
         let mut remaining = wanted.limit.unwrap_or(i64::MAX);
         loop {
             let page = match &wanted.filter {
-                Some(filter) => deliveries::list(&pool, filter, position, PAGE.min(remaining)).await,
+                Some(filter) => next_page(&app, filter, position, PAGE.min(remaining)).await,
                 None => Ok((Vec::new(), None)),
             };
             let (found, next) = match page {
@@ -160,6 +165,27 @@ pub(crate) fn stream(
         }
     });
     body
+}
+
+/// Of all cells. None may be missing in a file.
+async fn next_page(
+    app: &Shared,
+    filter: &Filter,
+    after: Option<DeliveryId>,
+    limit: i64,
+) -> sqlx::Result<(Vec<Delivery>, Option<DeliveryId>)> {
+    if !app.cells.any() {
+        return deliveries::list(&app.pool, filter, after, limit).await;
+    }
+    let answers = ask(app, |app| {
+        let filter = filter.clone();
+        async move { Ok(deliveries::list(&app.pool, &filter, after, limit).await?) }
+    })
+    .await;
+    match answers {
+        Ok(answers) if answers.silent.is_empty() => Ok(merge(answers.parts(), limit, Delivery::id)),
+        _ => Err(sqlx::Error::Io(ErrorKind::NotConnected.into())),
+    }
 }
 
 #[cfg(test)]

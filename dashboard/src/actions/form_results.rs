@@ -51,7 +51,7 @@ pub(crate) async fn take<T: DeserializeOwned>(
     if !is_public_id("res", id) {
         return Ok(None);
     }
-    let Some(sealed) = form_results::take(&app.pool, id, &session.token_hash()).await? else {
+    let Some(sealed) = form_results::take(&app.home, id, &session.token_hash()).await? else {
         return Ok(None);
     };
     let scope = result_scope(id, &session.token_hash());

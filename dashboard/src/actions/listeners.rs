@@ -25,6 +25,7 @@ use crate::{
         },
         listening::{LIFE, STREAMS_MAX, STREAMS_PER_TENANT_MAX, Session},
         secrets::{keep, open_in_force},
+        tenants::lock_here,
     },
     auth::{Actor, Tenant},
     http::problem::{Faults, Problem},
@@ -85,9 +86,7 @@ pub(crate) async fn create(
 ) -> Result<Listener, Problem> {
     let Wanted { settings, secret } = wanted;
     let shard = Shard(rand::rng().random_range(0..SHARDS));
-    if !tables::tenants::lock(&mut *connection, tenant.id).await? {
-        return Err(Problem::not_found("tenant"));
-    }
+    lock_here(connection, tenant.id).await?;
     // Expired listeners must not count.
     listeners::sweep(&mut *connection).await?;
     let full = endpoints::count(&mut *connection, tenant.id).await? >= ENDPOINTS_PER_TENANT_MAX;

@@ -4,6 +4,7 @@ pub(crate) mod alerts;
 pub(crate) mod api_keys;
 pub(crate) mod attempt_view;
 pub(crate) mod audit_log;
+pub(crate) mod cells;
 pub(crate) mod compatibility;
 pub(crate) mod delivery_filter;
 mod delivery_view;

@@ -9,12 +9,16 @@ use postrider_proto::{
 use serde_json::{Value, json};
 
 use crate::{
-    App,
+    App, Shared,
     auth::Actor,
-    http::problem::{Faults, Problem},
+    http::{
+        cells::{app_of, copies},
+        problem::{Faults, Problem},
+    },
     tables::{
         self,
         audit::{self, Action, Entry, changes},
+        cells::Copied,
         quotas::{self, QuotaRow},
         tenants,
     },
@@ -34,7 +38,7 @@ pub(crate) fn view(row: &QuotaRow) -> Quotas {
 }
 
 pub(crate) async fn put(
-    app: &App,
+    app: &Shared,
     actor: &Actor,
     slug: &str,
     form: &QuotaSettings,
@@ -58,10 +62,12 @@ pub(crate) async fn put(
     let entry = Entry::new(actor, Action::QuotasPut, Some(tenant.id), slug).changed(&changed);
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
-    if bytes.is_some() && !row.is_measured {
-        measure(app, tenant.id).await?;
+    copies::of_tenant(app, Copied::Tenant(tenant.id), tenant.cell_id).await?;
+    let there = app_of(app, tenant.cell_id)?;
+    if bytes.is_some() && !quotas::find(&there.pool, tenant.id).await?.is_measured {
+        measure(&there, tenant.id).await?;
     }
-    Ok(quotas::find(&app.pool, tenant.id).await?)
+    Ok(quotas::find(&there.pool, tenant.id).await?)
 }
 
 async fn measure(app: &App, tenant: TenantId) -> Result<(), Problem> {

@@ -15,7 +15,7 @@ use sqlx::{PgConnection, PgExecutor};
 
 use crate::{
     App,
-    actions::delivery_filter::parse_time,
+    actions::{delivery_filter::parse_time, tenants::lock_here},
     auth::Actor,
     http::{
         problem::{Faults, Kind, Problem, excerpt},
@@ -258,9 +258,7 @@ pub(crate) async fn begin(
     // Checked before the count, which may take long, and again under the lock.
     check_running(connection, ask.tenant).await?;
     let (parts, _) = count(app, connection, wanted).await?;
-    if !tables::tenants::lock(&mut *connection, ask.tenant).await? {
-        return Err(Problem::not_found("tenant"));
-    }
+    lock_here(connection, ask.tenant).await?;
     check_running(connection, ask.tenant).await?;
     let public_id = random_public_id("rpl");
     replays::begin(&mut *connection, &public_id, ask, &parts, *rate, &actor.name).await?;
@@ -358,9 +356,7 @@ pub(crate) async fn resume(
     let replay = find_in(&mut *connection, tenant, id).await?;
     let owner = tables::tenants::find(&mut *connection, &replay.tenant).await?;
     let owner = owner.ok_or_else(missing)?.id;
-    if !tables::tenants::lock(&mut *connection, owner).await? {
-        return Err(missing());
-    }
+    lock_here(connection, owner).await?;
     check_running(connection, owner).await?;
     if let Some(endpoint) = &replay.endpoint {
         let row = endpoints::find(&mut *connection, owner, endpoint).await?;

@@ -4,8 +4,9 @@
 use postrider_proto::{DeliveryId, TenantId, limits::URL_BYTES_MAX};
 
 use crate::{
-    Pool,
+    Pool, Shared,
     http::{
+        cells::ask,
         input::is_plain_text,
         problem::{Faults, Problem},
     },
@@ -50,6 +51,27 @@ impl Found {
             + self.endpoints.len()
             + self.tenants.len()
     }
+
+    /// Of home and a cell. Home has the tenants.
+    fn and(mut self, other: Self) -> Self {
+        self.has_more |= other.has_more;
+        self.is_partial |= other.is_partial;
+        self.events.extend(other.events);
+        self.events.sort_by_key(|event| std::cmp::Reverse(event.id));
+        self.events.dedup_by_key(|event| event.id);
+        self.endpoints.extend(other.endpoints);
+        self.has_more |= self.events.len() > HITS_MAX || self.endpoints.len() > HITS_MAX;
+        self.events.truncate(HITS_MAX);
+        self.endpoints.truncate(HITS_MAX);
+        self.delivery = self.delivery.or(other.delivery);
+        self.endpoint = self.endpoint.or(other.endpoint);
+        self.is_waiting_for_enter |= other.is_waiting_for_enter;
+        self.is_waiting_for_enter &= self.events.is_empty();
+        if self.tenants.is_empty() {
+            self.tenants = other.tenants;
+        }
+        self
+    }
 }
 
 fn read(text: &str) -> Result<&str, Problem> {
@@ -70,13 +92,26 @@ pub(crate) async fn suggest_tenants(pool: &Pool, text: &str) -> Result<Vec<searc
     Ok(search::tenants(pool, read(text)?, TENANTS_SUGGESTED_MAX).await?)
 }
 
-/// `scope` is the tenant of a customer; the team searches all.
-pub(crate) async fn find(
-    pool: &Pool,
+/// `scope` is the tenant of a customer; the team searches all. Also returns the cells that did not respond.
+pub(crate) async fn find_everywhere(
+    app: &Shared,
     scope: Option<TenantId>,
     text: &str,
     effort: Effort,
-) -> Result<Found, Problem> {
+) -> Result<(Found, Vec<String>), Problem> {
+    let asked = text.to_owned();
+    let answers = ask(app, move |app| {
+        let text = asked.clone();
+        async move { find(&app.pool, scope, &text, effort).await }
+    })
+    .await?;
+    let silent = answers.silent.clone();
+    let mut found = answers.parts().into_iter().reduce(Found::and).unwrap_or_default();
+    found.exact = exact(&found, text.trim());
+    Ok((found, silent))
+}
+
+async fn find(pool: &Pool, scope: Option<TenantId>, text: &str, effort: Effort) -> Result<Found, Problem> {
     let text = read(text)?;
     if text.is_empty() {
         return Ok(Found::default());
@@ -110,7 +145,6 @@ pub(crate) async fn find(
     found.has_more |= found.endpoints.len() > HITS_MAX || found.tenants.len() > HITS_MAX;
     found.endpoints.truncate(HITS_MAX);
     found.tenants.truncate(HITS_MAX);
-    found.exact = exact(&found, text);
     Ok(found)
 }
 

@@ -1,5 +1,7 @@
 //! Stops all sending and resumes it.
 
+use std::time::Duration;
+
 use postrider_dispatcher::sending::{self, IDENTITY_HIDDEN, SendingState};
 use postrider_proto::{
     Shard, TenantId,
@@ -9,9 +11,10 @@ use postrider_proto::{
 use serde_json::json;
 
 use crate::{
-    App,
+    App, Shared,
     auth::Actor,
     http::{
+        cells::{ask_within, name_of},
         input::is_plain_text,
         problem::{Kind, Problem},
         wait_until_applied,
@@ -23,8 +26,44 @@ use crate::{
     },
 };
 
-/// Returns once every dispatcher has applied it: after a stop, no more requests are started.
-pub(crate) async fn set(app: &App, actor: &Actor, form: &SendingSettings) -> Result<SendingState, Problem> {
+/// For a cell to change its switch and to hear of its dispatchers.
+const SET_TIME_MAX: Duration = Duration::from_secs(12);
+
+/// Returns once every dispatcher has applied it, in all cells: after a stop, no more requests are started.
+pub(crate) async fn set(
+    app: &Shared,
+    actor: &Actor,
+    form: &SendingSettings,
+) -> Result<SendingState, Problem> {
+    if !app.cells.any() {
+        return set_in(app, actor, form).await;
+    }
+    let (actor, form) = (actor.clone(), form.clone());
+    // A refusal of one cell is a value: it must not interrupt the others.
+    let answers = ask_within(app, SET_TIME_MAX, move |app| {
+        let (actor, form) = (actor.clone(), form.clone());
+        async move { Ok(set_in(&app, &actor, &form).await) }
+    })
+    .await?;
+    let mut unset = answers.silent;
+    let mut first = None;
+    for (cell, answer) in answers.found {
+        match answer {
+            Ok(state) => first = first.or(Some(state)),
+            Err(problem) if problem.status().is_client_error() => return Err(problem),
+            Err(_) => unset.extend(name_of(app, cell)),
+        }
+    }
+    match first {
+        Some(state) if unset.is_empty() => Ok(state),
+        _ => Err(Problem::new(
+            Kind::ChangePending,
+            format!("Not confirmed by cell {}. Repeat the request.", unset.join(", ")),
+        )),
+    }
+}
+
+async fn set_in(app: &App, actor: &Actor, form: &SendingSettings) -> Result<SendingState, Problem> {
     let reason = checked_reason(form.reason.as_deref())?;
     let mut transaction = tables::begin(&app.pool).await?;
     let before = sending::lock(&mut transaction).await?;

@@ -2,24 +2,28 @@
 
 use postrider_dispatcher::erasure;
 use postrider_proto::{
+    Shard, TenantId,
     api::TenantSettings,
     limits::{DESCRIPTION_BYTES_MAX, ROTATE_DAYS_MAX, ROTATE_DAYS_MIN},
     routing::is_tenant_slug,
 };
 use serde_json::{Map, Value, json};
+use sqlx::PgConnection;
 
 use crate::{
-    App,
+    App, Shared,
     actions::sending::checked_reason,
     auth::Actor,
     http::{
+        cells::{Here, Purpose, app_of, copies, name_of},
         input::is_plain_text,
-        problem::{Faults, Problem, excerpt},
-        wait_until_applied::{self, settled},
+        problem::{Faults, Kind, Problem, excerpt},
+        wait_until_applied::{self, Xid, settled},
     },
     tables::{
         self, api_keys,
         audit::{self, Action, Entry, changes},
+        cells::{self, Copied, HOME},
         endpoints, random_public_id,
         tenants::TenantRow,
     },
@@ -27,9 +31,9 @@ use crate::{
 
 const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
 
-/// Creates or updates the tenant; returns whether it is new.
+/// Creates or updates the tenant; returns whether it is new. Its cell has it by then.
 pub(crate) async fn store(
-    app: &App,
+    app: &Shared,
     actor: &Actor,
     slug: &str,
     form: TenantSettings,
@@ -61,6 +65,10 @@ pub(crate) async fn store(
     faults.done()?;
     let mut transaction = tables::begin(&app.pool).await?;
     let before = tables::tenants::find_to_change(&mut *transaction, slug).await?;
+    let cell = match &before {
+        Some(before) => stays_in(app, before, form.cell.as_deref()).map(|()| before.cell_id)?,
+        None => cell_for_new(app, &mut transaction, form.cell.as_deref()).await?,
+    };
     let (row, is_new) = tables::tenants::put(
         &mut *transaction,
         slug,
@@ -68,6 +76,7 @@ pub(crate) async fn store(
         rotate_every_days,
         retention_days,
         form.all_operational_events.unwrap_or(false),
+        cell,
     )
     .await?;
     let changed = before
@@ -78,7 +87,31 @@ pub(crate) async fn store(
         .changed(&changed.unwrap_or_default());
     audit::write(&mut transaction, entry).await?;
     transaction.commit().await?;
+    app.cells.forget(slug);
+    copies::of_tenant(app, Copied::Tenant(row.id), row.cell_id).await?;
     Ok((row, is_new))
+}
+
+/// A tenant changes its cell by a move.
+fn stays_in(app: &App, tenant: &TenantRow, cell: Option<&str>) -> Result<(), Problem> {
+    let now = name_of(app, tenant.cell_id).unwrap_or_else(|| "home".to_owned());
+    match cell.is_none_or(|cell| cell == now) {
+        true => Ok(()),
+        false => Err(Problem::conflict(format!(
+            "The tenant lives in cell {now}. Only a move can change that."
+        ))),
+    }
+}
+
+async fn cell_for_new(app: &App, connection: &mut PgConnection, name: Option<&str>) -> Result<i16, Problem> {
+    if name.is_none() && !app.cells.any() {
+        return Ok(HOME);
+    }
+    let found = cells::for_new_tenant(connection, name).await?;
+    found.ok_or_else(|| match name {
+        Some(name) => Problem::invalid("/cell", format!("there is no open cell {:?}", excerpt(name))),
+        None => Problem::conflict("All cells are draining: no new tenants can be created."),
+    })
 }
 
 fn settings(row: &TenantRow) -> [(&'static str, Value); 4] {
@@ -109,9 +142,21 @@ fn new_values(before: Option<&TenantRow>, now: &TenantRow) -> Value {
     Value::Object(changed)
 }
 
+/// Before something is added to the tenant, which only its own cell may do.
+pub(crate) async fn lock_here(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Problem> {
+    match tables::tenants::lock_here(connection, tenant).await? {
+        Some(true) => Ok(()),
+        Some(false) => Err(Problem::new(
+            Kind::OtherCell,
+            "The tenant lives in another cell, or is being moved there. Try again shortly.",
+        )),
+        None => Err(Problem::not_found("tenant")),
+    }
+}
+
 /// Stops sending to the tenant's endpoints. Returns once no more requests to them are started.
 pub(crate) async fn pause(
-    app: &App,
+    app: &Shared,
     actor: &Actor,
     slug: &str,
     reason: Option<&str>,
@@ -121,13 +166,13 @@ pub(crate) async fn pause(
 }
 
 /// Returns once all dispatchers know. Deliveries that became due meanwhile are sent.
-pub(crate) async fn resume(app: &App, actor: &Actor, slug: &str) -> Result<TenantRow, Problem> {
+pub(crate) async fn resume(app: &Shared, actor: &Actor, slug: &str) -> Result<TenantRow, Problem> {
     set_pause(app, actor, slug, None).await
 }
 
 /// `pause` is its reason, or none to resume.
 async fn set_pause(
-    app: &App,
+    app: &Shared,
     actor: &Actor,
     slug: &str,
     pause: Option<Option<&str>>,
@@ -142,9 +187,6 @@ async fn set_pause(
     }
     let by = pause.is_some().then_some(actor.name.as_str());
     let row = tables::tenants::set_pause(&mut *transaction, before.id, by, pause.flatten()).await?;
-    let mut shards = endpoints::touch_all(&mut *transaction, row.id).await?;
-    shards.sort_unstable();
-    shards.dedup();
     let action = match pause {
         Some(_) => Action::TenantPaused,
         None => Action::TenantResumed,
@@ -152,33 +194,88 @@ async fn set_pause(
     let detail = pause.map(|reason| json!({ "reason": reason }));
     let entry = Entry::new(actor, action, Some(row.id), slug).with(detail);
     audit::write(&mut transaction, entry).await?;
-    wait_until_applied::commit_for_all(app, transaction, &shards).await?;
+    if row.cell_id != HOME {
+        transaction.commit().await?;
+        copies::of_tenant(app, Copied::Tenant(row.id), row.cell_id).await?;
+        transaction = tables::begin(&app_of(app, row.cell_id)?.pool).await?;
+    }
+    let mut shards = endpoints::touch_all(&mut *transaction, row.id).await?;
+    shards.sort_unstable();
+    shards.dedup();
+    wait_until_applied::commit_for_all(&*app_of(app, row.cell_id)?, transaction, &shards).await?;
     Ok(row)
 }
 
+/// A tenant whose deletion has begun.
+struct Removed {
+    erasure: String,
+    shards: Vec<Shard>,
+    xid: Xid,
+}
+
 /// Returns the id of the erasure, which continues in the background.
-pub(crate) async fn remove(app: &App, actor: &Actor, slug: &str) -> Result<String, Problem> {
+pub(crate) async fn remove(app: &Shared, actor: &Actor, slug: &str) -> Result<String, Problem> {
     let tenant = tables::tenants::find(&app.pool, slug)
         .await?
         .ok_or_else(|| Problem::not_found("tenant"))?;
+    let there = Here::of_tenant(app, slug, Purpose::Change).await?.app;
+    // First in its cell: if that fails, or this process ends before home has it, the request can be repeated.
+    let away = match tenant.cell_id {
+        HOME => None,
+        _ => Some(remove_in_cell(&there, actor, &tenant).await?),
+    };
     let mut transaction = tables::begin(&app.pool).await?;
     if !tables::tenants::lock(&mut *transaction, tenant.id).await? {
         return Err(Problem::not_found("tenant"));
     }
     tables::tenants::delete(&mut *transaction, tenant.id).await?;
-    let mut shards = endpoints::delete_all(&mut *transaction, tenant.id).await?;
     api_keys::revoke_all(&mut *transaction, tenant.id).await?;
-    let erasure_id = random_public_id("era");
-    erasure::begin(&mut transaction, tenant.id, &erasure_id, &actor.name).await?;
     let entry = Entry::new(actor, Action::TenantDeleted, Some(tenant.id), slug);
     audit::write(&mut transaction, entry).await?;
-    let xid = wait_until_applied::current(&mut transaction).await?;
+    let removed = match away {
+        Some(removed) => removed,
+        None => begin_erasure(&mut transaction, actor, tenant.id).await?,
+    };
     transaction.commit().await?;
-    app.wake.now();
+    app.cells.forget(slug);
+    there.wake.now();
+    for shard in removed.shards {
+        settled(&there.pool, shard, &removed.xid).await?;
+    }
+    Ok(removed.erasure)
+}
+
+async fn remove_in_cell(there: &App, actor: &Actor, tenant: &TenantRow) -> Result<Removed, Problem> {
+    let mut transaction = tables::begin(&there.pool).await?;
+    if !tables::tenants::lock(&mut *transaction, tenant.id).await?
+        && let Some(erasure) = erasure::find_of_tenant(&mut *transaction, tenant.id).await?
+    {
+        // By an earlier request, which did not get further.
+        return Ok(Removed {
+            erasure,
+            shards: Vec::new(),
+            xid: wait_until_applied::current(&mut transaction).await?,
+        });
+    }
+    tables::tenants::delete(&mut *transaction, tenant.id).await?;
+    let removed = begin_erasure(&mut transaction, actor, tenant.id).await?;
+    transaction.commit().await?;
+    Ok(removed)
+}
+
+async fn begin_erasure(
+    connection: &mut PgConnection,
+    actor: &Actor,
+    tenant: TenantId,
+) -> Result<Removed, Problem> {
+    let mut shards = endpoints::delete_all(&mut *connection, tenant).await?;
     shards.sort_unstable();
     shards.dedup();
-    for shard in shards {
-        settled(&app.pool, shard, &xid).await?;
-    }
-    Ok(erasure_id)
+    let id = random_public_id("era");
+    erasure::begin(connection, tenant, &id, &actor.name).await?;
+    Ok(Removed {
+        erasure: id,
+        shards,
+        xid: wait_until_applied::current(connection).await?,
+    })
 }

@@ -1,22 +1,22 @@
 //! The audit log, newest first.
 
-use axum::{Json, extract::State};
+use axum::extract::State;
 use postrider_proto::api::AuditEntry;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::ApiResult;
+use super::Partial;
 use crate::{
     Shared,
-    actions::audit_log::{AuditFilter, action_names, entry},
+    actions::audit_log::{self, AuditFilter, action_names, entry},
     auth::Rule::Admin,
     http::{
+        cells::Positions,
         input::Query,
         pagination::{self, Page, cut},
         problem::{Kind, Problem},
     },
     openapi::Operation,
-    tables::audit,
 };
 
 pub(crate) fn operations() -> Vec<Operation> {
@@ -63,9 +63,12 @@ fn of_query(problem: Problem) -> Problem {
     }
 }
 
-async fn list(State(app): State<Shared>, Query(query): Query<AuditQuery>) -> ApiResult<Page<AuditEntry>> {
+async fn list(
+    State(app): State<Shared>,
+    Query(query): Query<AuditQuery>,
+) -> Result<Partial<Page<AuditEntry>>, Problem> {
     let limit = pagination::limit(query.limit.as_deref())?;
-    let before: Option<i64> = pagination::after(query.cursor.as_deref())?;
+    let before: Positions = pagination::after(query.cursor.as_deref())?.unwrap_or_default();
     let filter = AuditFilter {
         tenant: &query.tenant,
         actor: &query.actor,
@@ -74,8 +77,12 @@ async fn list(State(app): State<Shared>, Query(query): Query<AuditQuery>) -> Api
         until: &query.until,
     };
     let Some(narrowed) = filter.narrow(&app).await.map_err(of_query)? else {
-        return Ok(Json(cut(Vec::new(), limit, |_: &AuditEntry| 0_i64)));
+        return Ok(Partial::whole(cut(Vec::new(), limit, |_: &AuditEntry| 0_i64)));
     };
-    let rows = audit::list(&app.pool, &narrowed, before.unwrap_or(i64::MAX), limit + 1).await?;
-    Ok(Json(cut(rows, limit, |row| row.id).map(entry)))
+    let found = audit_log::list(&app, &narrowed, &before, limit).await?;
+    let page = Page {
+        data: found.rows.into_iter().map(entry).collect(),
+        next_cursor: found.next.map(|next| pagination::encode(&next)),
+    };
+    Ok(Partial::without(page, &found.silent))
 }

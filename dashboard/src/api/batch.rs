@@ -1,10 +1,6 @@
 //! Emits many events in one request, all or none. Errors name each invalid event by its index in the list.
 
-use axum::{
-    extract::{Path, State},
-    http::StatusCode,
-    response::Response,
-};
+use axum::{extract::Path, http::StatusCode, response::Response};
 use postrider_proto::{
     api::{BatchForm, EmittedEvent, EmittedEvents, EventForm},
     limits::{BATCH_BYTES_MAX, BATCH_EVENTS_MAX},
@@ -13,13 +9,15 @@ use postrider_sender::Emitted;
 
 use super::events::check;
 use crate::{
-    App, Shared,
+    App,
     actions::emits::{
         OwnedEvent,
         batch::{emit_all, prepare, unrepeatable},
+        place,
     },
     auth::Rule::Emit,
     http::{
+        cells::Here,
         idempotency::{Claim, Work},
         input::{Text, read_form},
         metrics::{METRICS, Source},
@@ -40,13 +38,13 @@ pub(crate) fn operations() -> Vec<Operation> {
 }
 
 async fn emit(
-    State(app): State<Shared>,
+    here: Here,
     Path(tenant): Path<String>,
     claim: Claim,
     traced: Traced,
     text: Text<BATCH_BYTES_MAX>,
 ) -> Result<Response, Problem> {
-    let taken = take(&app, &tenant, claim, &traced, &text).await;
+    let taken = take(&here, &tenant, claim, &traced, &text).await;
     let ids = taken.as_ref().map(|(_, ids)| ids.as_slice());
     traced.end(Source::Http, &tenant, ids);
     taken.map(|(response, _)| response)
@@ -54,13 +52,39 @@ async fn emit(
 
 /// Returns the response and the events' ids.
 async fn take(
-    app: &App,
+    here: &Here,
     tenant: &str,
     claim: Claim,
     traced: &Traced,
     text: &Text<BATCH_BYTES_MAX>,
 ) -> Result<(Response, Vec<String>), Problem> {
-    let prepared = prepare(app, read(text, tenant)?, traced.carried()).await?;
+    let read = || -> Result<Vec<Result<OwnedEvent, Problem>>, Problem> {
+        let events = read(text, tenant)?.into_iter().enumerate();
+        let with_id = |(number, event): (usize, Result<OwnedEvent, Problem>)| {
+            event.map(|event| place::with_id(here, &claim, number, event))
+        };
+        Ok(events.map(with_id).collect())
+    };
+    let events = read()?;
+    let given = events.iter().flatten();
+    let keys: Vec<&str> = given.filter_map(|event| event.ordering_key.as_deref()).collect();
+    let app = here.emitting(tenant, &keys).await?.clone();
+    match take_at(&app, tenant, claim.clone(), traced, events).await {
+        Err(problem) if place::has_left(here, tenant, &problem) => {
+            take_at(&here.home, tenant, claim.clone(), traced, read()?).await
+        }
+        taken => taken,
+    }
+}
+
+async fn take_at(
+    app: &App,
+    tenant: &str,
+    claim: Claim,
+    traced: &Traced,
+    events: Vec<Result<OwnedEvent, Problem>>,
+) -> Result<(Response, Vec<String>), Problem> {
+    let prepared = prepare(app, events, traced.carried()).await?;
     let mut work = Work::begin_emit(app, claim, tenant).await?;
     let emitted = emit_all(app, &mut work, prepared).await?;
     work.emits(unrepeatable(&emitted));

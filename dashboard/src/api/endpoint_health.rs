@@ -1,6 +1,8 @@
 //! The health of endpoints across tenants: which ones fail, for operators and their tools.
 
-use axum::{Json, extract::State};
+use std::cmp::Reverse;
+
+use axum::extract::State;
 use postrider_proto::{
     EndpointId,
     api::{EndpointStatus, shapes},
@@ -9,12 +11,13 @@ use postrider_proto::{
 use serde::Deserialize;
 use serde_json::json;
 
-use super::ApiResult;
+use super::Partial;
 use crate::{
     Shared,
     actions::endpoints::health,
     auth::Rule::Admin,
     http::{
+        cells::{Here, Purpose, ask, merge},
         input::Query,
         pagination::{self, Page},
         problem::Problem,
@@ -72,7 +75,7 @@ enum Sort {
 async fn list(
     State(app): State<Shared>,
     Query(query): Query<HealthQuery>,
-) -> ApiResult<Page<EndpointStatus>> {
+) -> Result<Partial<Page<EndpointStatus>>, Problem> {
     let limit = pagination::limit(query.limit.as_deref())?;
     let after: Option<i32> = pagination::after(query.cursor.as_deref())?;
     let sort = parse_sort(query.sort.as_deref())?;
@@ -94,24 +97,40 @@ async fn list(
     if let Some(slug) = &query.tenant {
         // Nothing matches a tenant that does not exist.
         let Some(tenant) = tenants::find(&app.pool, slug).await? else {
-            return Ok(Json(page(Vec::new(), None)));
+            return Ok(Partial::whole(page(Vec::new(), None)));
         };
         filter.tenant = Some(tenant.id);
     }
+    let app = match &query.tenant {
+        Some(slug) => Here::of_tenant(&app, slug, Purpose::Read).await?.app,
+        None => app,
+    };
     if sort == Sort::Failures {
         if after.is_some() {
             let detail =
                 "Query parameter `cursor` can't be combined with `sort=failures`, which has one page.";
             return Err(Problem::bad_request(detail));
         }
-        return Ok(Json(page(
-            health::top_failing(&app.pool, &filter, limit).await?,
-            None,
-        )));
+        let answers = ask(&app, move |app| async move {
+            health::top_failing(&app.pool, &filter, limit).await
+        })
+        .await?;
+        let silent = answers.silent.clone();
+        let mut found: Vec<EndpointStatus> = answers.parts().into_iter().flatten().collect();
+        found.sort_by_key(|one| Reverse(one.last_hour.failed));
+        found.truncate(limit as usize);
+        return Ok(Partial::without(page(found, None), &silent));
     }
     let after = EndpointId(after.unwrap_or_default());
-    let (found, next) = health::list(&app.pool, &filter, after, limit).await?;
-    Ok(Json(page(found, next)))
+    let answers = ask(&app, move |app| async move {
+        let (found, next) = health::list(&app.pool, &filter, after, limit).await?;
+        Ok((found, next.map(Reverse)))
+    })
+    .await?;
+    let silent = answers.silent.clone();
+    let (found, next) = merge(answers.parts(), limit, |(number, _)| Reverse(*number));
+    let found = found.into_iter().map(|(_, one)| one).collect();
+    Ok(Partial::without(page(found, next.map(|Reverse(id)| id)), &silent))
 }
 
 fn page(data: Vec<EndpointStatus>, next: Option<EndpointId>) -> Page<EndpointStatus> {

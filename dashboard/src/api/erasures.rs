@@ -7,13 +7,14 @@ use axum::{
 use postrider_dispatcher::erasure;
 use postrider_proto::api::Erasure;
 
-use super::ApiResult;
+use super::{ApiResult, Partial};
 use crate::{
     Shared,
     auth::Rule::Admin,
     http::{
+        cells::{Positions, ask, ask_from, interleave, not_responding},
         input::Query,
-        pagination::{Page, PageQuery, cut},
+        pagination::{Page, PageQuery, encode},
         problem::Problem,
     },
     openapi::Operation,
@@ -47,16 +48,36 @@ fn view(row: erasure::Erasure) -> Erasure {
 }
 
 async fn get(State(app): State<Shared>, Path(id): Path<String>) -> ApiResult<Erasure> {
-    let found = match is_public_id("era", &id) {
-        true => erasure::find(&app.pool, &id).await?,
-        false => None,
-    };
-    let found = found.ok_or_else(|| Problem::not_found("erasure"))?;
-    Ok(Json(view(found)))
+    if !is_public_id("era", &id) {
+        return Err(Problem::not_found("erasure"));
+    }
+    let answers = ask(&app, move |app| {
+        let id = id.clone();
+        async move { Ok(erasure::find(&app.pool, &id).await?) }
+    })
+    .await?;
+    let silent = answers.silent.clone();
+    match answers.parts().into_iter().flatten().next() {
+        Some(found) => Ok(Json(view(found))),
+        None if silent.is_empty() => Err(Problem::not_found("erasure")),
+        None => Err(not_responding(&silent)),
+    }
 }
 
-async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> ApiResult<Page<Erasure>> {
-    let (limit, before) = (query.limit()?, query.after::<i64>()?.unwrap_or(i64::MAX));
-    let rows = erasure::list(&app.pool, before, limit + 1).await?;
-    Ok(Json(cut(rows, limit, |row| row.id).map(view)))
+async fn list(
+    State(app): State<Shared>,
+    Query(query): Query<PageQuery>,
+) -> Result<Partial<Page<Erasure>>, Problem> {
+    let (limit, before) = (query.limit()?, query.after::<Positions>()?.unwrap_or_default());
+    let answers = ask_from(&app, &before, move |app, before| async move {
+        Ok(erasure::list(&app.pool, before.unwrap_or(i64::MAX), limit + 1).await?)
+    })
+    .await?;
+    let silent = answers.silent.clone();
+    let (rows, next) = interleave(answers.found, &before, limit, |row| row.created_at, |row| row.id);
+    let page = Page {
+        data: rows.into_iter().map(view).collect(),
+        next_cursor: next.map(|next| encode(&next)),
+    };
+    Ok(Partial::without(page, &silent))
 }

@@ -3,7 +3,7 @@
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::Path,
     http::StatusCode,
     response::{IntoResponse, Response},
 };
@@ -23,7 +23,7 @@ use super::ApiResult;
 use crate::{
     Shared,
     actions::emits::{
-        OwnedEvent,
+        OwnedEvent, place,
         rules::{checked, refusal},
     },
     auth::{
@@ -32,6 +32,7 @@ use crate::{
         Tenant,
     },
     http::{
+        cells::Here,
         idempotency::{Claim, Work},
         input::{Query, Text},
         metrics::{METRICS, Source},
@@ -106,13 +107,13 @@ fn data_of(body: &[u8]) -> Option<Box<RawValue>> {
 }
 
 async fn emit(
-    State(app): State<Shared>,
+    here: Here,
     Path(tenant): Path<String>,
     claim: Claim,
     traced: Traced,
     text: Text<EMIT_BODY_BYTES_MAX>,
 ) -> Result<Response, Problem> {
-    let taken = take(&app, &tenant, claim, &traced, &text).await;
+    let taken = take(&here, &tenant, claim, &traced, &text).await;
     let ids = taken.as_ref().map(|(_, id)| std::slice::from_ref(id));
     traced.end(Source::Http, &tenant, ids);
     taken.map(|(response, _)| response)
@@ -120,7 +121,7 @@ async fn emit(
 
 /// Returns the response and the event's id.
 async fn take(
-    app: &Shared,
+    here: &Here,
     tenant: &str,
     claim: Claim,
     traced: &Traced,
@@ -132,6 +133,9 @@ async fn take(
         ..check(form, tenant)?
     };
     if claim.is_some() {
+        let event = place::with_id(here, &claim, 0, event);
+        let keys: Vec<&str> = event.ordering_key.as_deref().into_iter().collect();
+        let app = here.emitting(tenant, &keys).await?;
         let event = app.emits.checks().check(event).await?;
         let mut work = Work::begin_emit(app, claim, tenant).await?;
         let emitted = app.emits.emitter().emit(&mut work, &event.borrow()).await;
@@ -142,7 +146,7 @@ async fn take(
         app.wake.now();
         return Ok((response, emitted.id));
     }
-    let emitted = app.emits.emit(event.clone()).await?;
+    let (emitted, app) = place::emit(here, event.clone()).await?;
     METRICS.emitted(Source::Http, [&emitted]);
     let id = emitted.id.clone();
     if !emitted.duplicate {
@@ -202,11 +206,10 @@ async fn respond(
     let tenant = tenants::find(&mut *connection, &event.tenant)
         .await?
         .ok_or_else(missing)?;
-    let first = events::load(connection, tenant.id, &[emitted.event])
-        .await?
-        .pop()
-        .ok_or_else(missing)?;
-    Ok((StatusCode::OK, first.into()))
+    let first = events::load(connection, tenant.id, &[emitted.event]).await?.pop();
+    // One that still waits at home has the content of this request.
+    let first = first.map_or_else(|| fresh(emitted, event), Event::from);
+    Ok((StatusCode::OK, first))
 }
 
 /// Newest first.

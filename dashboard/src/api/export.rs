@@ -55,7 +55,7 @@ pub(crate) async fn download(
             format!("attachment; filename=\"{name}.{ending}\""),
         ),
     ];
-    let pages = export::stream(app.pool.clone(), share, wanted, format);
+    let pages = export::stream(app.clone(), share, wanted, format);
     Ok((headers, Body::new(pages)).into_response())
 }
 

@@ -6,9 +6,13 @@ use serde_json::json;
 
 use super::ApiResult;
 use crate::{
-    Shared,
+    App, Shared,
     auth::{Actor, Rule::Admin},
-    http::{input::Body, problem::Problem},
+    http::{
+        cells::{ask, not_responding},
+        input::Body,
+        problem::Problem,
+    },
     openapi::Operation,
     tables::{
         self,
@@ -51,11 +55,22 @@ async fn put(
         }
         (app.check_log_filter)(filter).map_err(|why| Problem::invalid("/filter", why))?;
     }
+    let wanted = form.filter.clone();
+    let answers = ask(&app, move |app| {
+        let (filter, actor) = (wanted.clone(), actor.clone());
+        async move { put_in(&app, &actor, filter.as_deref()).await }
+    })
+    .await?;
+    match answers.silent.is_empty() {
+        true => Ok(Json(form)),
+        false => Err(not_responding(&answers.silent)),
+    }
+}
+
+async fn put_in(app: &App, actor: &Actor, filter: Option<&str>) -> Result<(), Problem> {
     let mut transaction = tables::begin(&app.pool).await?;
-    log_filter::put(&mut *transaction, form.filter.as_deref(), &actor.name).await?;
-    let entry =
-        Entry::new(&actor, Action::LogFilterPut, None, "log_filter").with(json!({ "filter": form.filter }));
+    log_filter::put(&mut *transaction, filter, &actor.name).await?;
+    let entry = Entry::new(actor, Action::LogFilterPut, None, "log_filter").with(json!({ "filter": filter }));
     audit::write(&mut transaction, entry).await?;
-    transaction.commit().await?;
-    Ok(Json(form))
+    Ok(transaction.commit().await?)
 }

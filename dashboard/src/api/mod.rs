@@ -6,6 +6,7 @@ mod api_keys;
 mod audit;
 mod batch;
 mod catalogue;
+mod cells;
 mod dead_letters;
 mod deliveries;
 pub(crate) mod description;
@@ -27,11 +28,51 @@ mod sending;
 mod tenants;
 mod trials;
 
-use axum::Json;
+use axum::{
+    Json,
+    http::{HeaderName, HeaderValue},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
 
 use crate::{http::problem::Problem, openapi::Operation};
 
 type ApiResult<T> = Result<Json<T>, Problem>;
+
+/// Names the cells that are missing in a response.
+const MISSING: HeaderName = HeaderName::from_static("postrider-missing-cells");
+
+/// A response about all cells.
+struct Partial<T> {
+    body: T,
+    silent: String,
+}
+
+impl<T> Partial<T> {
+    fn whole(body: T) -> Self {
+        Self::without(body, &[])
+    }
+
+    fn without(body: T, silent: &[String]) -> Self {
+        Self {
+            body,
+            silent: silent.join(", "),
+        }
+    }
+}
+
+impl<T: Serialize> IntoResponse for Partial<T> {
+    fn into_response(self) -> Response {
+        let mut response = Json(self.body).into_response();
+        // Names of cells are plain text.
+        if let Ok(silent) = HeaderValue::from_str(&self.silent)
+            && !silent.is_empty()
+        {
+            response.headers_mut().insert(MISSING, silent);
+        }
+        response
+    }
+}
 
 /// Every operation of the API. The router and the OpenAPI document are made from these.
 pub(crate) fn operations() -> impl Iterator<Item = Operation> {
@@ -60,6 +101,7 @@ pub(crate) fn operations() -> impl Iterator<Item = Operation> {
         ("Administration", audit::operations()),
         ("Administration", sending::operations()),
         ("Administration", log_filter::operations()),
+        ("Administration", cells::operations()),
     ]
     .into_iter()
     .flat_map(|(tag, operations)| operations.into_iter().map(move |one| one.in_group(tag)))

@@ -10,13 +10,14 @@ use postrider_proto::api::{self, TenantPause, TenantSettings};
 
 use super::ApiResult;
 use crate::{
-    Shared,
+    App, Shared,
     actions::tenants::{self, remove, store},
     auth::{
         Actor, Call,
         Rule::{Admin, Own},
     },
     http::{
+        cells::name_of,
         input::{OptionalBody, Query},
         pagination::{Page, PageQuery, cut},
         problem::Problem,
@@ -35,7 +36,10 @@ pub(crate) fn operations() -> Vec<Operation> {
             .returns_page::<api::Tenant>("A page of tenants, ordered by id."),
         Operation::put(Admin, TENANT, put)
             .named("putTenant", "Create or update a tenant")
-            .describe("Replaces all settings: a setting that is omitted is reset to its default.")
+            .describe(
+                "Replaces all settings: a setting that is omitted is reset to its default. The cell of a tenant is chosen when \
+                 it is created, and stays.",
+            )
             .may_accept::<TenantSettings>()
             .returns::<api::Tenant>(201, "The tenant was created.")
             .returns::<api::Tenant>(200, "The tenant was updated."),
@@ -65,18 +69,17 @@ pub(crate) fn operations() -> Vec<Operation> {
     ]
 }
 
-impl From<TenantRow> for api::Tenant {
-    fn from(row: TenantRow) -> Self {
-        Self {
-            id: row.slug,
-            name: row.name,
-            rotate_every_days: row.rotate_every_days,
-            retention_days: row.retention_days,
-            all_operational_events: row.all_operational_events,
-            paused_at: row.paused_at,
-            pause_reason: row.pause_reason,
-            created_at: row.created_at,
-        }
+fn view(app: &App, row: TenantRow) -> api::Tenant {
+    api::Tenant {
+        cell: name_of(app, row.cell_id),
+        id: row.slug,
+        name: row.name,
+        rotate_every_days: row.rotate_every_days,
+        retention_days: row.retention_days,
+        all_operational_events: row.all_operational_events,
+        paused_at: row.paused_at,
+        pause_reason: row.pause_reason,
+        created_at: row.created_at,
     }
 }
 
@@ -92,7 +95,7 @@ async fn put(
     } else {
         StatusCode::OK
     };
-    Ok((status, Json(api::Tenant::from(row))).into_response())
+    Ok((status, Json(view(&app, row))).into_response())
 }
 
 async fn pause(
@@ -102,7 +105,7 @@ async fn pause(
     OptionalBody(form): OptionalBody<TenantPause>,
 ) -> ApiResult<api::Tenant> {
     let row = tenants::pause(&app, &actor, &slug, form.reason.as_deref()).await?;
-    Ok(Json(row.into()))
+    Ok(Json(view(&app, row)))
 }
 
 async fn resume(
@@ -118,7 +121,7 @@ async fn get(call: Call) -> ApiResult<api::Tenant> {
     let row = tables::tenants::find(&call.app.pool, &call.tenant.slug)
         .await?
         .ok_or_else(|| Problem::not_found("tenant"))?;
-    Ok(Json(row.into()))
+    Ok(Json(view(&call.app, row)))
 }
 
 /// Deletes the tenant with its endpoints and revokes its keys. Responds once nothing more is sent for it; `Location`
@@ -137,6 +140,6 @@ async fn list(State(app): State<Shared>, Query(query): Query<PageQuery>) -> ApiR
     let (limit, after) = (query.limit()?, query.after::<String>()?.unwrap_or_default());
     let rows = tables::tenants::list(&app.pool, &after, limit + 1).await?;
     Ok(Json(
-        cut(rows, limit, |row| row.slug.clone()).map(api::Tenant::from),
+        cut(rows, limit, |row| row.slug.clone()).map(|row| view(&app, row)),
     ))
 }

@@ -2,7 +2,7 @@
 
 use axum::{
     Extension,
-    extract::{FromRequestParts, Path, State},
+    extract::{FromRequestParts, Path},
     http::{StatusCode, request::Parts},
     response::Response,
 };
@@ -14,6 +14,7 @@ use crate::{
     actions::trials::{self, Asked, Recorded},
     auth::{Actor, Rule::Own, Tenant},
     http::{
+        cells::Here,
         idempotency::{Claim, Running, Work},
         input::OptionalBody,
         problem::Problem,
@@ -47,7 +48,7 @@ pub(crate) fn operations() -> Vec<Operation> {
 }
 
 async fn test(
-    State(app): State<Shared>,
+    Here { app, .. }: Here,
     asked: Asked,
     claim: Claim,
     OptionalBody(form): OptionalBody<TestRequest>,
@@ -57,7 +58,7 @@ async fn test(
 }
 
 async fn probe(
-    State(app): State<Shared>,
+    Here { app, .. }: Here,
     asked: Asked,
     claim: Claim,
     OptionalBody(form): OptionalBody<TestRequest>,

@@ -6,6 +6,7 @@ pub(crate) mod address;
 pub(crate) mod failures;
 mod key_use;
 mod password;
+pub(crate) mod place;
 pub(crate) mod portal;
 mod request_rate;
 pub(crate) mod return_to;
@@ -37,6 +38,7 @@ pub(crate) use address::ClientAddress;
 pub use address::TrustedProxies;
 pub(crate) use password::{ADMIN_LOGIN, hash as hash_password, verify as verify_password};
 pub use password::{PasswordError, set_admin_password};
+use place::Place;
 pub use request_rate::{REQUEST_RATE_DEFAULT, RequestRates, TENANT_REQUEST_RATE_DEFAULT};
 pub use rule::{Role, Rule};
 pub(crate) use session::{
@@ -49,12 +51,13 @@ pub(crate) use crate::tables::audit::Actor;
 use crate::{
     Shared,
     http::{
+        cells::{Here, Purpose},
         idempotency,
         input::BodyWait,
         page_problem::PageProblem,
         problem::{Kind, Problem},
     },
-    tables::{api_keys, tenants},
+    tables::{api_keys, cells::Possession, tenants},
 };
 
 /// Longer than any legitimate request takes; the request is aborted after it.
@@ -82,6 +85,20 @@ pub(crate) struct Visit {
     pub(crate) actor: Actor,
 }
 
+impl Visit {
+    /// The same visit in the tenant's cell.
+    pub(crate) async fn at_tenant(self, slug: &str, purpose: Purpose) -> Result<Self, Problem> {
+        let Here { app, .. } = Here::of_tenant(&self.app, slug, purpose).await?;
+        Ok(Self { app, ..self })
+    }
+
+    /// The same visit in the cell that has this.
+    pub(crate) async fn at(self, what: &Possession, purpose: Purpose) -> Result<Self, Problem> {
+        let Here { app, .. } = Here::of(&self.app, what, purpose).await?;
+        Ok(Self { app, ..self })
+    }
+}
+
 /// A call of an operation on a tenant.
 pub(crate) struct Call {
     pub(crate) app: Shared,
@@ -95,7 +112,7 @@ impl FromRequestParts<Shared> for Visit {
     async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, ExtensionRejection> {
         let Extension(session) = Extension::from_request_parts(parts, app).await?;
         let Extension(actor) = Extension::from_request_parts(parts, app).await?;
-        let app = app.clone();
+        let Ok(Here { app, .. }) = Here::from_request_parts(parts, app).await;
         Ok(Self { app, session, actor })
     }
 }
@@ -106,7 +123,7 @@ impl FromRequestParts<Shared> for Call {
     async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, ExtensionRejection> {
         let Extension(actor) = Extension::from_request_parts(parts, app).await?;
         let Extension(tenant) = Extension::from_request_parts(parts, app).await?;
-        let app = app.clone();
+        let Ok(Here { app, .. }) = Here::from_request_parts(parts, app).await;
         Ok(Self { app, actor, tenant })
     }
 }
@@ -134,6 +151,7 @@ pub(crate) enum Counts {
 pub(crate) struct Gate {
     pub(crate) app: Shared,
     pub(crate) rule: Rule,
+    pub(crate) place: Place,
     pub(crate) counts: Counts,
     /// The API operation has no query parameters, so any parameter is rejected as unknown.
     pub(crate) refuses_query: bool,
@@ -149,7 +167,10 @@ pub(crate) async fn check(State(gate): State<Gate>, mut request: Request, next: 
         let session = request.extensions().get::<Session>().cloned();
         let mut response = match admitted {
             Ok(_) if gate.refuses_query && has_query(&request) => no_parameters(&request).into_response(),
-            Ok(name) => run(&gate, &name, request, next).await,
+            Ok(name) => match gate.place.find(&gate.app, gate.rule, &mut request).await {
+                Ok(()) => run(&gate, &name, request, next).await,
+                Err(problem) => gate.refused(problem),
+            },
             Err(refused) => refused,
         };
         // For the menu of an error page.
@@ -182,6 +203,20 @@ async fn database_lost(body: &BodyWait) {
         database::down().await;
         tokio::time::sleep(DATABASE_DOWN_MAX).await;
         if database::is_down() && !body.is_waiting() {
+            return;
+        }
+    }
+}
+
+/// The same for the cell that a request runs in.
+async fn cell_lost(cell: Option<Shared>) {
+    let Some(cell) = cell else {
+        return std::future::pending().await;
+    };
+    loop {
+        cell.pool.down().await;
+        tokio::time::sleep(DATABASE_DOWN_MAX).await;
+        if cell.pool.is_down() {
             return;
         }
     }
@@ -235,14 +270,22 @@ async fn run(gate: &Gate, name: &str, request: Request, next: Next) -> Response 
         Ok(share) => share,
         Err(problem) => return gate.refused(problem),
     };
+    let here = request.extensions().get::<Here>();
+    let cell = here.filter(|here| here.is_away()).map(|here| here.app.clone());
+    let is_emit = gate.counts == Counts::Emit;
     let handled = async move {
-        let response = timeout(REQUEST_TIME_MAX, next.run(request)).await;
+        let running = timeout(REQUEST_TIME_MAX, next.run(request));
+        let response = tokio::select! {
+            biased;
+            response = running => response.ok(),
+            () = cell_lost(cell), if !is_emit => None,
+        };
         drop(share);
         response
     };
     match tokio::spawn(handled.in_current_span()).await {
-        Ok(Ok(response)) => response,
-        Ok(Err(_)) => gate.refused(Problem::busy()),
+        Ok(Some(response)) => response,
+        Ok(None) => gate.refused(Problem::busy()),
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(_) => gate.refused(Problem::busy()),
@@ -416,7 +459,10 @@ pub(crate) mod tests {
         Arc::new(App {
             emits: crate::Emits::new(pool.clone().into(), Default::default()).into(),
             pool: pool.clone().into(),
-            lookups: pool.into(),
+            lookups: pool.clone().into(),
+            home: pool.into(),
+            cells: Default::default(),
+            cell: None,
             limits: Default::default(),
             wake: Default::default(),
             vault: vault.expect("a key"),

@@ -24,7 +24,8 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use postrider_dispatcher::{health::database::unless_down, vault::Vault};
+use data_encoding::HEXLOWER;
+use postrider_dispatcher::vault::Vault;
 use postrider_proto::{
     Shard,
     limits::{BATCH_BYTES_MAX, IDEMPOTENCY_KEY_CHARS_MAX},
@@ -36,6 +37,7 @@ use sqlx::{PgConnection, Postgres, Transaction};
 use crate::{
     App, Pool, Shared,
     http::{
+        cells::Here,
         input::read_body,
         metrics::{Key, METRICS, Repeated},
         problem::{HandledBefore, Kind, Problem},
@@ -69,6 +71,14 @@ impl Claim {
     pub(crate) fn is_some(&self) -> bool {
         self.0.is_some()
     }
+
+    /// The same id whenever the request is repeated: an event of a tenant elsewhere may be stored in its cell or at home, and the
+    /// response only in one of them.
+    pub(crate) fn event_id(&self, number: usize) -> Option<String> {
+        let claimed = self.0.as_ref()?;
+        let hash = digest(&[&claimed.scope, &(number as u64).to_be_bytes()]);
+        Some(format!("evt_k{}", HEXLOWER.encode(&hash[..16])))
+    }
 }
 
 impl<S: Sync> FromRequestParts<S> for Claim {
@@ -81,6 +91,11 @@ impl<S: Sync> FromRequestParts<S> for Claim {
 
 /// The layer around every POST of the API.
 pub(crate) async fn keep(State(app): State<Shared>, request: Request, next: Next) -> Response {
+    // Where the request stores its change.
+    let app = request
+        .extensions()
+        .get()
+        .map_or(app, |here: &Here| here.app.clone());
     match read_key(request.headers()) {
         Ok(None) => next.run(request).await,
         Ok(Some(key)) => match respond(&app, &key, request, next).await {
@@ -209,6 +224,7 @@ pub(crate) struct Work {
     /// Where the change must be applied before the response is true.
     settles: Option<(Shard, Xid)>,
     vault: Vault,
+    pool: Pool,
 }
 
 impl Work {
@@ -238,6 +254,7 @@ impl Work {
             claim,
             settles: None,
             vault: app.vault.clone(),
+            pool: app.pool.clone(),
         };
         if let Some(claimed) = work.claim.0.clone() {
             if !idempotency::try_lock(&mut work, &claimed.scope).await? {
@@ -290,7 +307,7 @@ impl Work {
             idempotency::insert(&mut self, new).await?;
         }
         let committed = match self.transaction.take() {
-            Some(transaction) => unless_down(transaction.commit()).await,
+            Some(transaction) => self.pool.unless_down(transaction.commit()).await,
             None => Ok(()),
         };
         match (committed, self.emits.take()) {
@@ -421,6 +438,22 @@ mod tests {
         ] {
             assert_eq!(read(bad), Err(()), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_repeated_request_has_the_same_event_ids() {
+        let claim = |scope: u8| {
+            Claim(Some(Arc::new(Claimed {
+                scope: [scope; 32],
+                fingerprint: [0; 32],
+                tenant: None,
+                left: Mutex::default(),
+            })))
+        };
+        assert_eq!(claim(1).event_id(0), claim(1).event_id(0));
+        assert_ne!(claim(1).event_id(0), claim(1).event_id(1));
+        assert_ne!(claim(1).event_id(0), claim(2).event_id(0));
+        assert_eq!(Claim::default().event_id(0), None);
     }
 
     #[test]

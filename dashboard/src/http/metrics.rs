@@ -11,7 +11,7 @@ use axum::{
     middleware::Next,
     response::Response,
 };
-use metrics::{Counter, Histogram};
+use metrics::{Counter, Gauge, Histogram};
 use postrider_dispatcher::telemetry::metrics::{histogram, labelled_counter, labelled_histogram};
 use postrider_sender::Emitted;
 
@@ -94,6 +94,15 @@ pub(crate) enum Call {
     Emit,
     EmitBatch,
     EmitStream,
+}
+
+/// Whether this process reaches a cell's database.
+pub(crate) fn cell_up(cell: &str) -> Gauge {
+    metrics::describe_gauge!(
+        "postrider_cell_up",
+        "Whether the API reaches the database of a cell (1) or not (0)"
+    );
+    metrics::gauge!("postrider_cell_up", "cell" => cell.to_owned())
 }
 
 impl Meters {

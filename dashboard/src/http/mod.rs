@@ -1,6 +1,7 @@
 //! What every request goes through, whichever room serves it: input and its errors, problem documents, idempotency,
 //! pagination, shares per tenant, timeouts, metrics, and the schemas of single fields.
 
+pub(crate) mod cells;
 pub(crate) mod draining;
 pub(crate) mod idempotency;
 pub(crate) mod idle_timeout;

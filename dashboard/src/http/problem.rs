@@ -26,6 +26,8 @@ macro_rules! kinds {
             $($(#[$doc])* $kind,)+
             /// The same request was completed a moment ago: its stored response is returned instead.
             Handled,
+            /// The tenant has left this cell: it is looked up again.
+            OtherCell,
         }
 
         impl Kind {
@@ -37,6 +39,7 @@ macro_rules! kinds {
                 match self {
                     $(Self::$kind => ($name, StatusCode::$status, $title),)+
                     Self::Handled => Self::Conflict.definition(),
+                    Self::OtherCell => Self::Busy.definition(),
                 }
             }
         }
@@ -93,6 +96,7 @@ impl Kind {
         matches!(
             self,
             Self::Busy
+                | Self::OtherCell
                 | Self::ChangePending
                 | Self::CountTimeout
                 | Self::TooMany

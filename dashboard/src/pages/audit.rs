@@ -19,12 +19,13 @@ use crate::{
     },
     auth::Visit,
     http::{
+        cells::Positions,
         input::Query,
         pagination,
         problem::{Problem, excerpt},
     },
     pages::stats_format::grouped,
-    tables::audit::{self, AuditRow, Narrowed},
+    tables::audit::{AuditRow, Narrowed},
 };
 
 const LINES: i64 = 50;
@@ -199,7 +200,7 @@ impl AuditPage {
 }
 
 pub(crate) async fn show(visit: Visit, Query(query): Query<AuditQuery>) -> Paged<Response> {
-    let before: Option<i64> = pagination::after(query.cursor.as_deref())?;
+    let before: Positions = pagination::after(query.cursor.as_deref())?.unwrap_or_default();
     let mut actions: Vec<&'static str> = audit_log::action_names().collect();
     actions.sort_unstable();
     let mut page = AuditPage {
@@ -212,9 +213,10 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<AuditQuery>) -> Paged
     };
     match page.query.narrow(&visit.app).await {
         Ok(Some(narrowed)) => {
-            let rows = audit::list(&visit.app.pool, &narrowed, before.unwrap_or(i64::MAX), LINES + 1).await?;
-            let found = pagination::cut(rows, LINES, |row| row.id).map(Entry::from);
-            (page.entries, page.next) = (found.data, found.next_cursor);
+            let found = audit_log::list(&visit.app, &narrowed, &before, LINES).await?;
+            page.frame = page.frame.without(&found.silent);
+            page.entries = found.rows.into_iter().map(Entry::from).collect();
+            page.next = found.next.map(|next| pagination::encode(&next));
         }
         // An unknown tenant has no entries.
         Ok(None) => {}
@@ -235,7 +237,7 @@ pub(crate) async fn export(visit: Visit, Query(query): Query<AuditQuery>) -> Pag
     };
     let _share = visit.app.limits.exports.take(&visit.actor.name).await?;
     let text = match query.narrow(&visit.app).await? {
-        Some(narrowed) => audit_log::export(&visit.app.pool, &narrowed, format).await?,
+        Some(narrowed) => audit_log::export(&visit.app, &narrowed, format).await?,
         None => String::new(),
     };
     let headers = [

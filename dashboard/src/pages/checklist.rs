@@ -9,7 +9,7 @@ use super::{Markup, curl};
 use crate::{
     Shared,
     auth::{Rule, Session},
-    http::problem::Problem,
+    http::{cells::ask, problem::Problem},
     tables::{
         event_types,
         first_steps::{self, FirstSteps},
@@ -42,7 +42,12 @@ pub(super) async fn load(app: &Shared, session: &Session) -> Result<Markup, Prob
     if session.scope().is_some() {
         return Ok(Markup::empty());
     }
-    let found = first_steps::find(&app.pool, NEW_DAYS).await?;
+    let answers = ask(app, |app| async move {
+        Ok(first_steps::find(&app.pool, NEW_DAYS).await?)
+    })
+    .await?;
+    let found = answers.parts().into_iter().reduce(FirstSteps::and);
+    let found = found.ok_or_else(Problem::busy)?;
     let steps = steps(&found, session);
     let done = steps.iter().filter(|step| step.is_done).count();
     if done == steps.len() || found.is_old && found.has_event && found.endpoint.is_some() {

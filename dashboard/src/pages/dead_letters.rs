@@ -1,5 +1,7 @@
 //! The dead letters page: groups that can be selected for a bulk replay, and a list of individual dead letters.
 
+use std::cmp::Reverse;
+
 use askama::Template;
 use askama_web::WebTemplate;
 use postrider_proto::{DeadReason, DeliveryState, EndpointState, Failure};
@@ -9,10 +11,15 @@ use super::{DeliverySummary, Frame, Moment, Paged, replay_preview::GROUPS_MAX};
 use crate::{
     actions::failures::label,
     auth::Visit,
-    http::{input::Query, pagination, problem::Problem},
+    http::{
+        cells::{ask, merge},
+        input::Query,
+        pagination,
+        problem::Problem,
+    },
     tables::{
         dead_letters::{self, Group, GroupFilter},
-        deliveries::{self, Filter},
+        deliveries::{self, Delivery, Filter},
         endpoints, tenants,
     },
 };
@@ -127,19 +134,39 @@ async fn load(visit: Visit, query: DeadLettersQuery) -> Result<DeadLettersPage, 
         endpoint: filter.endpoint,
         ..GroupFilter::default()
     };
+    let mut silent = Vec::new();
     let (total, mut groups, (found, next)) = if endpoint == Some(None) || !is_known {
         (0, Vec::new(), (Vec::new(), None))
     } else {
-        (
-            dead_letters::total(&visit.app.pool, scope, filter.endpoint).await?,
-            dead_letters::groups(&visit.app.pool, &grouped, GROUPS + 1).await?,
-            deliveries::list(&visit.app.pool, &filter, after, LINES).await?,
-        )
+        let answers = ask(&visit.app, move |app| {
+            let (filter, grouped) = (filter.clone(), grouped.clone());
+            async move {
+                let total = dead_letters::total(&app.pool, filter.tenant, filter.endpoint).await?;
+                let groups = dead_letters::groups(&app.pool, &grouped, GROUPS + 1).await?;
+                Ok((
+                    total,
+                    groups,
+                    deliveries::list(&app.pool, &filter, after, LINES).await?,
+                ))
+            }
+        })
+        .await?;
+        silent.clone_from(&answers.silent);
+        let (mut total, mut groups, mut lists) = (0, Vec::new(), Vec::new());
+        for (more, some, list) in answers.parts() {
+            total += more;
+            groups.extend(some);
+            lists.push(list);
+        }
+        groups.sort_by_key(|group: &Group| Reverse(group.count));
+        (total, groups, merge(lists, LINES, Delivery::id))
     };
     let has_more_groups = groups.len() as i64 > GROUPS;
     groups.truncate(GROUPS as usize);
     Ok(DeadLettersPage {
-        frame: Frame::new(visit.session, "dead-letters").with_done(&query.done, &DONE),
+        frame: Frame::new(visit.session, "dead-letters")
+            .with_done(&query.done, &DONE)
+            .without(&silent),
         tenant: query.tenant,
         endpoint: query.endpoint,
         total,

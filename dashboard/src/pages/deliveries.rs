@@ -29,6 +29,7 @@ use crate::{
     api::export::download,
     auth::{Session, Visit},
     http::{
+        cells::{ask, merge},
         input::Query,
         pagination,
         problem::{Faults, Kind, Problem, excerpt},
@@ -240,7 +241,13 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<DeliveriesQuery>) -> 
             page.nothing = Some(nothing);
         }
         Ok(Ok(filter)) => {
-            let (found, next) = deliveries::list(&visit.app.pool, &filter, after, LINES).await?;
+            let answers = ask(&visit.app, move |app| {
+                let filter = filter.clone();
+                async move { Ok(deliveries::list(&app.pool, &filter, after, LINES).await?) }
+            })
+            .await?;
+            page.frame = page.frame.without(&answers.silent);
+            let (found, next) = merge(answers.parts(), LINES, deliveries::Delivery::id);
             page.lines = found.iter().map(DeliverySummary::from).collect();
             page.rows = rows(&visit.session, &page.lines)?;
             page.live = Some(query.live_address(&ShownRows::of(&found, next)));
@@ -352,18 +359,27 @@ pub(crate) async fn follow(
     let filter = filter.map_err(|nothing| Problem::bad_request(nothing.message()))?;
     let is_first = query.filters.cursor.is_none();
     let (filter, address) = (Arc::new(filter), Arc::new(query.filters.address(None)));
-    let pool = visit.app.pool.clone();
+    let pool = visit.app.home.clone();
     live.stream(&pool, visit.session.clone(), REFRESH, move || {
-        let (visit, shown) = (visit.clone(), shown.clone());
+        let (visit, shown, shown_again) = (visit.clone(), shown.clone(), shown.clone());
         let (filter, address) = (filter.clone(), address.clone());
         async move {
-            let pool = &visit.app.pool;
-            let lines = shown.load(pool, visit.session.scope()).await?;
-            let count = match is_first {
-                true => shown.count_new(pool, &filter).await?,
-                false => 0,
-            };
-            let new = NewBar::of(count, &address)?;
+            let scope = visit.session.scope();
+            let answers = ask(&visit.app, move |app| {
+                let (shown, filter) = (shown.clone(), filter.clone());
+                async move {
+                    let lines = shown.load(&app.pool, scope).await?;
+                    let count = match is_first {
+                        true => shown.count_new(&app.pool, &filter).await?,
+                        false => 0,
+                    };
+                    Ok((lines, count))
+                }
+            })
+            .await?;
+            let (lines, counts): (Vec<_>, Vec<usize>) = answers.parts().into_iter().unzip();
+            let new = NewBar::of(counts.into_iter().sum(), &address)?;
+            let lines = shown_again.in_order(lines.into_iter().flatten().collect());
             Ok(Content::Html(new.0 + &rows(&visit.session, &lines)?.0))
         }
     })

@@ -4,11 +4,7 @@ use std::time::Duration;
 
 use askama::Template;
 use askama_web::WebTemplate;
-use axum::{
-    Extension,
-    extract::{Path, State},
-    response::Redirect,
-};
+use axum::{Extension, extract::Path, response::Redirect};
 use chrono::{DateTime, SecondsFormat, Utc};
 use postrider_dispatcher::statistics::Class;
 use postrider_proto::{
@@ -27,7 +23,7 @@ use crate::{
         replay::{Asked, Replayed},
     },
     auth::{Actor, Arrived, Confirmed, Session, Visit},
-    http::{input::Query, problem::Problem},
+    http::{cells::Here, input::Query, problem::Problem},
     pages::{
         curl,
         live::{Content, Live, Stream},
@@ -274,7 +270,7 @@ pub(crate) async fn follow(
     let (id, scope) = (parse_id(&id)?, visit.session.scope());
     load(&visit.app, scope, id).await?;
     let frame = Frame::new(visit.session.clone(), "deliveries");
-    live.stream(&visit.app.pool.clone(), visit.session, REFRESH, move || {
+    live.stream(&visit.app.home.clone(), visit.session, REFRESH, move || {
         let (app, frame) = (visit.app.clone(), frame.clone());
         async move {
             let (_, now) = load(&app, scope, id).await?;
@@ -307,7 +303,7 @@ pub(crate) async fn discard(
 }
 
 pub(crate) async fn replay(
-    State(app): State<Shared>,
+    Here { app, .. }: Here,
     Extension(session): Extension<Session>,
     Extension(actor): Extension<Actor>,
     Path(id): Path<String>,

@@ -75,6 +75,15 @@ impl ShownRows {
         Ok(found.iter().map(DeliverySummary::from).collect())
     }
 
+    /// In the order of the page, where they come from several cells.
+    pub(super) fn in_order(&self, mut lines: Vec<DeliverySummary>) -> Vec<DeliverySummary> {
+        let ids: Vec<String> = self.ids.iter().map(DeliveryId::to_string).collect();
+        let place = |line: &DeliverySummary| ids.iter().position(|id| *id == line.id);
+        lines.sort_by_key(place);
+        lines.dedup_by(|a, b| a.id == b.id);
+        lines
+    }
+
     /// Counts deliveries that belong on the page and are not on it: at most `NEW_MAX` and one.
     pub(super) async fn count_new(&self, pool: &Pool, filter: &Filter) -> sqlx::Result<usize> {
         let since = self.floor.and_then(|floor| time_of(floor.event));

@@ -18,12 +18,12 @@ use serde::Deserialize;
 use super::{
     Frame, Paged,
     dead_letters::cause_label,
-    replay_preview::{GROUPS_MAX, endpoint_of, read_query, refuse_selection, selection_error},
+    replay_preview::{GROUPS_MAX, endpoint_of, in_one_cell, read_query, refuse_selection, selection_error},
 };
 use crate::{
     actions::{delivery_filter::parse_time, discards},
     auth::{Submitted, Visit},
-    http::problem::Problem,
+    http::{cells::Purpose, problem::Problem},
     tables,
 };
 
@@ -75,6 +75,12 @@ pub(crate) async fn confirm(visit: Visit, RawQuery(query): RawQuery) -> Paged<Re
     if let Some(error) = selection_error(forms.len()) {
         return refuse_selection(visit, &query, error).await;
     }
+    let visit = in_one_cell(
+        visit,
+        forms.iter().map(|form| form.endpoint.clone()).collect(),
+        Purpose::Read,
+    )
+    .await?;
     let as_of: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
         .fetch_one(&visit.app.pool)
         .await
@@ -118,6 +124,12 @@ pub(crate) async fn submit(visit: Visit, Submitted(form): Submitted<DiscardForm>
     if asks.is_empty() || asks.len() > GROUPS_MAX {
         return Err(Problem::bad_request("Nothing to discard.").into());
     }
+    let visit = in_one_cell(
+        visit,
+        asks.iter().map(|ask| ask.endpoint.clone()).collect(),
+        Purpose::Change,
+    )
+    .await?;
     let as_of = parse_time("as_of", &form.as_of)?;
     // Before the transaction: a request that holds a connection must not wait for another one.
     let mut all = Vec::new();

@@ -410,7 +410,7 @@ pub(crate) async fn follow(
 ) -> Result<Stream, Problem> {
     Subject::find(&visit, &id).await?;
     let shown = Arc::new(ShownRows::read(&query)?);
-    let pool = visit.app.pool.clone();
+    let pool = visit.app.home.clone();
     live.stream(&pool, visit.session.clone(), REFRESH, move || {
         let (visit, id, shown) = (visit.clone(), id.clone(), shown.clone());
         async move { Ok(Content::Html(parts(&visit, &id, &shown).await?)) }

@@ -113,7 +113,7 @@ pub(crate) async fn probe(
 }
 
 async fn shown_once(visit: &Visit, subject: &Subject, tried: Tried) -> Paged<Response> {
-    let result = form_results::keep(&visit.app, &visit.app.pool, &visit.session, TRIED, &tried).await?;
+    let result = form_results::keep(&visit.app, &visit.app.home, &visit.session, TRIED, &tried).await?;
     Ok(Redirect::to(&format!("/endpoints/{}?result={result}", subject.id())).into_response())
 }
 

@@ -143,7 +143,7 @@ pub(crate) async fn reveal(visit: Visit, Path(id): Path<String>, _: Confirmed) -
         endpoint: id.clone(),
         secrets,
     };
-    let result = form_results::keep(&visit.app, &visit.app.pool, &visit.session, REVEALED, &revealed).await?;
+    let result = form_results::keep(&visit.app, &visit.app.home, &visit.session, REVEALED, &revealed).await?;
     Ok(Redirect::to(&format!("/endpoints/{id}/secrets?result={result}")))
 }
 

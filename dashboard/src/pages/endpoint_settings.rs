@@ -24,6 +24,7 @@ use crate::{
     },
     auth::{Confirmed, Session, Submitted, Tenant, Visit},
     http::{
+        cells::Purpose,
         input::Query,
         problem::{Fault, Kind, Problem},
     },
@@ -191,6 +192,7 @@ async fn new_page(visit: &Visit, fields: Fields, rejected: Rejected) -> Result<N
 }
 
 pub(crate) async fn create(visit: Visit, Submitted(fields): Submitted<Fields>) -> Paged<Response> {
+    let visit = visit.at_tenant(fields.tenant.trim(), Purpose::Change).await?;
     let rejected = match fields.is_filter_test() {
         true => {
             let tested = match owner(&visit.app, &visit.session, &fields.tenant).await {

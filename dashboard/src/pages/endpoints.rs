@@ -1,6 +1,6 @@
 //! The list of endpoints with their health over the last 24 hours, and the list of secret rotations.
 
-use std::collections::HashMap;
+use std::{cmp::Reverse, collections::HashMap};
 
 use askama::Template;
 use askama_web::WebTemplate;
@@ -19,6 +19,7 @@ use crate::{
     Shared,
     auth::{Session, Visit},
     http::{
+        cells::{ask, merge, part},
         input::{Query, is_plain_text},
         pagination,
         problem::{Faults, Problem},
@@ -98,31 +99,44 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<EndpointsQuery>) -> P
     let before: Option<i32> = pagination::after(query.cursor.as_deref())?;
     let scope = narrowed(&visit.app, &visit.session, &query.tenant).await?;
     let narrow = read_filter(scope.unwrap_or_default(), &query);
-    let rows = match (scope, &narrow) {
+    let is_team = visit.session.tenant.is_none();
+    let mut silent = Vec::new();
+    let (lines, next) = match (scope, &narrow) {
         (Some(_), Ok(narrow)) => {
-            endpoints::search(&visit.app.pool, narrow, before.unwrap_or(i32::MAX), LINES + 1).await?
+            let narrow = narrow.clone();
+            let answers = ask(&visit.app, move |app| {
+                let narrow = narrow.clone();
+                async move {
+                    let before = before.unwrap_or(i32::MAX);
+                    let rows = endpoints::search(&app.pool, &narrow, before, LINES + 1).await?;
+                    let (rows, end) = part(rows, LINES, |row| row.id);
+                    Ok((described(&app, rows, is_team).await?, end))
+                }
+            })
+            .await?;
+            silent.clone_from(&answers.silent);
+            merge(answers.parts(), LINES, |line| line.row.id)
         }
-        _ => Vec::new(),
+        _ => (Vec::new(), None),
     };
     let errors = narrow.err().map(FormErrors::of).transpose()?.unwrap_or_default();
-    let page = pagination::cut(rows, LINES, |row| row.id.0);
     let page = EndpointsPage {
         errors,
-        lines: described(&visit.app, page.data, visit.session.tenant.is_none()).await?,
-        frame: Frame::new(visit.session, "endpoints"),
+        lines,
+        frame: Frame::new(visit.session, "endpoints").without(&silent),
         no_such_tenant: scope.is_none(),
         similar_tenants: match scope {
             Some(_) => Markup::default(),
             None => similar_tenants(&visit.app.pool, "/endpoints", &query.tenant).await?,
         },
-        next: page.next_cursor,
+        next: next.map(|id| pagination::encode(&id.0)),
         query,
     };
     Ok((page.errors.status(), page).into_response())
 }
 
 /// A URL of any length can be looked for.
-fn read_filter(tenant: Option<TenantId>, query: &EndpointsQuery) -> Result<Narrow<'_>, Problem> {
+fn read_filter(tenant: Option<TenantId>, query: &EndpointsQuery) -> Result<Narrow, Problem> {
     const STATES: &str = "active, paused or disabled";
     let mut faults = Faults::default();
     let text = given(&query.text);
@@ -132,7 +146,11 @@ fn read_filter(tenant: Option<TenantId>, query: &EndpointsQuery) -> Result<Narro
     }
     let state = read(&mut faults, ("state", &query.state), parse_state, STATES);
     faults.done()?;
-    Ok(Narrow { tenant, state, text })
+    Ok(Narrow {
+        tenant,
+        state,
+        text: text.map(str::to_owned),
+    })
 }
 
 /// `None` if the given tenant does not exist.
@@ -222,11 +240,16 @@ pub(crate) struct RotationsPage {
 pub(crate) async fn rotations(visit: Visit, Query(query): Query<RotationsQuery>) -> Paged<RotationsPage> {
     let after: Option<i32> = pagination::after(query.cursor.as_deref())?;
     let of = Of::Busy(visit.session.scope());
-    let rows = rotations::list(&visit.app.pool, of, after.unwrap_or_default(), LINES + 1).await?;
-    let page = pagination::cut(rows, LINES, |row| row.number.0);
+    let answers = ask(&visit.app, move |app| async move {
+        let rows = rotations::list(&app.pool, of, after.unwrap_or_default(), LINES + 1).await?;
+        Ok(part(rows, LINES, |row| Reverse(row.number)))
+    })
+    .await?;
+    let frame = Frame::new(visit.session, "endpoints").without(&answers.silent);
+    let (rows, next) = merge(answers.parts(), LINES, |row| Reverse(row.number));
     Ok(RotationsPage {
-        frame: Frame::new(visit.session, "endpoints"),
-        rows: page.data,
-        next: page.next_cursor,
+        frame,
+        rows,
+        next: next.map(|Reverse(number)| pagination::encode(&number.0)),
     })
 }

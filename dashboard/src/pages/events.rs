@@ -4,7 +4,7 @@ use askama::Template;
 use askama_web::WebTemplate;
 use axum::response::{IntoResponse, Response};
 use chrono::DateTime;
-use postrider_proto::{EventId, TenantId};
+use postrider_proto::EventId;
 use serde::Deserialize;
 use uuid::Uuid;
 
@@ -17,6 +17,7 @@ use crate::{
     Shared,
     auth::{Session, Visit},
     http::{
+        cells::{ask, merge},
         input::Query,
         pagination,
         problem::{Faults, Problem},
@@ -82,7 +83,7 @@ impl EventsQuery {
 /// Which events to show, or why there are none.
 enum Wanted {
     Matching(EventFilter),
-    Found(Vec<(EventId, TenantId)>),
+    Found(Vec<EventSummary>),
     Nothing(&'static str),
     NoTenant,
 }
@@ -132,9 +133,15 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<EventsQuery>) -> Page
             page.nothing = Some("There is no tenant with this ID.");
         }
         Ok(Wanted::Nothing(message)) => page.nothing = Some(message),
-        Ok(Wanted::Found(found)) => page.lines = event_list::summaries(pool, &found).await?,
+        Ok(Wanted::Found(found)) => page.lines = found,
         Ok(Wanted::Matching(filter)) => {
-            let (found, next) = event_list::list(pool, &filter, before, LINES).await?;
+            let answers = ask(&visit.app, move |app| {
+                let filter = filter.clone();
+                async move { Ok(event_list::list(&app.pool, &filter, before, LINES).await?) }
+            })
+            .await?;
+            page.frame = page.frame.without(&answers.silent);
+            let (found, next) = merge(answers.parts(), LINES, |event| event.id);
             if let Some(last) = next.filter(|_| (found.len() as i64) < LINES) {
                 page.searched_to = Moment(DateTime::from_timestamp_millis(last.unix_ms()));
             }
@@ -157,7 +164,16 @@ async fn wanted(app: &Shared, session: &Session, query: &EventsQuery) -> Result<
     let Some(event) = given(&query.event) else {
         return Ok(Wanted::Matching(filter));
     };
-    let found = events::find_in(&app.pool, filter.tenant, event, Effort::Full).await?;
+    let (tenant, event) = (filter.tenant, event.to_owned());
+    let answers = ask(app, move |app| {
+        let event = event.clone();
+        async move {
+            let found = events::find_in(&app.pool, tenant, &event, Effort::Full).await?;
+            Ok(event_list::summaries(&app.pool, &found).await?)
+        }
+    })
+    .await?;
+    let found: Vec<EventSummary> = answers.parts().into_iter().flatten().collect();
     Ok(match found.is_empty() {
         true => Wanted::Nothing("There is no event with this ID."),
         false => Wanted::Found(found),

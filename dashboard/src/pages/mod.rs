@@ -5,6 +5,7 @@ pub(crate) mod account;
 pub(crate) mod api_keys;
 pub(crate) mod assets;
 pub(crate) mod audit;
+pub(crate) mod cells;
 pub(crate) mod chart;
 mod checklist;
 pub(crate) mod curl;
@@ -67,7 +68,7 @@ pub(crate) use markup::Markup;
 use crate::{
     actions::attempt_view::{error_summary, outcome_name},
     auth::{Role, Rule, Session},
-    http::page_problem::PageProblem,
+    http::{cells::silent_text, page_problem::PageProblem},
     tables::{deliveries::Delivery, holds::Hold},
 };
 
@@ -84,6 +85,8 @@ struct Frame {
     toast: Option<&'static str>,
     /// Why nothing is sent.
     hold: Option<String>,
+    /// Which cells the page lacks, because they did not respond.
+    silent: Option<String>,
     role: Role,
 }
 
@@ -95,8 +98,15 @@ impl Frame {
             here,
             toast: None,
             hold: session.hold,
+            silent: None,
             role: session.role,
         }
+    }
+
+    /// For a page about all cells.
+    fn without(mut self, silent: &[String]) -> Self {
+        self.silent = silent_text(silent);
+        self
     }
 
     /// Whether to show forms and buttons for routes with this rule.

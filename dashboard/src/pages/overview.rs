@@ -15,7 +15,11 @@ use super::{Frame, Markup, Paged, When, checklist};
 use crate::{
     Pool,
     auth::Visit,
-    http::{input::Query, problem::Problem},
+    http::{
+        cells::{ask, silent_text},
+        input::Query,
+        problem::Problem,
+    },
     pages::{
         chart::{self, Chart, address_time},
         live::{Content, Live, Stream},
@@ -119,6 +123,8 @@ impl OverviewPage {
 struct Now {
     /// What is left to set up.
     checklist: Markup,
+    /// Which cells are missing.
+    silent: Option<String>,
     is_team: bool,
     range: Range,
     /// When the period began, for addresses.
@@ -175,7 +181,7 @@ pub(crate) async fn follow(
     Query(query): Query<OverviewQuery>,
 ) -> Result<Stream, Problem> {
     let range = Range::read(&query.range);
-    let pool = visit.app.pool.clone();
+    let pool = visit.app.home.clone();
     live.stream(&pool, visit.session.clone(), REFRESH, move || {
         let visit = visit.clone();
         async move { Ok(Content::Html(render(&visit, range).await?.0)) }
@@ -183,7 +189,16 @@ pub(crate) async fn follow(
 }
 
 async fn render(visit: &Visit, range: Range) -> Result<Markup, Problem> {
-    let now = load(&visit.app.pool, visit.session.scope(), range).await?;
+    let scope = visit.session.scope();
+    let answers = ask(&visit.app, move |app| async move {
+        load(&app.pool, scope, range).await
+    })
+    .await?;
+    let silent = silent_text(&answers.silent);
+    let loaded = answers.parts().into_iter().reduce(Loaded::and);
+    let now = loaded
+        .ok_or_else(Problem::busy)?
+        .shown(scope.is_none(), range, silent);
     let checklist = checklist::load(&visit.app, &visit.session).await?;
     Markup::of(&Now { checklist, ..now })
 }
@@ -232,7 +247,53 @@ async fn failing(
     Ok(failing)
 }
 
-async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Now, Problem> {
+/// What one cell has.
+struct Loaded {
+    system: SystemRow,
+    series: Series,
+    last_minute: f64,
+    pending: Pending,
+    worst: Vec<Failing>,
+    dispatchers: Vec<DispatcherRow>,
+}
+
+impl Loaded {
+    fn and(mut self, other: Self) -> Self {
+        self.system = self.system.and(other.system);
+        self.series.include(&other.series);
+        self.last_minute += other.last_minute;
+        self.pending = self.pending.and(other.pending);
+        self.worst.extend(other.worst);
+        self.worst.sort_by_key(|one| Reverse(one.failed));
+        self.worst.truncate(WORST_MAX as usize);
+        self.dispatchers.extend(other.dispatchers);
+        self.dispatchers.truncate(DISPATCHERS_MAX as usize);
+        self
+    }
+
+    fn shown(self, is_team: bool, range: Range, silent: Option<String>) -> Now {
+        let Self { system, series, .. } = self;
+        Now {
+            checklist: Markup::empty(),
+            silent,
+            is_team,
+            range,
+            since: address_time(series.begin),
+            per_second: format_rate(self.last_minute / 60.0),
+            last_minute: grouped(self.last_minute.round() as i64),
+            total: series.total(),
+            oldest: system.oldest_at.map(|at| format_duration(system.now - at)),
+            outcomes: chart::outcomes(&series),
+            latency: chart::latency(&series),
+            pending: self.pending,
+            worst: self.worst,
+            dispatchers: self.dispatchers,
+            system,
+        }
+    }
+}
+
+async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Loaded, Problem> {
     let system = activity::system(pool, scope).await?;
     let counted: Vec<EndpointId> = match scope {
         None => vec![ALL_ENDPOINTS],
@@ -257,23 +318,15 @@ async fn load(pool: &Pool, scope: Option<TenantId>, range: Range) -> Result<Now,
         None => activity::dispatchers(pool, DISPATCHERS_MAX).await?,
         Some(_) => Vec::new(),
     };
-    Ok(Now {
-        checklist: Markup::empty(),
-        is_team: scope.is_none(),
-        range,
-        since: address_time(series.begin),
-        per_second: format_rate(last_minute / 60.0),
-        last_minute: grouped(last_minute.round() as i64),
-        total: series.total(),
-        oldest: system.oldest_at.map(|at| format_duration(system.now - at)),
-        outcomes: chart::outcomes(&series),
-        latency: chart::latency(&series),
+    Ok(Loaded {
+        last_minute,
         pending: match scope {
             None => pending::of_system(pool).await?,
             Some(_) => pending::of_endpoints(pool, &counted).await?,
         },
         worst: failing(pool, scope, range, series.begin).await?,
         dispatchers,
+        series,
         system,
     })
 }

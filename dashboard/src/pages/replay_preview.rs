@@ -25,9 +25,13 @@ use crate::{
     App,
     actions::replays::{Wanted, begin, dry_run, read},
     auth::{Submitted, Visit},
-    http::problem::{Kind, Problem, excerpt},
+    http::{
+        cells::Purpose,
+        problem::{Kind, Problem, excerpt},
+    },
     tables::{
         self,
+        cells::Possession,
         endpoints::{self, EndpointRow},
     },
 };
@@ -72,6 +76,12 @@ pub(crate) async fn preview(visit: Visit, RawQuery(query): RawQuery) -> Paged<Re
     if let Some(error) = selection_error(forms.len()) {
         return refuse_selection(visit, &query, error).await;
     }
+    let visit = in_one_cell(
+        visit,
+        forms.iter().map(|form| form.endpoint.clone()).collect(),
+        Purpose::Read,
+    )
+    .await?;
     // Of a single request only the form on the page of replays has an endpoint that was typed.
     if let [form] = forms.as_slice()
         && form.r#type.is_none()
@@ -81,6 +91,27 @@ pub(crate) async fn preview(visit: Visit, RawQuery(query): RawQuery) -> Paged<Re
         return replays::rejected(visit, &query, problem).await;
     }
     Ok(load_preview(&visit, forms).await?.into_response())
+}
+
+/// The visit in the cell that has all of these endpoints. A request changes one database.
+pub(super) async fn in_one_cell(
+    visit: Visit,
+    endpoints: Vec<Option<String>>,
+    purpose: Purpose,
+) -> Result<Visit, Problem> {
+    let mut found: Option<Visit> = None;
+    for endpoint in endpoints.into_iter().flatten() {
+        let there = visit.clone().at(&Possession::Endpoint(endpoint), purpose).await?;
+        if let Some(before) = &found
+            && before.app.cell != there.app.cell
+        {
+            return Err(Problem::bad_request(
+                "The selected groups are in different cells. Select groups of one cell at a time.",
+            ));
+        }
+        found.get_or_insert(there);
+    }
+    Ok(found.unwrap_or(visit))
 }
 
 /// What is wrong with a selection of so many groups.
@@ -229,6 +260,12 @@ pub(crate) async fn start(visit: Visit, Submitted(form): Submitted<StartForm>) -
     if asks.is_empty() || asks.len() > GROUPS_MAX {
         return Err(Problem::bad_request("Nothing to replay.").into());
     }
+    let visit = in_one_cell(
+        visit,
+        asks.iter().map(|ask| ask.endpoint.clone()).collect(),
+        Purpose::Change,
+    )
+    .await?;
     match begin_all(&visit, &asks, form.rate_per_second.trim()).await {
         Ok(Some(id)) if asks.len() == 1 => {
             Ok(Redirect::to(&format!("/replays/{id}?done=started")).into_response())

@@ -22,7 +22,12 @@ use crate::{
     App,
     actions::replays::{change_rate, find, stop},
     auth::{Confirmed, Submitted, Visit},
-    http::{input::Query, pagination, problem::Problem},
+    http::{
+        cells::{Positions, ask_from, interleave},
+        input::Query,
+        pagination,
+        problem::Problem,
+    },
     pages::{
         live::{Content, Live, Stream},
         stats_format::{format_duration, format_rate},
@@ -222,24 +227,29 @@ pub(super) async fn rejected(visit: Visit, query: &str, problem: Problem) -> Pag
 }
 
 async fn load_list(visit: Visit, query: ReplaysQuery) -> Result<ReplaysPage, Problem> {
-    let before: Option<i64> = pagination::after(query.cursor.as_deref())?;
-    let rows = replays::list(
-        &visit.app.pool,
-        visit.session.scope(),
-        before.unwrap_or(i64::MAX),
-        LINES + 1,
-    )
+    let before: Positions = pagination::after(query.cursor.as_deref())?.unwrap_or_default();
+    let scope = visit.session.scope();
+    let answers = ask_from(&visit.app, &before, move |app, before| async move {
+        Ok(replays::list(&app.pool, scope, before.unwrap_or(i64::MAX), LINES + 1).await?)
+    })
     .await?;
-    let page = pagination::cut(rows, LINES, |replay| replay.id.0);
+    let frame = Frame::new(visit.session, "replays").without(&answers.silent);
+    let (rows, next) = interleave(
+        answers.found,
+        &before,
+        LINES,
+        |one| one.created_at,
+        |one| one.id.0,
+    );
     Ok(ReplaysPage {
-        frame: Frame::new(visit.session, "replays"),
+        frame,
         recover: RecoverForm {
             endpoint: query.endpoint,
             ..RecoverForm::default()
         },
         errors: FormErrors::default(),
-        replays: page.data.into_iter().map(Shown::from).collect(),
-        next: page.next_cursor,
+        replays: rows.into_iter().map(Shown::from).collect(),
+        next: next.map(|next| pagination::encode(&next)),
     })
 }
 
@@ -304,7 +314,7 @@ pub(crate) async fn follow(
     let scope = visit.session.scope();
     find(&visit.app, scope, &id).await?;
     let frame = Frame::new(visit.session.clone(), "replays");
-    live.stream(&visit.app.pool.clone(), visit.session, REFRESH, move || {
+    live.stream(&visit.app.home.clone(), visit.session, REFRESH, move || {
         let (app, id, frame) = (visit.app.clone(), id.clone(), frame.clone());
         async move {
             let shown = &Shown::load(&app, scope, &id).await?;

@@ -75,19 +75,24 @@ pub(crate) fn about(row: &ListedRow, is_team: &bool) -> String {
 
 pub(crate) async fn show(visit: Visit, Query(query): Query<SearchQuery>) -> Paged<Response> {
     let is_team = visit.session.tenant.is_none();
-    let found = match search::find(&visit.app.pool, visit.session.scope(), &query.q, Effort::Full).await {
-        Ok(found) => Ok(found),
+    let scope = visit.session.scope();
+    let mut silent = Vec::new();
+    let found = match search::find_everywhere(&visit.app, scope, &query.q, Effort::Full).await {
+        Ok((found, missing)) => {
+            silent = missing;
+            Ok(found)
+        }
         Err(problem) if problem.kind == Kind::Invalid => Err(problem),
         Err(problem) => return Err(problem.into()),
     };
     let error = found.as_ref().err().map(|_| error_text());
     let status = found.as_ref().err().map(Problem::status).unwrap_or_default();
     let found = found.unwrap_or_default();
-    if let Some(page) = &found.exact {
+    if let Some(page) = found.exact.as_ref().filter(|_| silent.is_empty()) {
         return Ok(Redirect::to(page).into_response());
     }
     let page = SearchPage {
-        frame: Frame::new(visit.session, "search"),
+        frame: Frame::new(visit.session, "search").without(&silent),
         text: query.q.trim().to_owned(),
         is_empty: found.count() == 0,
         results: Markup::of(&Results::of(found, is_team))?,
@@ -103,7 +108,8 @@ fn error_text() -> String {
 /// The results only. The script inserts them below the box.
 pub(crate) async fn suggest(visit: Visit, Query(query): Query<SearchQuery>) -> Result<Response, Problem> {
     let is_team = visit.session.tenant.is_none();
-    let found = search::find(&visit.app.pool, visit.session.scope(), &query.q, Effort::Typing).await?;
+    let scope = visit.session.scope();
+    let (found, _) = search::find_everywhere(&visit.app, scope, &query.q, Effort::Typing).await?;
     let results = Markup::of(&Results::of(found, is_team))?;
     Ok(Html(results.0).into_response())
 }

@@ -16,12 +16,14 @@ use crate::{
     Shared,
     auth::{Session, Submitted, Visit},
     http::{
+        cells::{Purpose, ask, merge},
         input::Query,
         problem::{Kind, Problem, excerpt},
     },
     pages::signature_debugger::{self, Command, Known, Mistake, Verdict},
     tables::{
         attempts,
+        cells::Possession,
         deliveries::{self, Filter},
         endpoints::{self, EndpointRow},
         events, secrets,
@@ -129,7 +131,12 @@ async fn blank(app: &Shared, session: Session) -> Paged<SignaturesPage> {
         tenant: session.scope(),
         ..Filter::default()
     };
-    let (found, _) = deliveries::list(&app.pool, &filter, None, PICKS).await?;
+    let answers = ask(app, move |app| {
+        let filter = filter.clone();
+        async move { Ok(deliveries::list(&app.pool, &filter, None, PICKS).await?) }
+    })
+    .await?;
+    let (found, _) = merge(answers.parts(), PICKS, deliveries::Delivery::id);
     Ok(SignaturesPage {
         picks: found
             .iter()
@@ -248,8 +255,10 @@ async fn inspect(app: &Shared, session: &Session, text: &str, number: Option<i16
     reason = "compared with a pasted signature, as a receiver would"
 )]
 pub(crate) async fn check(visit: Visit, Submitted(form): Submitted<PasteForm>) -> Paged<Response> {
-    let number = endpoints::find_number(&visit.app.pool, visit.session.scope(), form.endpoint.trim()).await?;
-    let endpoint = match load(&visit.app, visit.session.scope(), number).await {
+    let what = Possession::Endpoint(form.endpoint.trim().to_owned());
+    let there = visit.clone().at(&what, Purpose::Read).await?.app;
+    let number = endpoints::find_number(&there.pool, visit.session.scope(), form.endpoint.trim()).await?;
+    let endpoint = match load(&there, visit.session.scope(), number).await {
         Err(problem) if problem.kind == Kind::NotFound => {
             let detail = format!("there is no endpoint {:?}", excerpt(form.endpoint.trim()));
             let mut page = blank(&visit.app, visit.session).await?;
@@ -260,7 +269,7 @@ pub(crate) async fn check(visit: Visit, Submitted(form): Submitted<PasteForm>) -
         found => found?,
     };
     let format = endpoint.settings.signature;
-    let known = known(&visit.app, &endpoint, Some(format)).await?;
+    let known = known(&there, &endpoint, Some(format)).await?;
     // Browsers submit line breaks as \r\n; bodies are sent with \n.
     let body = form.body.replace("\r\n", "\n");
     let request = Captured {

@@ -20,6 +20,18 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
+    fn include(&mut self, other: &Self) {
+        self.delivered += other.delivered;
+        self.retried += other.retried;
+        self.dead += other.dead;
+        for (sum, count) in self.classes.iter_mut().zip(other.classes) {
+            *sum += count;
+        }
+        for (sum, count) in self.durations.iter_mut().zip(other.durations) {
+            *sum += count;
+        }
+    }
+
     pub(crate) fn add(&mut self, row: &CountRow) {
         self.delivered += i64::from(row.delivered);
         self.retried += i64::from(row.retried);
@@ -128,18 +140,19 @@ impl Series {
 
     pub(crate) fn total(&self) -> Totals {
         let mut total = Totals::default();
-        for step in &self.steps {
-            total.delivered += step.delivered;
-            total.retried += step.retried;
-            total.dead += step.dead;
-            for (sum, count) in total.classes.iter_mut().zip(step.classes) {
-                *sum += count;
-            }
-            for (sum, count) in total.durations.iter_mut().zip(step.durations) {
-                *sum += count;
+        self.steps.iter().for_each(|step| total.include(step));
+        total
+    }
+
+    /// Those of another database. Its clock may be at another step.
+    pub(crate) fn include(&mut self, other: &Self) {
+        let later = (other.begin - self.begin).num_seconds() / self.step.num_seconds().max(1);
+        for (index, step) in other.steps.iter().enumerate() {
+            let index = usize::try_from(index as i64 + later).ok();
+            if let Some(sum) = index.and_then(|index| self.steps.get_mut(index)) {
+                sum.include(step);
             }
         }
-        total
     }
 
     pub(crate) fn at(&self, index: usize) -> DateTime<Utc> {

@@ -10,11 +10,11 @@ use postrider_dispatcher::sending::{self, SendingState};
 use postrider_proto::api::SendingSettings;
 use serde::Deserialize;
 
-use super::{Done, Frame, Moment, Paged, When as _};
+use super::{Frame, Moment, Paged, When as _};
 use crate::{
     actions,
     auth::{Submitted, Visit},
-    http::input::Query,
+    http::{cells::named, input::Query},
     tables::system::{self, DatabaseRow, DispatcherRow, ShardRow, TableRow},
 };
 
@@ -39,6 +39,8 @@ struct Day {
 #[template(path = "system.html")]
 pub(crate) struct SystemPage {
     frame: Frame,
+    /// In an installation with several.
+    cell: Option<String>,
     sending: SendingState,
     version: &'static str,
     database: DatabaseRow,
@@ -102,7 +104,19 @@ pub(crate) async fn resume_sending(visit: Visit, Submitted(form): Submitted<Resu
     Ok(Redirect::to("/system?done=sending#sending"))
 }
 
-pub(crate) async fn show(visit: Visit, Query(query): Query<Done>) -> Paged<SystemPage> {
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SystemQuery {
+    done: String,
+    /// The name of a cell. Home, if there is none.
+    cell: String,
+}
+
+pub(crate) async fn show(visit: Visit, Query(query): Query<SystemQuery>) -> Paged<SystemPage> {
+    let visit = Visit {
+        app: named(&visit.app, &query.cell)?,
+        ..visit
+    };
     let shards = system::shards(&visit.app.pool).await?;
     let today: NaiveDate = sqlx::query_scalar("select (clock_timestamp() at time zone 'utc')::date")
         .fetch_one(&visit.app.pool)
@@ -114,6 +128,7 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<Done>) -> Paged<Syste
     let older = days.split_off(days.len().min(DAYS_SHOWN));
     Ok(SystemPage {
         frame: Frame::new(visit.session, "system").with_done(&query.done, &DONE),
+        cell: visit.app.cell.clone(),
         sending: sending::state(&visit.app.pool).await?,
         version: env!("CARGO_PKG_VERSION"),
         database: system::database(&visit.app.pool).await?,

@@ -7,6 +7,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use postrider_proto::{
+    TenantId,
     api::{PortalLink, QuotaSettings, TenantSettings},
     limits::DESCRIPTION_BYTES_MAX,
 };
@@ -16,11 +17,12 @@ use super::{Done, FormErrors, Frame, Moment, Paged, When as _};
 use crate::{
     Shared,
     actions::{
-        self, form_results,
+        self, audit_log, form_results,
         tenants::{remove, store},
     },
     auth::{Confirmed, Session, Submitted, Tenant, Visit, portal},
     http::{
+        cells::{Positions, app_of, ask, name_of},
         input::{Query, is_plain_text},
         pagination,
         problem::{Faults, Kind, Problem, excerpt},
@@ -28,7 +30,7 @@ use crate::{
     tables::{
         self,
         api_keys::{self, KeyRow},
-        audit::{self, AuditRow, Narrowed},
+        audit::{AuditRow, Narrowed},
         quotas::{self, QuotaRow},
         sessions::{self, Holder},
         tenants::{self, TenantRow, TenantSummary},
@@ -68,8 +70,42 @@ pub(crate) struct TenantsPage {
     search_errors: FormErrors,
     lines: Vec<TenantSummary>,
     next: Option<String>,
+    /// Cells that a new tenant may be in, if there are several.
+    cells: Vec<String>,
     form: MakeForm,
     errors: FormErrors,
+}
+
+/// With what the tenants' cells have counted. Also returns the cells that did not respond.
+async fn counted(
+    app: &Shared,
+    mut found: Vec<TenantSummary>,
+) -> Result<(Vec<TenantSummary>, Vec<String>), Problem> {
+    if !app.cells.any() {
+        return Ok((found, Vec::new()));
+    }
+    let ids: Vec<TenantId> = found.iter().map(|tenant| tenant.row.id).collect();
+    let answers = ask(app, move |app| {
+        let ids = ids.clone();
+        async move { Ok(tenants::counts(&app.pool, &ids).await?) }
+    })
+    .await?;
+    for (cell, counts) in answers.found {
+        for (id, endpoints, dead_letters) in counts {
+            let is_its = |one: &&mut TenantSummary| one.row.id == id && one.row.cell_id == cell;
+            if let Some(one) = found.iter_mut().find(is_its) {
+                (one.endpoints, one.dead_letters) = (endpoints, dead_letters);
+            }
+        }
+    }
+    Ok((found, answers.silent))
+}
+
+fn cells_to_choose(app: &Shared) -> Vec<String> {
+    let others = app.cells.list();
+    let home = (!others.is_empty()).then(|| "home".to_owned());
+    let open = others.into_iter().filter(|cell| cell.row.state == "open");
+    home.into_iter().chain(open.map(|cell| cell.row.name)).collect()
 }
 
 impl TenantsPage {
@@ -86,9 +122,12 @@ pub(crate) async fn list(visit: Visit, Query(query): Query<TenantsQuery>) -> Pag
 async fn load_list(visit: &Visit, query: TenantsQuery) -> Paged<TenantsPage> {
     let after: Option<String> = pagination::after(query.cursor.as_deref())?;
     let (pool, text) = (&visit.app.pool, query.q.trim());
+    let mut silent = Vec::new();
     let (found, search_errors) = match is_plain_text(text, SEARCH_BYTES_MAX) {
         true => {
             let found = tenants::search(pool, text, &after.unwrap_or_default(), LINES + 1).await?;
+            let (found, missing) = counted(&visit.app, found).await?;
+            silent = missing;
             (found, FormErrors::default())
         }
         false => {
@@ -98,7 +137,10 @@ async fn load_list(visit: &Visit, query: TenantsQuery) -> Paged<TenantsPage> {
     };
     let page = pagination::cut(found, LINES, |tenant| tenant.row.slug.clone());
     Ok(TenantsPage {
-        frame: Frame::new(visit.session.clone(), "tenants").with_done(&query.done, &DONE_LIST),
+        frame: Frame::new(visit.session.clone(), "tenants")
+            .with_done(&query.done, &DONE_LIST)
+            .without(&silent),
+        cells: cells_to_choose(&visit.app),
         search: query.q,
         search_errors,
         lines: page.data,
@@ -113,6 +155,8 @@ async fn load_list(visit: &Visit, query: TenantsQuery) -> Paged<TenantsPage> {
 pub(crate) struct TenantPage {
     frame: Frame,
     tenant: TenantSummary,
+    /// In an installation with several.
+    cell: Option<String>,
     created: Moment,
     /// Active keys that are limited to this tenant.
     keys: Vec<KeyRow>,
@@ -164,21 +208,24 @@ async fn find(app: &Shared, slug: &str) -> Result<TenantRow, Problem> {
 
 async fn load(app: &Shared, session: Session, slug: &str) -> Paged<TenantPage> {
     let row = find(app, slug).await?;
+    let there = app_of(app, row.cell_id)?;
     let of_tenant = Narrowed {
         tenant: Some(row.id),
         ..Narrowed::default()
     };
-    let quotas = quotas::find(&app.pool, row.id).await?;
+    let quotas = quotas::find(&there.pool, row.id).await?;
+    let entries = audit_log::list(app, &of_tenant, &Positions::default(), ENTRIES_SHOWN).await?;
     Ok(TenantPage {
         form: ChangeForm::from(&row),
         quota_form: QuotaForm::from(&quotas),
         quotas,
         created: Moment(Some(row.created_at)),
         keys: api_keys::list_of_tenant(&app.pool, row.id, KEYS_SHOWN_MAX).await?,
-        customers: sessions::count(&app.pool, Holder::Tenant(row.id)).await?,
-        entries: audit::list(&app.pool, &of_tenant, i64::MAX, ENTRIES_SHOWN).await?,
-        tenant: tenants::summary(&app.pool, row.id).await?,
-        frame: Frame::new(session, "tenants"),
+        customers: sessions::count(&app.home, Holder::Tenant(row.id)).await?,
+        cell: name_of(app, row.cell_id),
+        entries: entries.rows,
+        tenant: tenants::summary(&there.pool, row.id).await?,
+        frame: Frame::new(session, "tenants").without(&entries.silent),
         link: None,
         errors: FormErrors::default(),
         quota_errors: FormErrors::default(),
@@ -192,6 +239,8 @@ async fn load(app: &Shared, session: Session, slug: &str) -> Paged<TenantPage> {
 pub(crate) struct MakeForm {
     id: String,
     name: String,
+    /// Empty: the one with the fewest tenants.
+    cell: String,
 }
 
 /// Creates a tenant. Unlike the API's PUT, it never changes an existing one.
@@ -224,6 +273,7 @@ async fn store_new(visit: &Visit, form: &MakeForm) -> Result<TenantRow, Problem>
     }
     let wanted = TenantSettings {
         name: text_or_none(&form.name),
+        cell: text_or_none(&form.cell),
         ..TenantSettings::default()
     };
     Ok(store(&visit.app, &visit.actor, slug, wanted).await?.0)
@@ -278,6 +328,7 @@ async fn store_changed(visit: &Visit, slug: &str, form: &ChangeForm) -> Result<(
         rotate_every_days: days("rotate_every_days", &form.rotate_every_days),
         retention_days: days("retention_days", &form.retention_days),
         all_operational_events: Some(row.all_operational_events),
+        cell: None,
     };
     faults.done()?;
     store(&visit.app, &visit.actor, &row.slug, wanted).await?;

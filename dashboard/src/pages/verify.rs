@@ -9,11 +9,17 @@ use super::{Frame, Moment, Paged};
 use crate::{
     Shared,
     auth::Visit,
-    http::{input::Query, problem::Problem},
+    http::{
+        cells::{Purpose, ask},
+        input::Query,
+        problem::Problem,
+    },
     tables::{
         attempts,
+        cells::Possession,
         deliveries::{self, Filter},
-        endpoints, events,
+        endpoints::{self, EndpointRow},
+        events,
     },
 };
 
@@ -81,7 +87,13 @@ pub(crate) struct VerifyPage {
 
 pub(crate) async fn show(visit: Visit, Query(query): Query<VerifyQuery>) -> Paged<VerifyPage> {
     let scope = visit.session.scope();
-    let choices = endpoints::newest(&visit.app.pool, scope, ENDPOINTS_SHOWN_MAX).await?;
+    let answers = ask(&visit.app, move |app| async move {
+        Ok(endpoints::newest(&app.pool, scope, ENDPOINTS_SHOWN_MAX).await?)
+    })
+    .await?;
+    let silent = answers.silent.clone();
+    let choices: Vec<EndpointRow> = answers.parts().into_iter().flatten().collect();
+    let (visit, query) = in_cell_of_first(visit, query, &choices).await?;
     let row = match query.endpoint.trim() {
         "" => match latest(&visit.app, scope).await? {
             Some(number) => endpoints::find_by_id(&visit.app.pool, number).await?,
@@ -107,7 +119,7 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<VerifyQuery>) -> Page
         None => None,
     };
     Ok(VerifyPage {
-        frame: Frame::new(visit.session, "verify"),
+        frame: Frame::new(visit.session, "verify").without(&silent),
         endpoint: row.as_ref().map(|row| row.public_id.clone()).unwrap_or_default(),
         public_key: row.and_then(|row| row.public_key),
         endpoints: choices
@@ -122,6 +134,26 @@ pub(crate) async fn show(visit: Visit, Query(query): Query<VerifyQuery>) -> Page
         snippet: snippet(format, language.word),
         sample,
     })
+}
+
+/// Of several cells, that of the first endpoint is shown until one is chosen.
+async fn in_cell_of_first(
+    visit: Visit,
+    query: VerifyQuery,
+    choices: &[EndpointRow],
+) -> Result<(Visit, VerifyQuery), Problem> {
+    match choices
+        .first()
+        .filter(|_| visit.app.cells.any() && query.endpoint.trim().is_empty())
+    {
+        None => Ok((visit, query)),
+        Some(first) => {
+            let endpoint = first.public_id.clone();
+            let what = Possession::Endpoint(endpoint.clone());
+            let visit = visit.at(&what, Purpose::Read).await?;
+            Ok((visit, VerifyQuery { endpoint, ..query }))
+        }
+    }
 }
 
 /// The endpoint of the latest successful delivery, which has a real header to show.

@@ -19,6 +19,20 @@ pub(crate) struct SystemRow {
     pub(crate) dead_letters: i64,
 }
 
+impl SystemRow {
+    /// Of two databases.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let oldest = [self.oldest_at, other.oldest_at].into_iter().flatten().min();
+        Self {
+            now: self.now,
+            in_flight: self.in_flight + other.in_flight,
+            oldest_at: oldest,
+            circuits_open: self.circuits_open + other.circuits_open,
+            dead_letters: self.dead_letters + other.dead_letters,
+        }
+    }
+}
+
 pub(crate) async fn system(db: impl PgExecutor<'_>, tenant: Option<TenantId>) -> sqlx::Result<SystemRow> {
     sqlx::query_as(include_str!("sql/activity_system.sql"))
         .bind(tenant)

@@ -166,22 +166,22 @@ pub(crate) struct ListedRow {
 
 /// Filter of a list of endpoints.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Narrow<'a> {
+pub(crate) struct Narrow {
     pub(crate) tenant: Option<TenantId>,
     pub(crate) state: Option<EndpointState>,
     /// Matches the URL or the description.
-    pub(crate) text: Option<&'a str>,
+    pub(crate) text: Option<String>,
 }
 
 /// Newest first.
 pub(crate) async fn search(
     db: impl PgExecutor<'_>,
-    narrow: &Narrow<'_>,
+    narrow: &Narrow,
     before: i32,
     limit: i64,
 ) -> sqlx::Result<Vec<ListedRow>> {
     sqlx::query_as(include_str!("sql/endpoints_search.sql"))
-        .bind_all((before, narrow.tenant, narrow.state, narrow.text, limit))
+        .bind_all((before, narrow.tenant, narrow.state, &narrow.text, limit))
         .fetch_all(db)
         .await
 }

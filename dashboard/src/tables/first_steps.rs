@@ -18,6 +18,18 @@ pub(crate) struct FirstSteps {
     pub(crate) is_old: bool,
 }
 
+impl FirstSteps {
+    /// Of home and a cell. Home has the tenants and the event types.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            endpoint: self.endpoint.or(other.endpoint),
+            has_event: self.has_event || other.has_event,
+            is_verified: self.is_verified || other.is_verified,
+            ..self
+        }
+    }
+}
+
 pub(crate) async fn find(db: impl PgExecutor<'_>, old_days: i32) -> sqlx::Result<FirstSteps> {
     sqlx::query_as(include_str!("sql/first_steps.sql"))
         .bind(old_days)

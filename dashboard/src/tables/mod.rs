@@ -6,6 +6,7 @@ pub(crate) mod alerts;
 pub(crate) mod api_keys;
 pub(crate) mod attempts;
 pub(crate) mod audit;
+pub(crate) mod cells;
 pub(crate) mod dead_letters;
 pub(crate) mod deliveries;
 mod delivery_scope;

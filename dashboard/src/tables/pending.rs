@@ -17,6 +17,25 @@ pub(crate) enum Pending {
     AtLeast(i64),
 }
 
+impl Pending {
+    /// Of two databases: as exact as the less exact one.
+    pub(crate) fn and(self, other: Self) -> Self {
+        use Pending::{About, AtLeast, Exactly};
+        let count = self.count() + other.count();
+        match (self, other) {
+            (AtLeast(_), _) | (_, AtLeast(_)) => AtLeast(count),
+            (About(_), _) | (_, About(_)) => About(count),
+            (Exactly(_), Exactly(_)) => Exactly(count),
+        }
+    }
+
+    const fn count(self) -> i64 {
+        match self {
+            Self::Exactly(count) | Self::About(count) | Self::AtLeast(count) => count,
+        }
+    }
+}
+
 #[derive(FromRow)]
 struct SystemRow {
     counted: i64,

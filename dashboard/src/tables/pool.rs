@@ -3,21 +3,23 @@
 //! Through such a pooler every statement runs in a transaction, which stays on one server connection, and starts by
 //! discarding what others prepared there.
 //! Invariants: writes are committed before anyone learns of them, and no statement runs longer than
-//! `STATEMENT_TIMEOUT`: the server cancels it, even if nobody waits for it any more. Nobody waits for a connection while the
+//! `STATEMENT_TIMEOUT`: the server cancels it, even if nobody waits for it any more. Nobody waits for a connection while its
 //! database is known to be down.
 
 use std::{
+    io::ErrorKind,
     ops::{Deref, DerefMut},
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
-use postrider_dispatcher::health::database::{self, unless_down};
+use postrider_dispatcher::health::database;
 use sqlx::{
     Describe, Either, Error, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr, Transaction,
     pool::PoolConnection,
     postgres::{PgDatabaseError, PgQueryResult, PgRow, PgSeverity, PgStatement, PgTypeInfo},
 };
+use tokio::sync::watch;
 use tokio_stream::{Stream, StreamExt};
 
 /// Of every session, in Postgres syntax.
@@ -45,7 +47,31 @@ pub struct Reserves {
     pub rest: Pool,
 }
 
+/// How a pool knows that its database is down.
+#[derive(Debug, Clone)]
+enum Health {
+    /// The main database of the process.
+    Main,
+    /// Nobody watches a replica.
+    Unknown,
+    /// Of a cell: true while it is down.
+    Cell(watch::Receiver<bool>),
+}
+
 impl Reserves {
+    /// The same connections, to a cell. `down` is true while its database does not respond.
+    pub fn of_cell(self, down: &watch::Receiver<bool>) -> Self {
+        let of_cell = |pool: Pool| Pool {
+            health: Health::Cell(down.clone()),
+            ..pool
+        };
+        Self {
+            lookups: of_cell(self.lookups),
+            emits: of_cell(self.emits),
+            rest: of_cell(self.rest),
+        }
+    }
+
     pub async fn close(&self) {
         for pool in [&self.lookups, &self.emits, &self.rest] {
             pool.close().await;
@@ -58,7 +84,7 @@ impl Reserves {
 pub struct Pool {
     connections: PgPool,
     way: Way,
-    is_replica: bool,
+    health: Health,
 }
 
 /// The sessions of these connections already have their `STATEMENT_TIMEOUT`.
@@ -67,7 +93,7 @@ impl From<PgPool> for Pool {
         Self {
             connections,
             way: Way::Sessions,
-            is_replica: false,
+            health: Health::Main,
         }
     }
 }
@@ -78,7 +104,7 @@ impl Pool {
         Self {
             connections,
             way: Way::Pooled,
-            is_replica: false,
+            health: Health::Main,
         }
     }
 
@@ -87,14 +113,14 @@ impl Pool {
         Self {
             connections,
             way: Way::Transactions,
-            is_replica: false,
+            health: Health::Main,
         }
     }
 
     /// The same connections, to a streaming replica.
     pub fn to_replica(self) -> Self {
         Self {
-            is_replica: true,
+            health: Health::Unknown,
             ..self
         }
     }
@@ -132,11 +158,39 @@ impl Pool {
         self.unless_down(self.connections.begin_with(statement)).await
     }
 
-    /// A replica is not the database that is watched.
-    async fn unless_down<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        match self.is_replica {
-            true => work.await,
-            false => unless_down(work).await,
+    pub(crate) fn is_down(&self) -> bool {
+        match &self.health {
+            Health::Main => database::is_down(),
+            Health::Unknown => false,
+            Health::Cell(down) => *down.borrow(),
+        }
+    }
+
+    /// Returns when the database does not respond.
+    pub(crate) async fn down(&self) {
+        let is_known = match &self.health {
+            Health::Main => {
+                database::down().await;
+                true
+            }
+            Health::Unknown => false,
+            Health::Cell(down) => down.clone().wait_for(|down| *down).await.is_ok(),
+        };
+        if !is_known {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// The result of `work`, or an error as soon as the database is known to be down. For work that may be abandoned at any
+    /// point, such as waiting for a connection.
+    pub(crate) async fn unless_down<T>(
+        &self,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        tokio::select! {
+            biased;
+            result = work => result,
+            () = self.down() => Err(Error::Io(ErrorKind::NotConnected.into())),
         }
     }
 

@@ -19,6 +19,7 @@ pub(crate) struct TenantRow {
     pub(crate) paused_at: Option<DateTime<Utc>>,
     pub(crate) pause_reason: Option<String>,
     pub(crate) created_at: DateTime<Utc>,
+    pub(crate) cell_id: i16,
 }
 
 pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> sqlx::Result<Option<TenantRow>> {
@@ -27,7 +28,7 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> sqlx::Result<Op
     }
     sqlx::query_as(
         "select id, slug, name, rotate_every_days, retention_days, all_operational_events, paused_at, pause_reason,
-            created_at
+            created_at, cell_id
          from postrider.tenants where slug = $1 and deleted_at is null",
     )
     .bind(slug)
@@ -39,7 +40,7 @@ pub(crate) async fn find(db: impl PgExecutor<'_>, slug: &str) -> sqlx::Result<Op
 pub(crate) async fn find_to_change(db: impl PgExecutor<'_>, slug: &str) -> sqlx::Result<Option<TenantRow>> {
     sqlx::query_as(
         "select id, slug, name, rotate_every_days, retention_days, all_operational_events, paused_at, pause_reason,
-            created_at
+            created_at, cell_id
          from postrider.tenants
          where slug = $1 and deleted_at is null for no key update",
     )
@@ -82,14 +83,14 @@ pub(crate) async fn set_pause(
              pause_reason = case when $2 is not null then coalesce(pause_reason, $3) end
          where id = $1
          returning id, slug, name, rotate_every_days, retention_days, all_operational_events, paused_at, pause_reason,
-            created_at",
+            created_at, cell_id",
     )
     .bind_all((id, by, reason))
     .fetch_one(db)
     .await
 }
 
-/// Creates the tenant or updates it; returns whether it is new.
+/// Creates the tenant in this cell, or updates it where it is; returns whether it is new.
 pub(crate) async fn put(
     db: impl PgExecutor<'_>,
     slug: &str,
@@ -97,6 +98,7 @@ pub(crate) async fn put(
     rotate_every_days: Option<i16>,
     retention_days: Option<i16>,
     all_operational_events: bool,
+    cell: i16,
 ) -> sqlx::Result<(TenantRow, bool)> {
     #[derive(FromRow)]
     struct Put {
@@ -105,15 +107,16 @@ pub(crate) async fn put(
         is_new: bool,
     }
     let put: Put = sqlx::query_as(
-        "insert into postrider.tenants (slug, name, rotate_every_days, retention_days, all_operational_events)
-         values ($1, $2, $3, $4, $5)
+        "insert into postrider.tenants (slug, name, rotate_every_days, retention_days, all_operational_events, cell_id)
+         values ($1, $2, $3, $4, $5, $6)
          on conflict (slug) where deleted_at is null
          do update set name = excluded.name, rotate_every_days = excluded.rotate_every_days,
             retention_days = excluded.retention_days, all_operational_events = excluded.all_operational_events
          returning id, slug, name, rotate_every_days, retention_days, all_operational_events, paused_at, pause_reason,
-            created_at, xmax = 0 as is_new",
+            created_at, cell_id, xmax = 0 as is_new",
     )
     .bind_all((slug, name, rotate_every_days, retention_days, all_operational_events))
+    .bind(cell)
     .fetch_one(db)
     .await?;
     Ok((put.row, put.is_new))
@@ -122,7 +125,7 @@ pub(crate) async fn put(
 pub(crate) async fn list(db: impl PgExecutor<'_>, after: &str, limit: i64) -> sqlx::Result<Vec<TenantRow>> {
     sqlx::query_as(
         "select id, slug, name, rotate_every_days, retention_days, all_operational_events, paused_at, pause_reason,
-            created_at
+            created_at, cell_id
          from postrider.tenants
          where deleted_at is null and slug > $1 order by slug limit $2",
     )
@@ -153,10 +156,26 @@ pub(crate) async fn search(
         .await
 }
 
+/// Endpoints and dead letters of tenants, as far as this database has them.
+pub(crate) async fn counts(
+    db: impl PgExecutor<'_>,
+    ids: &[TenantId],
+) -> sqlx::Result<Vec<(TenantId, i64, i64)>> {
+    sqlx::query_as(
+        "select t.id,
+            (select count(*) from postrider.endpoints e where e.tenant_id = t.id and e.state <> 'deleted'),
+            (select coalesce(sum(n.count), 0)::bigint from postrider.dead_letter_counts n where n.tenant_id = t.id)
+         from unnest($1::int[]) as t (id)",
+    )
+    .bind(ids)
+    .fetch_all(db)
+    .await
+}
+
 pub(crate) async fn summary(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Result<TenantSummary> {
     sqlx::query_as(
         "select t.id, t.slug, t.name, t.rotate_every_days, t.retention_days, t.all_operational_events,
-            t.paused_at, t.pause_reason, t.created_at,
+            t.paused_at, t.pause_reason, t.created_at, t.cell_id,
             (select count(*) from postrider.endpoints e
              where e.tenant_id = t.id and e.state <> 'deleted') as endpoints,
             (select coalesce(sum(n.count), 0)::bigint from postrider.dead_letter_counts n
@@ -165,6 +184,16 @@ pub(crate) async fn summary(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Resu
     )
     .bind(id)
     .fetch_one(db)
+    .await
+}
+
+/// Locks the tenant as `lock` does. Returns whether this database is the tenant's.
+pub(crate) async fn lock_here(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Result<Option<bool>> {
+    sqlx::query_scalar(
+        "select is_here from postrider.tenants where id = $1 and deleted_at is null for no key update",
+    )
+    .bind(id)
+    .fetch_optional(db)
     .await
 }
 

@@ -262,6 +262,38 @@ pub async fn watch(connector: Connector, stop: CancellationToken) {
     }
 }
 
+/// Watches a database that is not the process's own, until `stop`: whether it fails to respond, or accepts no writes.
+pub async fn watch_other(
+    connector: Connector,
+    name: &str,
+    down: watch::Sender<bool>,
+    stop: CancellationToken,
+) {
+    let mut connection = None;
+    loop {
+        let seen = check(&connector, &mut connection).await;
+        let is_down = !seen.as_ref().is_ok_and(|sight| !sight.read_only);
+        let was_down = down.send_replace(is_down);
+        match seen {
+            Ok(_) if is_down && !was_down => tracing::warn!(database = name, "the database is read-only"),
+            Err(error) if !was_down => {
+                tracing::warn!(database = name, %error, "the database is unavailable");
+            }
+            Ok(_) if was_down && !is_down => {
+                tracing::info!(database = name, "the database is available again");
+            }
+            _ => {}
+        }
+        let wait = match is_down {
+            true => CHECK_EVERY_IN_OUTAGE,
+            false => CHECK_EVERY,
+        };
+        if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
+            return;
+        }
+    }
+}
+
 /// An error asks for a check at once; many of them for not more than ten in a second.
 async fn reported() {
     tokio::time::sleep(CHECK_WAIT_MIN).await;

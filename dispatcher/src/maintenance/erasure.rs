@@ -95,6 +95,19 @@ pub async fn find(db: impl PgExecutor<'_>, public_id: &str) -> Result<Option<Era
     .await
 }
 
+/// The latest of a tenant.
+pub async fn find_of_tenant(
+    db: impl PgExecutor<'_>,
+    tenant: TenantId,
+) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar(
+        "select public_id from postrider.erasures where tenant_id = $1 order by id desc limit 1",
+    )
+    .bind(tenant)
+    .fetch_optional(db)
+    .await
+}
+
 /// Newest first.
 pub async fn list(db: impl PgExecutor<'_>, before: i64, limit: i64) -> Result<Vec<Erasure>, sqlx::Error> {
     sqlx::query_as(

@@ -2,6 +2,7 @@
 //! Invariant: requests reject unknown fields, responses tolerate them. Doc comments here are the descriptions in
 //! `/openapi.json`; notes for programmers are plain comments.
 
+mod cells;
 mod deliveries;
 mod endpoint_health;
 mod endpoints;
@@ -24,6 +25,7 @@ use serde::{
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
+pub use cells::{Cell, Cells};
 pub use deliveries::{
     Attempt, AttemptTiming, DeadLetterGroup, Delivery, DeliveryWithAttempts, Discarded, NewDiscard,
 };

@@ -115,6 +115,7 @@ shapes! {
     }
     endpoint_state = {"type": "string", "enum": words(EndpointState::ALL, EndpointState::as_str)}
     erasure_state = {"type": "string", "enum": ["running", "done"]}
+    cell_state = {"type": "string", "enum": ["open", "draining"]}
     threshold = {"type": "integer", "minimum": 1, "maximum": ALERT_DEAD_LETTERS_MAX}
 }
 

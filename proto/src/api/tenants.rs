@@ -14,6 +14,9 @@ pub struct Tenant {
     /// Null: its endpoints are sent to. Otherwise nothing is sent to them, and events are queued.
     pub paused_at: Option<DateTime<Utc>>,
     pub pause_reason: Option<String>,
+    /// The cell that the tenant lives in. Only in an installation with several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cell: Option<String>,
     pub created_at: DateTime<Utc>,
 }
 
@@ -30,6 +33,9 @@ pub struct TenantSettings {
     pub retention_days: Option<i64>,
     /// Its endpoints may subscribe to the operational events of every tenant.
     pub all_operational_events: Option<bool>,
+    /// The cell of a new tenant. By default the one with the fewest tenants.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cell: Option<String>,
 }
 
 /// No options yet; unknown fields are rejected.

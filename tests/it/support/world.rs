@@ -215,6 +215,7 @@ impl World {
             "/people",
             "/audit",
             "/system",
+            "/cells",
             "/account",
         ];
         let mut pages: Vec<String> = team.map(str::to_owned).to_vec();
@@ -232,7 +233,7 @@ impl World {
     /// Of another tenant, and of the team: not there for a customer of acme.
     pub(crate) fn foreign_pages(&self) -> Vec<String> {
         let mut pages = self.foreign.pages();
-        pages.extend(["/tenants", "/people", "/audit", "/system", "/api-keys"].map(str::to_owned));
+        pages.extend(["/tenants", "/people", "/audit", "/system", "/cells", "/api-keys"].map(str::to_owned));
         pages
     }
 }

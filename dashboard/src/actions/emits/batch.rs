@@ -5,7 +5,6 @@ use std::{
     time::Instant,
 };
 
-use postrider_dispatcher::health::database::unless_down;
 use postrider_sender::{EmitError, Emitted, LockWait};
 use sqlx::PgConnection;
 
@@ -91,7 +90,9 @@ pub(crate) async fn emit_all(
         .emits
         .emitter()
         .emit_all(connection, &borrowed, LockWait::Caller);
-    let results = unless_down(emitting)
+    let results = app
+        .pool
+        .unless_down(emitting)
         .await
         .map_err(|error| refusal(EmitError::Database(error), "/events"))?;
     METRICS.statement(borrowed.len(), began.elapsed());
@@ -102,7 +103,9 @@ pub(crate) async fn emit_all(
             // The tenant is in the path, so it is missing for all events or for none.
             Err(EmitError::UnknownTenant) => return Err(Problem::not_found("tenant")),
             // So is its quota, and a part of the batch is not emitted.
-            Err(error @ (EmitError::EmitQuota | EmitError::StorageQuota)) => return Err(refusal(error, "")),
+            Err(error @ (EmitError::EmitQuota | EmitError::StorageQuota | EmitError::OtherCell(_))) => {
+                return Err(refusal(error, ""));
+            }
             Err(EmitError::Database(error)) => return Err(error.into()),
             Err(error) => refused.add(refusal(error, ""), index),
         }

@@ -68,8 +68,11 @@ pub(crate) fn refusal(error: EmitError, below: &str) -> Problem {
              when an operator raises it.",
             STORAGE_RETRY,
         ),
-        // It has just moved: the next try finds it.
-        EmitError::Stale | EmitError::OtherCell(_) => Problem::busy(),
+        EmitError::Stale => Problem::busy(),
+        EmitError::OtherCell(_) => Problem::new(
+            Kind::OtherCell,
+            "The tenant has just moved to another cell. Try again shortly.",
+        ),
         EmitError::TooLarge => Problem::new(Kind::TooLarge, sentence(&error)),
         EmitError::Database(error) => match error.as_database_error().and_then(|e| e.code()) {
             Some(code) if code == "PR422" => {

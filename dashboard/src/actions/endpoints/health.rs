@@ -30,15 +30,20 @@ pub(crate) async fn of(
     Ok(rows.iter().map(|row| (row.id, shown(row))).collect())
 }
 
+/// An endpoint in a list, with its number.
+pub(crate) type Numbered = (EndpointId, EndpointStatus);
+
 /// A page in order of creation, and where the next one continues.
 pub(crate) async fn list(
     pool: &Pool,
     filter: &HealthFilter,
     after: EndpointId,
     limit: i64,
-) -> Result<(Vec<EndpointStatus>, Option<EndpointId>), Problem> {
+) -> Result<(Vec<Numbered>, Option<EndpointId>), Problem> {
     let (rows, next) = endpoint_health::list(pool, filter, after, limit).await?;
-    Ok((with_attempts(pool, rows).await?, next))
+    let numbers: Vec<EndpointId> = rows.iter().map(|row| row.id).collect();
+    let shown = with_attempts(pool, rows).await?;
+    Ok((numbers.into_iter().zip(shown).collect(), next))
 }
 
 /// Those with the most failed attempts in the last hour, the most first. There is one page of them.

@@ -29,6 +29,7 @@ use crate::{
     actions::{
         attempt_view::custom_header_names,
         secrets::{keep, open_in_force},
+        tenants::lock_here,
     },
     auth::{Actor, Tenant},
     http::{
@@ -85,9 +86,7 @@ pub(crate) async fn create(
     let settings = &new.settings;
     let shard = Shard(rand::rng().random_range(0..SHARDS));
     check_pins(connection, settings, None).await?;
-    if !tables::tenants::lock(&mut *connection, tenant.id).await? {
-        return Err(Problem::not_found("tenant"));
-    }
+    lock_here(connection, tenant.id).await?;
     if table::count(&mut *connection, tenant.id).await? >= ENDPOINTS_PER_TENANT_MAX {
         return Err(Problem::limit_reached(format!(
             "A tenant can have at most {ENDPOINTS_PER_TENANT_MAX} endpoints. Delete one first."
