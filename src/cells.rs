@@ -5,6 +5,7 @@ use clap::{Args, Subcommand};
 use postrider_dispatcher::cells::{
     add::{self, NewCell},
     list::{self, COUNTED_MAX, Cell},
+    state::{self, State},
 };
 use serde_json::json;
 use sqlx::Connection;
@@ -29,6 +30,10 @@ enum CellsCommand {
         /// 1 to 32 of the characters a-z 0-9 -
         name: String,
     },
+    /// Move all tenants of a cell to the others, two at a time; `list` shows how many are left
+    Drain { name: String },
+    /// End a drain: the cell takes new tenants again
+    Open { name: String },
     /// List the cells, whether they respond, and what waits for them
     List {
         /// Output JSON
@@ -40,6 +45,8 @@ enum CellsCommand {
 pub(crate) async fn run(arguments: &CellsArguments, settings: &Settings) -> anyhow::Result<()> {
     match &arguments.command {
         CellsCommand::Add { name } => add(name, settings).await,
+        CellsCommand::Drain { name } => set_state(name, State::Draining, settings).await,
+        CellsCommand::Open { name } => set_state(name, State::Open, settings).await,
         CellsCommand::List { json } => list(*json, settings).await,
     }
 }
@@ -74,6 +81,20 @@ async fn add(name: &str, settings: &Settings) -> anyhow::Result<()> {
         "Cell {name} has id {id} and is open for tenants. Start its dispatchers with its database as POSTRIDER_DATABASE_URL and \
          this one as POSTRIDER_HOME_DATABASE_URL."
     );
+    Ok(())
+}
+
+async fn set_state(name: &str, state: State, settings: &Settings) -> anyhow::Result<()> {
+    let home = &settings.require_database()?.direct;
+    let mut home = home.connect().await.context("cannot connect to the database")?;
+    state::set(&mut home, name, state).await?;
+    home.close().await?;
+    match state {
+        State::Draining => {
+            println!("Cell {name} is draining: a dispatcher at home moves its tenants to the open cells.")
+        }
+        State::Open => println!("Cell {name} is open."),
+    }
     Ok(())
 }
 

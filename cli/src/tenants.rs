@@ -1,15 +1,18 @@
-//! `tenants`: pause, resume, quotas.
+//! `tenants`: pause, resume, quotas, move.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
+use anyhow::Context;
 use clap::{Args, Subcommand};
-use postrider_client::{Client, QuotaSettings, Quotas};
+use postrider_client::{Client, Move, PageOf, QuotaSettings, Quotas};
 
 use crate::{
-    output::{GOOD, WARNING, show},
+    output::{GOOD, WARNING, show, stop_signal},
     reach::{Failure, Reach},
     settings::Environment,
 };
+
+const MOVE_POLL: Duration = Duration::from_millis(300);
 
 #[derive(Subcommand)]
 pub enum TenantsCommand {
@@ -19,6 +22,8 @@ pub enum TenantsCommand {
     Resume(OneTenant),
     /// Show a tenant's quotas, or set them
     Quotas(QuotasArguments),
+    /// Move a tenant to another cell and show the progress until it is done; Ctrl+C leaves the move running
+    Move(MoveArguments),
 }
 
 #[derive(Args)]
@@ -50,6 +55,21 @@ pub struct QuotasArguments {
     one: OneTenant,
 }
 
+#[derive(Args)]
+pub struct MoveArguments {
+    /// Name of the cell
+    #[arg(long, required_unless_present = "cancel")]
+    to: Option<String>,
+    /// Cancel the tenant's move instead: it goes on where it was
+    #[arg(long, conflicts_with = "to")]
+    cancel: bool,
+    /// Do not wait until the move is done
+    #[arg(long)]
+    no_wait: bool,
+    #[command(flatten)]
+    one: OneTenant,
+}
+
 /// `None` is unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Quota(Option<i64>);
@@ -69,6 +89,7 @@ pub(crate) async fn run(command: TenantsCommand, environment: &Environment) -> R
         TenantsCommand::Pause(arguments) => &arguments.one,
         TenantsCommand::Resume(one) => one,
         TenantsCommand::Quotas(arguments) => &arguments.one,
+        TenantsCommand::Move(arguments) => &arguments.one,
     };
     let (tenant, json) = (&one.tenant, one.reach.json);
     let done = async {
@@ -91,6 +112,7 @@ pub(crate) async fn run(command: TenantsCommand, environment: &Environment) -> R
                 let quotas = quotas(&client, tenant, arguments).await?;
                 show(json, &quotas, || print(&quotas));
             }
+            TenantsCommand::Move(arguments) => move_tenant(&client, tenant, arguments, json).await?,
         }
         Ok(ExitCode::SUCCESS)
     };
@@ -122,6 +144,67 @@ fn print(quotas: &Quotas) {
         "stored bytes: {}",
         of(quotas.stored_bytes_used, quotas.stored_bytes)
     );
+}
+
+async fn move_tenant(
+    client: &Client,
+    tenant: &str,
+    arguments: &MoveArguments,
+    json: bool,
+) -> anyhow::Result<()> {
+    let mut current = match &arguments.to {
+        Some(to) => client.move_tenant(tenant, to).await?,
+        None => client.cancel_move(&running_move(client, tenant).await?).await?,
+    };
+    let mut shown = None;
+    loop {
+        let now = (current.state.clone(), current.waits_for.clone());
+        if !json && shown.as_ref() != Some(&now) {
+            print_move(&current);
+            shown = Some(now);
+        }
+        if current.ended_at.is_some() || arguments.no_wait {
+            break;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(MOVE_POLL) => {}
+            () = stop_signal() => break,
+        }
+        current = client.tenant_move(&current.id).await?;
+    }
+    if json {
+        show(json, &current, || ());
+    }
+    Ok(())
+}
+
+async fn running_move(client: &Client, tenant: &str) -> anyhow::Result<String> {
+    let newest = client.moves(&PageOf::default()).await?.data;
+    let running = newest
+        .into_iter()
+        .find(|one| one.tenant == tenant && one.ended_at.is_none());
+    running
+        .map(|one| one.id)
+        .with_context(|| format!("tenant {tenant} is not moving"))
+}
+
+fn print_move(
+    Move {
+        state,
+        tenant,
+        from,
+        to,
+        copied,
+        waits_for,
+        ..
+    }: &Move,
+) {
+    let waits = waits_for
+        .as_ref()
+        .map(|reason| format!(", waits for {reason}"))
+        .unwrap_or_default();
+    let style = if state == "done" { GOOD } else { WARNING };
+    anstream::println!("{style}{state}{style:#} {tenant} from {from} to {to}: {copied} rows copied{waits}");
 }
 
 #[cfg(test)]

@@ -39,6 +39,36 @@ impl Client {
         self.delete(&["v1", "tenants", tenant, "pause"]).await
     }
 
+    /// Moves it to another cell, in the background.
+    pub async fn move_tenant(&self, tenant: &str, to: &str) -> Result<Move, Error> {
+        let (tenant, to) = (tenant.to_owned(), to.to_owned());
+        self.with_body(Method::POST, &["v1", "moves"], &NewMove { tenant, to })
+            .await
+    }
+
+    pub async fn moves(&self, page: &PageOf) -> Result<Page<Move>, Error> {
+        self.page(&["v1", "moves"], page, &[]).await
+    }
+
+    pub async fn tenant_move(&self, id: &str) -> Result<Move, Error> {
+        self.get(&["v1", "moves", id], &[]).await
+    }
+
+    /// Possible until the new cell has taken over.
+    pub async fn cancel_move(&self, id: &str) -> Result<Move, Error> {
+        self.with_body(Method::DELETE, &["v1", "moves", id], &()).await
+    }
+
+    pub async fn cells(&self) -> Result<Cells, Error> {
+        self.get(&["v1", "cells"], &[]).await
+    }
+
+    /// Drains it, or opens it again.
+    pub async fn put_cell(&self, cell: &str, settings: &CellSettings) -> Result<(), Error> {
+        self.with_body(Method::PUT, &["v1", "cells", cell], settings)
+            .await
+    }
+
     pub async fn quotas(&self, tenant: &str) -> Result<Quotas, Error> {
         self.get(&["v1", "tenants", tenant, "quotas"], &[]).await
     }

@@ -36,9 +36,9 @@ use health::database::{pause_before_retry, reports};
 pub use deliver::retry;
 pub use http::{guard, proxy, tls};
 pub use maintenance::{
-    erasure, notices, partitions, planned_rotation, relay, replays, retention, rollup, usage,
+    erasure, moves, notices, partitions, planned_rotation, relay, replays, retention, rollup, usage,
 };
-pub use ownership::{decision::LEASE, lease};
+pub use ownership::{decision::LEASE, lease, owners};
 pub use settings::Settings;
 pub use store::{schema, sending};
 pub use telemetry::{statistics, traces};

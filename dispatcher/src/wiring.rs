@@ -40,12 +40,17 @@ use crate::{
     http::client::HttpSender,
     maintenance::{
         deleted_endpoints, disable, jobs,
+        moves::Mover,
         notices::Notifier,
         relay,
         replays::{run::Runner, withdraw},
         vacuum::{self, DeadRows},
     },
-    ownership::{applied, lease::Lease, shards::Shards},
+    ownership::{
+        applied::{self, APPLIED, QUIET},
+        lease::Lease,
+        shards::Shards,
+    },
     telemetry::{
         metrics,
         statistics::{Flusher, Statistics},
@@ -114,6 +119,7 @@ struct EngineOutput {
     deleted: mpsc::UnboundedReceiver<EndpointId>,
     withdrawals: mpsc::UnboundedReceiver<Withdrawal>,
     applied: watch::Receiver<Option<String>>,
+    quiet: watch::Receiver<Option<String>>,
     activity: watch::Receiver<Vec<Activity>>,
 }
 
@@ -178,6 +184,7 @@ fn start(dispatcher: Dispatcher, clock: Clock, stop: &CancellationToken) -> Resu
     let (deleted, deleted_out) = mpsc::unbounded_channel();
     let (withdrawals, withdrawals_out) = mpsc::unbounded_channel();
     let (applied, applied_out) = watch::channel(None);
+    let (quiet, quiet_out) = watch::channel(None);
     let (activity, activity_out) = watch::channel(Vec::new());
     let reader = Reader {
         wake: dispatcher.wake.clone(),
@@ -201,6 +208,7 @@ fn start(dispatcher: Dispatcher, clock: Clock, stop: &CancellationToken) -> Resu
         deleted: deleted_out,
         withdrawals: withdrawals_out,
         applied: applied_out,
+        quiet: quiet_out,
         activity: activity_out,
     };
     start_maintenance(&dispatcher, &parts, output, stop);
@@ -224,6 +232,7 @@ fn start(dispatcher: Dispatcher, clock: Clock, stop: &CancellationToken) -> Resu
         withdrawals,
         surveys,
         applied,
+        quiet,
         activity,
         switch: parts.switch.clone(),
         state: State::default(),
@@ -311,7 +320,13 @@ fn start_ownership(
 /// Everything that API callers or operators wait for, but no delivery.
 fn start_maintenance(dispatcher: &Dispatcher, parts: &Parts, output: EngineOutput, stop: &CancellationToken) {
     let (control, leave) = (&parts.control, &parts.leave);
-    tokio::spawn(applied::publish(control.clone(), parts.id, output.applied));
+    tokio::spawn(applied::publish(
+        control.clone(),
+        parts.id,
+        APPLIED,
+        output.applied,
+    ));
+    tokio::spawn(applied::publish(control.clone(), parts.id, QUIET, output.quiet));
     tokio::spawn(deleted_endpoints::run(
         parts.pool.clone(),
         output.deleted,
@@ -355,6 +370,14 @@ fn start_maintenance(dispatcher: &Dispatcher, parts: &Parts, output: EngineOutpu
         commits: parts.commits.clone(),
         public_url: dispatcher.settings.public_url.clone(),
     };
+    let mover = Mover {
+        home: dispatcher.direct.clone(),
+        pool: parts.pool.clone(),
+        vault: dispatcher.vault.clone(),
+        commits: parts.commits.clone(),
+        stop: leave.clone(),
+    };
+    parts.background.spawn(mover.run());
     let jobs = jobs::run(
         parts.pool.clone(),
         dispatcher.vault.clone(),

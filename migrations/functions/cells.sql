@@ -46,6 +46,8 @@ declare
     result    postrider.emission;
     v_at      timestamptz := clock_timestamp();
     v_cell    smallint;
+    v_lives   smallint;
+    v_is_here boolean := false;
     v_refusal text;
 begin
     select c.id, q.refusal into v_cell, v_refusal
@@ -54,6 +56,14 @@ begin
         return postrider.refuse_elsewhere(0, tenant);
     elsif v_refusal is not null and not reserved then
         return postrider.refuse(0, case v_refusal when 'PR429' then 9 else 10 end, tenant, type, version, null);
+    elsif v_cell = 0 then
+        perform postrider.lock_whereabouts(array[emit_away.tenant]);
+        select t.is_here, case when not t.moving then t.cell_id end into v_is_here, v_lives
+        from postrider.tenants t where t.id = emit_away.tenant_id;
+    end if;
+    if v_is_here then
+        return postrider.emit_again(emit_away.tenant, emit_away.type, emit_away.data, emit_away.id, emit_away.version,
+                                    emit_away.ordering_key, emit_away.context, emit_away.found_version, emit_away.reserved);
     end if;
     if emit_away.ordering_key is not null then
         insert into postrider.cell_outbox_keys (tenant_id, key) values (emit_away.tenant_id, emit_away.ordering_key)
@@ -68,7 +78,7 @@ begin
     -- Numbered after the lock, so that the events of a key are numbered in the order of their commits.
     insert into postrider.cell_outbox
         (tenant_id, cell_id, type, data, id, is_chosen, version, ordering_key, context, created_at)
-    values (emit_away.tenant_id, case when v_cell <> 0 then 0 else emit_away.cell_id end, emit_away.type, emit_away.data,
+    values (emit_away.tenant_id, case when v_cell <> 0 then 0 else v_lives end, emit_away.type, emit_away.data,
             result.id, emit_away.id is not null, emit_away.version, emit_away.ordering_key, emit_away.context, v_at)
     on conflict do nothing;
     if not found then
@@ -99,6 +109,7 @@ begin
         return array(select postrider.refuse_elsewhere(g.position, g.tenant)
                      from unnest(tenants, positions) with ordinality as g (tenant, position, n) order by g.n);
     end if;
+    perform postrider.lock_whereabouts(tenants);
     perform postrider.lock_outbox_keys(tenants, ordering_keys);
     -- After the locks, so that the events of a key are numbered in the order of their commits.
     v_numbers := array(select nextval('postrider.cell_outbox_n') from generate_subscripts(tenants, 1));
@@ -209,6 +220,16 @@ begin
         return result;
     end loop;
 end $$;
+
+-- A tenant that comes home must not arrive while a transaction may still add an event to those that wait for it. Shared until the end
+-- of the transaction; what is known of the tenant has to be read after it.
+create or replace function postrider.lock_whereabouts(tenants text[]) returns void language plpgsql as $$
+begin
+    perform pg_advisory_xact_lock_shared(postrider.whereabouts_lock(), t.id)
+    from (select t.id from postrider.tenants t where t.slug = any(tenants) and t.deleted_at is null order by t.id) t;
+end $$;
+
+create or replace function postrider.whereabouts_lock() returns int language sql immutable as 'select 1886876014';
 
 -- Until the end of the transaction. In order, so that two batches wait for each other instead of deadlocking.
 create or replace function postrider.lock_outbox_keys(tenants text[], ordering_keys text[]) returns void language plpgsql as $$

@@ -21,9 +21,9 @@ const TYPE: &str = "invoice.paid";
 const FIRST_ENDPOINT: i64 = 1 << 25;
 
 /// Home, a cell, and the cell's dispatcher.
-struct Pair {
-    home: Database,
-    cell: Database,
+pub(crate) struct Pair {
+    pub(crate) home: Database,
+    pub(crate) cell: Database,
     dispatcher: Option<Postrider>,
 }
 
@@ -41,7 +41,7 @@ fn said(output: &Output) -> String {
 
 impl Pair {
     /// With the tenant `acme` in the cell, `beta` at home, and one event type.
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let home = Database::on_private_server_in(std::env::temp_dir(), SERVER).await;
         home.execute_here_as_superuser("alter role postrider replication")
             .await;
@@ -131,7 +131,7 @@ fn in_docs(first: &str) -> String {
 }
 
 /// As the API would make it, in the tenant's database.
-async fn endpoint(database: &Database, tenant: &str, url: &str) -> i64 {
+pub(crate) async fn endpoint(database: &Database, tenant: &str, url: &str) -> i64 {
     let mut connection = database.connect().await;
     let (id, tenant): (i32, i32) = sqlx::query_as(
         "insert into postrider.endpoints (public_id, tenant_id, shard, url)
@@ -158,7 +158,7 @@ async fn endpoint(database: &Database, tenant: &str, url: &str) -> i64 {
 }
 
 /// The id, or the SQLSTATE and the message.
-async fn emit(
+pub(crate) async fn emit(
     connection: &mut PgConnection,
     tenant: &str,
     data: &str,

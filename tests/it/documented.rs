@@ -75,6 +75,11 @@ const NOT_RUN: [(&str, &str, &str); 24] = [
     ),
     (
         "docs/cells.md",
+        "postrider tenants move",
+        "needs another cell: tests/it/moves.rs",
+    ),
+    (
+        "docs/cells.md",
         "POSTRIDER_DATABASE_URL=",
         "runs until it is stopped: tests/it/cells.rs",
     ),

@@ -53,6 +53,7 @@ mod listen;
 mod live_pages;
 mod masked;
 mod migrations;
+mod moves;
 mod operational;
 mod operations;
 mod operations_outages;

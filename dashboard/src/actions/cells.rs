@@ -2,13 +2,22 @@
 
 use std::collections::HashMap;
 
-use postrider_dispatcher::sending;
-use postrider_proto::api::Cell;
+use postrider_dispatcher::{
+    cells::state::{self, State, StateError},
+    sending,
+};
+use postrider_proto::api::{Cell, CellSettings};
+use serde_json::json;
 
 use crate::{
     Shared,
+    auth::Actor,
     http::{cells::ask, problem::Problem},
-    tables::{activity, cells},
+    tables::{
+        self, activity,
+        audit::{self, Action, Entry},
+        cells,
+    },
 };
 
 const DISPATCHERS_COUNTED_MAX: i64 = 1_000;
@@ -37,4 +46,21 @@ pub(crate) async fn list(app: &Shared) -> Result<Vec<Cell>, Problem> {
         }
     };
     Ok(rows.into_iter().map(view).collect())
+}
+
+/// Drains a cell, or opens it again.
+pub(crate) async fn put(app: &Shared, actor: &Actor, name: &str, form: &CellSettings) -> Result<(), Problem> {
+    let state = State::parse(&form.state)
+        .ok_or_else(|| Problem::invalid("/state", "must be `open` or `draining`"))?;
+    let mut transaction = tables::begin(&app.pool).await?;
+    match state::set(&mut transaction, name, state).await {
+        Err(StateError::NoCell) => return Err(Problem::not_found("cell")),
+        Err(refused @ StateError::LastOpen) => return Err(Problem::conflict(format!("{refused}."))),
+        Err(StateError::Database(error)) => return Err(error.into()),
+        Ok(()) => {}
+    }
+    let entry = Entry::new(actor, Action::CellPut, None, name).with(json!({"state": form.state}));
+    audit::write(&mut transaction, entry).await?;
+    transaction.commit().await?;
+    Ok(())
 }

@@ -19,6 +19,7 @@ pub(crate) mod failures;
 pub(crate) mod form_results;
 pub(crate) mod listeners;
 pub(crate) mod listening;
+pub(crate) mod moves;
 pub(crate) mod numbers;
 pub(crate) mod people;
 pub(crate) mod quotas;

@@ -19,6 +19,7 @@ pub(crate) mod export;
 pub(crate) mod health;
 mod listeners;
 mod log_filter;
+mod moves;
 mod portal_links;
 mod quotas;
 mod replays;
@@ -98,6 +99,7 @@ pub(crate) fn operations() -> impl Iterator<Item = Operation> {
         ("Deliveries", replays::operations()),
         ("Administration", api_keys::operations()),
         ("Administration", erasures::operations()),
+        ("Administration", moves::operations()),
         ("Administration", audit::operations()),
         ("Administration", sending::operations()),
         ("Administration", log_filter::operations()),

@@ -3,6 +3,7 @@
 
 pub mod add;
 pub mod list;
+pub mod state;
 
 /// The cell with the directory.
 pub const HOME: i16 = 0;

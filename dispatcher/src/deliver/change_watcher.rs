@@ -34,6 +34,7 @@ const RELEASED: &str = "released";
 /// Sent when the tables of that name have changed. All other notifications are for the reader.
 const REPLAYS: &str = "replays";
 const NOTICES: &str = "notices";
+const MOVES: &str = "moves";
 /// Checks while another dispatcher holds the lock: whether it still does.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 /// Checks by the holder: only shows the others, and the server, that it is alive.
@@ -70,6 +71,7 @@ struct Shared {
     wake: Wake,
     replays: Wake,
     notices: Wake,
+    moves: Wake,
     /// Rows read since the watcher last checked.
     rows: AtomicUsize,
 }
@@ -100,6 +102,11 @@ impl Commits {
         self.wait_or_look(&self.0.notices, poll_every).await;
     }
 
+    /// The same for moves of tenants.
+    pub(crate) async fn wait_for_moves(&self, poll_every: Duration) {
+        self.wait_or_look(&self.0.moves, poll_every).await;
+    }
+
     async fn wait_or_look(&self, wake: &Wake, poll_every: Duration) {
         let look_after = match self.are_notified() {
             true => LOOK_EVERY,
@@ -111,7 +118,7 @@ impl Commits {
     /// A read that begins after this sees every commit that was not notified.
     fn set(&self, notified: bool) {
         self.0.notified.store(notified, Ordering::Release);
-        for wake in [&self.0.wake, &self.0.replays, &self.0.notices] {
+        for wake in [&self.0.wake, &self.0.replays, &self.0.notices, &self.0.moves] {
             wake.now();
         }
     }
@@ -208,6 +215,7 @@ impl Watcher<'_> {
                 }
                 Some(sent) if sent.payload() == REPLAYS => self.commits.0.replays.now(),
                 Some(sent) if sent.payload() == NOTICES => self.commits.0.notices.now(),
+                Some(sent) if sent.payload() == MOVES => self.commits.0.moves.now(),
                 Some(_) => self.committed().await?,
             },
             () = tokio::time::sleep_until(self.check_at) => self.check().await?,

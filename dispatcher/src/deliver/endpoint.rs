@@ -184,14 +184,14 @@ impl EndpointRow {
     }
 }
 
-/// Loads endpoints by id, as of the connection's snapshot. Those of a paused tenant are paused.
+/// Loads endpoints by id, as of the connection's snapshot. Those of a tenant that is paused, or moving to another cell, are paused.
 pub(crate) async fn load(
     connection: &mut PgConnection,
     ids: &[EndpointId],
 ) -> Result<Vec<EndpointRow>, sqlx::Error> {
     sqlx::query_as(
         "select e.id, e.tenant_id, e.public_id, t.slug as tenant_name, e.shard, e.state_reason, e.url,
-                case when t.paused_at is not null and e.state <> 'deleted' then 'paused' else e.state end as state,
+                case when (t.paused_at is not null or not t.is_here) and e.state <> 'deleted' then 'paused' else e.state end as state,
                 e.concurrency, e.rate_per_second, e.ordered,
                 e.retry_schedule, e.timeout_ms, e.signature, e.headers, e.tls, e.filter,
                 exists (select from postrider.endpoint_health h

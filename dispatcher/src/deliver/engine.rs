@@ -109,6 +109,8 @@ pub(crate) struct Engine {
     pub(crate) surveys: mpsc::UnboundedSender<survey::Request>,
     /// The latest snapshot whose settings have been applied.
     pub(crate) applied: watch::Sender<Option<String>>,
+    /// The latest of these after which no attempt of an endpoint that it pauses was in flight or unrecorded any more.
+    pub(crate) quiet: watch::Sender<Option<String>>,
     /// Load of each endpoint, published about once a second.
     pub(crate) activity: watch::Sender<Vec<Activity>>,
     pub(crate) vital: Arc<Vital>,
@@ -133,6 +135,7 @@ impl Engine {
         let mut give_up_at = None;
         loop {
             self.report_drained();
+            self.report_quiet();
             self.pump();
             if self.state.stopping {
                 let over = give_up_at.is_some_and(|at| Instant::now() >= at);

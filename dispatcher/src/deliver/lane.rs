@@ -466,6 +466,11 @@ impl Lane {
         self.busy.values().all(|busy| busy.stage == Stage::Recorded)
     }
 
+    /// Sends nothing any more, but has an attempt in flight or unrecorded.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_paused() && !self.is_drained()
+    }
+
     /// Nothing in memory, and nothing known on disk.
     pub(crate) fn is_idle(&self) -> bool {
         self.floor.is_none()

@@ -125,6 +125,7 @@ impl Node {
         let (withdrawals, withdrawals_out) = mpsc::unbounded_channel();
         let (surveys, surveys_out) = mpsc::unbounded_channel();
         let (applied, applied_out) = watch::channel(None);
+        let (quiet, quiet_out) = watch::channel(None);
         let (activity, activity_out) = watch::channel(Vec::new());
         let term = CancellationToken::new();
         let mut engine = Engine {
@@ -143,6 +144,7 @@ impl Node {
             withdrawals,
             surveys,
             applied,
+            quiet,
             activity,
             vital: std::sync::Arc::new(crate::health::Vital::new(crate::ownership::lease::Lease::new())),
             capacity: Capacity::new(64),
@@ -164,6 +166,7 @@ impl Node {
                 deleted_out,
                 withdrawals_out,
                 applied_out,
+                quiet_out,
                 activity_out,
             )),
             known: Known::default(),

@@ -27,6 +27,20 @@ const PASS_MAX: Duration = Duration::from_secs(3_600);
 const BATCH: i64 = 2_000;
 /// Events counted in the request that deletes the tenant, which has only seconds. The job counts the rest.
 const COUNTED_AT_ONCE_MAX: i64 = 10_000;
+/// Tables with rows for an endpoint, in an order in which they can be deleted.
+const OF_ENDPOINTS: [&str; 11] = [
+    "planned_rotations",
+    "secrets",
+    "endpoint_health",
+    "endpoints_to_disable",
+    "trials",
+    "listeners",
+    "alerts",
+    "notices",
+    "minute_statistics",
+    "hour_statistics",
+    "endpoint_activity",
+];
 /// Events counted in one statement of the job.
 const COUNTED_MAX: i64 = 100_000;
 
@@ -209,24 +223,7 @@ async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, 
     if !counted {
         count(&mut db, id, tenant, stop).await?;
     }
-    // A producer that commits late may add to these.
-    for rows in TenantRows::BY_ENDPOINT {
-        erase(&mut db, rows, tenant, stop).await?;
-    }
-    let (mut after, highest) = (EventId::LOWEST, EventId(Uuid::max()));
-    while let Some(batch) = delete_batch(&mut db, tenant, after, highest).await? {
-        after = batch.last;
-        sqlx::query("update postrider.erasures set done = done + $2 where id = $1")
-            .bind_all((id, batch.deleted as i64))
-            .execute(&mut *db)
-            .await?;
-        go_on(stop)?;
-    }
-    // Before the archived events, which they are found by.
-    erase(&mut db, TenantRows::ArchivedAttempts, tenant, stop).await?;
-    for table in ["event_ids", "ordering_keys", "archived_events", "replays"] {
-        erase_table(&mut db, table, tenant, stop).await?;
-    }
+    erase_rows(&mut db, tenant, Some(id), stop).await?;
     forget_settings(&mut db, tenant).await?;
     if settled {
         // The table has no index for this, which every request with a key would pay for: it is scanned once.
@@ -243,6 +240,59 @@ async fn pass(pool: &PgPool, id: i64, stop: &CancellationToken) -> Result<bool, 
         .await?;
     }
     Ok(settled)
+}
+
+/// Events, deliveries and attempts, and what replays and deduplication know. Batches are counted in the erasure, if there is one.
+async fn erase_rows(
+    db: &mut PgConnection,
+    tenant: TenantId,
+    erasure: Option<i64>,
+    stop: &CancellationToken,
+) -> Result<(), Interrupted> {
+    // A producer that commits late may add to these.
+    for rows in TenantRows::BY_ENDPOINT {
+        erase(db, rows, tenant, stop).await?;
+    }
+    let (mut after, highest) = (EventId::LOWEST, EventId(Uuid::max()));
+    while let Some(batch) = delete_batch(db, tenant, after, highest).await? {
+        after = batch.last;
+        if let Some(id) = erasure {
+            sqlx::query("update postrider.erasures set done = done + $2 where id = $1")
+                .bind_all((id, batch.deleted as i64))
+                .execute(&mut *db)
+                .await?;
+        }
+        go_on(stop)?;
+    }
+    // Before the archived events, which they are found by.
+    erase(db, TenantRows::ArchivedAttempts, tenant, stop).await?;
+    for table in ["event_ids", "ordering_keys", "archived_events", "replays"] {
+        erase_table(db, table, tenant, stop).await?;
+    }
+    Ok(())
+}
+
+/// Removes a tenant that lives in another cell now, down to its row. Nothing can be added here any more.
+pub(crate) async fn erase_moved(
+    db: &mut PgConnection,
+    tenant: TenantId,
+    stop: &CancellationToken,
+) -> Result<(), Interrupted> {
+    // Dispatchers forget deleted endpoints; they would keep those whose rows just disappear.
+    sqlx::query(
+        "update postrider.endpoints set state = 'deleted' where tenant_id = $1 and state <> 'deleted'",
+    )
+    .bind(tenant)
+    .execute(&mut *db)
+    .await?;
+    erase_rows(db, tenant, None, stop).await?;
+    for table in OF_ENDPOINTS {
+        delete_of_endpoints(db, table, tenant).await?;
+    }
+    for table in ["endpoints", "tenant_usage", "idempotency"] {
+        erase_table(db, table, tenant, stop).await?;
+    }
+    Ok(())
 }
 
 /// Counts all of a large tenant's events in batches.
@@ -305,27 +355,25 @@ async fn erase_table(
     }
 }
 
+async fn delete_of_endpoints(
+    db: &mut PgConnection,
+    table: &'static str,
+    tenant: TenantId,
+) -> Result<(), sqlx::Error> {
+    let delete = format!(
+        "delete from postrider.{table} where endpoint_id in (select id from postrider.endpoints where tenant_id = $1)"
+    );
+    sqlx::query(AssertSqlSafe(delete))
+        .bind(tenant)
+        .execute(db)
+        .await?;
+    Ok(())
+}
+
 /// The endpoints' ids remain, so that no late row can be attributed to another endpoint; their settings are erased.
 async fn forget_settings(db: &mut PgConnection, tenant: TenantId) -> Result<(), sqlx::Error> {
-    for table in [
-        "planned_rotations",
-        "secrets",
-        "endpoint_health",
-        "trials",
-        "listeners",
-        "alerts",
-        "notices",
-        "minute_statistics",
-        "hour_statistics",
-        "endpoint_activity",
-    ] {
-        let delete = format!(
-            "delete from postrider.{table} where endpoint_id in (select id from postrider.endpoints where tenant_id = $1)"
-        );
-        sqlx::query(AssertSqlSafe(delete))
-            .bind(tenant)
-            .execute(&mut *db)
-            .await?;
+    for table in OF_ENDPOINTS {
+        delete_of_endpoints(db, table, tenant).await?;
     }
     for statement in [
         "delete from postrider.portal_links where tenant_id = $1",

@@ -5,6 +5,7 @@ pub(crate) mod deleted_endpoints;
 pub(crate) mod disable;
 pub mod erasure;
 pub(crate) mod jobs;
+pub mod moves;
 pub mod notices;
 pub mod partitions;
 pub mod planned_rotation;

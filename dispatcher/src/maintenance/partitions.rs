@@ -265,6 +265,27 @@ pub async fn make_ahead_at(
     Ok(())
 }
 
+/// Creates those that are missing from then to now, a day each, for events that come from another database.
+pub(crate) async fn make_since(pool: &PgPool, since: DateTime<Utc>) -> Result<(), sqlx::Error> {
+    let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()")
+        .fetch_one(pool)
+        .await?;
+    for table in TABLES {
+        let existing: Vec<Slice> = attached(&mut *pool.acquire().await?, table)
+            .await?
+            .iter()
+            .map(|partition| partition.slice)
+            .collect();
+        let days = std::iter::successors(Some(Slice::at(since, Width::Day)), |slice| Some(slice.next()));
+        for day in days.take_while(|day| day.begin() < now) {
+            for slice in day.uncovered(&existing) {
+                make(pool, table, slice).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Partitions to create for one table.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {

@@ -160,7 +160,10 @@ async fn announce(pool: &PgPool, wanted: &Wanted) -> Result<bool, sqlx::Error> {
 async fn due(pool: &PgPool, after: i32) -> Result<Vec<(i32, EndpointId)>, sqlx::Error> {
     sqlx::query_as(
         "select secret_id, endpoint_id from postrider.planned_rotations
-         where rotates_at <= clock_timestamp() and secret_id > $1 order by secret_id limit $2",
+         where rotates_at <= clock_timestamp() and secret_id > $1
+           and exists (select from postrider.endpoints e join postrider.tenants t on t.id = e.tenant_id
+                       where e.id = endpoint_id and t.is_here)
+         order by secret_id limit $2",
     )
     .bind_all((after, BATCH))
     .fetch_all(pool)

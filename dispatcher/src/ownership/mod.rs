@@ -4,4 +4,5 @@
 pub(crate) mod applied;
 pub(crate) mod decision;
 pub mod lease;
+pub mod owners;
 pub(crate) mod shards;

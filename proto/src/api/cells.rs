@@ -21,6 +21,15 @@ pub struct Cell {
     pub created_at: DateTime<Utc>,
 }
 
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CellSettings {
+    /// `draining`: it takes no new tenants, and its tenants move to the other cells, two at a time.
+    #[cfg_attr(feature = "openapi", schema(schema_with = super::shapes::cell_state))]
+    pub state: String,
+}
+
 /// All cells, home first.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -9,6 +9,7 @@ mod endpoints;
 mod event_types;
 mod events;
 mod keys;
+mod moves;
 mod problem;
 mod replays;
 mod secrets;
@@ -25,7 +26,7 @@ use serde::{
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-pub use cells::{Cell, Cells};
+pub use cells::{Cell, CellSettings, Cells};
 pub use deliveries::{
     Attempt, AttemptTiming, DeadLetterGroup, Delivery, DeliveryWithAttempts, Discarded, NewDiscard,
 };
@@ -37,6 +38,7 @@ pub use endpoints::{
 pub use event_types::{Break, Change, Compatibility, EventType, EventTypeSettings};
 pub use events::{BatchForm, EmittedEvent, EmittedEvents, Event, EventForm};
 pub use keys::{ApiKey, AuditEntry, NewApiKey};
+pub use moves::{Move, NewMove};
 pub use problem::{Fault, Problem};
 pub use replays::{NewReplay, Replay, ReplayPreview, ReplaySample, ReplaySettings};
 pub use secrets::{EndpointSecret, Listener, NewListener, Rotation, SecretValue, Secrets};

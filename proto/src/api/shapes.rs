@@ -116,6 +116,7 @@ shapes! {
     endpoint_state = {"type": "string", "enum": words(EndpointState::ALL, EndpointState::as_str)}
     erasure_state = {"type": "string", "enum": ["running", "done"]}
     cell_state = {"type": "string", "enum": ["open", "draining"]}
+    move_state = {"type": "string", "enum": ["stopping", "copying", "switching", "erasing", "cancelling", "done", "cancelled"]}
     threshold = {"type": "integer", "minimum": 1, "maximum": ALERT_DEAD_LETTERS_MAX}
 }
 

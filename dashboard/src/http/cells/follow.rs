@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use postrider_dispatcher::{Wake, connector::Connector, health::database};
+use postrider_dispatcher::{Wake, connector::Connector, health::database, sending};
 use tokio::{
     sync::{oneshot, watch},
     time::sleep,
@@ -53,8 +53,13 @@ pub(crate) async fn follow(app: Shared, begin: Begin, known: oneshot::Sender<()>
     let mut followed: HashMap<i16, Followed> = HashMap::new();
     while !stop.is_cancelled() {
         // At home there is nothing to do until it responds.
-        if let Ok(rows) = cells::list(&app.lookups).await {
-            update(&app, &begin, &mut followed, rows, &stop);
+        if let Ok(rows) = cells::list(&app.lookups).await
+            && let Ok(restored) = is_copy(&app, &rows).await
+        {
+            match restored {
+                true => leave(&app, &mut followed, rows),
+                false => update(&app, &begin, &mut followed, rows, &stop),
+            }
             // Nobody waits any more if the process stops.
             let _ = known.take().map(|known| known.send(()));
         }
@@ -65,6 +70,21 @@ pub(crate) async fn follow(app: Shared, begin: Begin, known: oneshot::Sender<()>
             () = others.unknown.notified() => {}
             () = stop.cancelled() => {}
         }
+    }
+}
+
+async fn is_copy(app: &Shared, rows: &[CellRow]) -> sqlx::Result<bool> {
+    Ok(rows.len() > 1 && sending::state(&app.lookups).await?.restored)
+}
+
+/// A restored copy of home leaves the cells alone: they belong to the installation it is a copy of. To requests, none of them
+/// responds.
+fn leave(app: &Shared, followed: &mut HashMap<i16, Followed>, rows: Vec<CellRow>) {
+    for (_, one) in followed.drain() {
+        one.stop.cancel();
+    }
+    for row in rows.into_iter().filter(|row| row.id != HOME) {
+        app.cells.set(Cell { row, app: None });
     }
 }
 
@@ -89,7 +109,7 @@ fn update(
         let Some(url) = row.url.clone().filter(|_| row.id != HOME) else {
             continue;
         };
-        if let Some(mut cell) = app.cells.find(row.id) {
+        if let Some(mut cell) = app.cells.find(row.id).filter(|_| followed.contains_key(&row.id)) {
             cell.row = row;
             app.cells.set(cell);
             continue;

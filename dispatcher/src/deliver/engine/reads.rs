@@ -127,6 +127,7 @@ impl Engine {
                     self.check_sweep_hits(number);
                 }
                 if let Some(snapshot) = settings {
+                    self.state.unquiet = Some(snapshot.clone());
                     self.applied.send_replace(Some(snapshot));
                 }
                 return Some(rows);
@@ -138,6 +139,20 @@ impl Engine {
             }
         }
         None
+    }
+
+    /// Once no paused endpoint has an attempt in flight or unrecorded, its deliveries are what the tables say.
+    pub(super) fn report_quiet(&mut self) {
+        if self.state.unquiet.is_none() {
+            return;
+        }
+        let lanes = &self.state.lanes;
+        self.state
+            .ending
+            .retain(|id| lanes.get(id).is_some_and(Lane::is_ending));
+        if self.state.ending.is_empty() {
+            self.quiet.send_replace(self.state.unquiet.take());
+        }
     }
 
     fn change_lane(&mut self, id: EndpointId, change: impl FnOnce(&mut Lane)) {
@@ -205,7 +220,12 @@ impl Engine {
         let was_unusable = self.state.unusable.remove(&id).is_some();
         let deleted = endpoint.state == EndpointState::Deleted;
         match self.state.lanes.get_mut(&id) {
-            Some(lane) => lane.change(endpoint, now),
+            Some(lane) => {
+                lane.change(endpoint, now);
+                if lane.is_ending() {
+                    self.state.ending.insert(id);
+                }
+            }
             None => {
                 let Some(epoch) = self.state.owned.get(&endpoint.shard) else {
                     return;

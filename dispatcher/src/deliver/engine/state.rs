@@ -49,6 +49,10 @@ pub(crate) struct State {
     /// Completed withdrawals; reads before this number may still show their rows.
     pub(super) withdrawn: VecDeque<(ReadNumber, (EndpointId, Epoch))>,
     pub(super) forget: Vec<EndpointId>,
+    /// Endpoints that were paused or deleted while attempts of theirs were in flight or unrecorded.
+    pub(super) ending: HashSet<EndpointId>,
+    /// Settings that are applied, but not yet quiet.
+    pub(super) unquiet: Option<String>,
     pub(super) reads: ReadNumber,
     pub(super) reading: bool,
     /// Nothing is in flight and nothing new came: the next read may wait for a change.

@@ -28,9 +28,11 @@ pub const QUEUED_MAX: i64 = 500;
 /// Per endpoint, unless another rate is requested.
 pub const RATE_DEFAULT: i32 = 1_000;
 
-/// Lists of a few hundred ids against tables of any size: one index lookup each.
+/// Lists of a few hundred ids against tables of any size: one index lookup each. It has a transaction id before it reads anything: a
+/// tenant's move waits for it, or it sees that the tenant is moving.
 const BEGIN_STEP: &str = "begin; set local lock_timeout = '2s'; set local statement_timeout = '5s'; \
-    set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off";
+    set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off; \
+    select pg_current_xact_id()";
 
 /// A replay request. Times are those of the events.
 #[derive(Debug, Clone)]

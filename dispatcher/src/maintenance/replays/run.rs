@@ -222,6 +222,7 @@ impl Runner {
                 select r.id, r.tenant_id, r.step_at,
                     row_number() over (partition by r.tenant_id order by r.step_at, r.id) as place
                 from postrider.replays r
+                join postrider.tenants t on t.id = r.tenant_id and t.is_here
                 where r.state = 'running' and r.step_at < clock_timestamp() + $1 * interval '1 millisecond'
              ) r
              where place <= $2 order by step_at, id limit $3",

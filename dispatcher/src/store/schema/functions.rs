@@ -26,7 +26,7 @@ macro_rules! files {
 }
 
 pub(super) fn main() -> Vec<FunctionFile> {
-    files!("functions": "event_ids", "emit", "notices", "changes", "quotas", "switches", "cells")
+    files!("functions": "event_ids", "emit", "notices", "changes", "quotas", "switches", "cells", "moves")
 }
 
 pub(super) fn outbox() -> Vec<FunctionFile> {
