@@ -239,7 +239,7 @@ impl Cells {
     async fn furnish(&mut self) {
         for (number, tenant) in self.tenants.iter().enumerate() {
             let cell = &self.cells[number % self.cells.len()];
-            let ordered = number / self.cells.len() % 3 == 0;
+            let ordered = (number / self.cells.len()).is_multiple_of(3);
             let (_, url) = self.receivers.open();
             let secret = new_secret();
             let mut connection = cell.database.connect().await;
@@ -377,12 +377,13 @@ impl Cells {
         if !refused.is_empty() {
             alarms.push(format!("refused by a cell: {refused}"));
         }
+        let spells = self.spells.lock().expect("not poisoned").clone();
         History {
             transactions: self.journal.read(),
             probes: Vec::new(),
             undrained,
             requests: self.receivers.requests(),
-            spells: self.spells.lock().expect("not poisoned").clone(),
+            spells,
             endpoints: self.endpoints.clone(),
             stored: self.stored().await,
             alarms,

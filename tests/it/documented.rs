@@ -11,7 +11,7 @@ use tokio::process::Command;
 use crate::support::{Api, DataFolder, Database, Postrider, Received, Receiver, until};
 
 /// The page, how the command begins, and why it is not run.
-const NOT_RUN: [(&str, &str, &str); 24] = [
+const NOT_RUN: [(&str, &str, &str); 25] = [
     (
         "README.md",
         "make ",
