@@ -34,7 +34,7 @@ const IDLE_WAIT: Duration = Duration::from_millis(20);
 /// The same at home, whose own tenants have events there only when they have just come from a cell.
 const IDLE_WAIT_AT_HOME: Duration = Duration::from_millis(250);
 /// After a few events: a moment later there are more, and a statement costs as much for one as for several.
-const GATHER_WAIT: Duration = Duration::from_millis(10);
+const GATHER_WAIT: Duration = Duration::from_millis(15);
 const FEW: usize = 100;
 /// Between two looks at events that wait beside the tail, and at what the cell itself wants to bring home.
 const WAITING_EVERY: Duration = Duration::from_millis(250);
