@@ -294,7 +294,10 @@ async fn pages_show_all(world: &World) {
         let form = Form::find(&page, &format!("/endpoints/{endpoint}/test"));
         let (status, page) = admin.submit_and_follow(&form).await;
         assert_eq!(status, StatusCode::OK);
-        assert!(page.contains("id=\"tested\"") && page.contains(">delivered<"), "{page}");
+        assert!(
+            page.contains("id=\"tested\"") && page.contains(">delivered<"),
+            "{page}"
+        );
     }
 }
 
