@@ -227,6 +227,10 @@ create or replace function postrider.lock_whereabouts(tenants text[]) returns vo
 begin
     perform pg_advisory_xact_lock_shared(postrider.whereabouts_lock(), t.id)
     from (select t.id from postrider.tenants t where t.slug = any(tenants) and t.deleted_at is null order by t.id) t;
+    -- It may have arrived while this transaction waited for the lock.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform postrider.reject_stale_snapshot(tenants);
+    end if;
 end $$;
 
 create or replace function postrider.whereabouts_lock() returns int language sql immutable as 'select 1886876014';

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sqlx::PgConnection;
+use sqlx::{Connection, PgConnection};
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
@@ -260,15 +260,25 @@ async fn wal_bytes(database: &Database) -> f64 {
         .await as f64
 }
 
-/// Emits as fast as a few producers can, one event in a transaction.
+/// Emits as fast as a few producers can, ten events in a transaction.
 async fn emit_fast(database: &Database, tenant: &'static str, mark: &str, count: usize) {
     const PRODUCERS: usize = 4;
+    const TOGETHER: usize = 10;
     let mut producers = JoinSet::new();
     for producer in 0..PRODUCERS {
         let (mut connection, mark) = (database.connect().await, mark.to_owned());
         producers.spawn(async move {
-            for n in 0..count / PRODUCERS {
-                emit(&mut connection, tenant, &format!("{mark}-{producer}-{n}")).await;
+            for n in 0..count / PRODUCERS / TOGETHER {
+                let mut transaction = connection.begin().await.expect("begun");
+                for event in 0..TOGETHER {
+                    emit(
+                        &mut transaction,
+                        tenant,
+                        &format!("{mark}-{producer}-{n}-{event}"),
+                    )
+                    .await;
+                }
+                transaction.commit().await.expect("committed");
             }
         });
     }
@@ -364,9 +374,9 @@ impl Limited {
         group.set(None).then_some(group)
     }
 
-    /// The microseconds of CPU in each period of 20 ms.
+    /// The microseconds of CPU in each period of 100 ms.
     fn set(&self, microseconds: Option<u32>) -> bool {
-        const PERIOD: u32 = 20_000;
+        const PERIOD: u32 = 100_000;
         let write = |file: &str, text: String| fs::write(self.0.join(file), text).is_ok();
         if self.0.join("cpu.max").exists() {
             let quota = microseconds.map_or("max".to_owned(), |quota| quota.to_string());
@@ -390,8 +400,8 @@ async fn cells_add_up() {
     const ENDPOINTS: usize = 16;
     const CELLS: usize = 4;
     let _alone = alone().await;
-    // 5 % of a core for each cell's Postgres.
-    let share = number("POSTRIDER_CELLS_SHARE_US", 1_000) as u32;
+    // 2 % of a core for each cell's Postgres, so that the rest of the machine has enough to do with four of them.
+    let share = number("POSTRIDER_CELLS_SHARE_US", 2_000) as u32;
     let events = number("POSTRIDER_CELLS_DELIVERIES_EACH", 24_000) as usize;
     let mut cells = Cells::empty(CELLS).await;
     cells.types(&[TYPE]).await;

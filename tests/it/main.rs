@@ -54,6 +54,7 @@ mod live_pages;
 mod masked;
 mod migrations;
 mod moves;
+mod moves_under_attack;
 mod operational;
 mod operations;
 mod operations_outages;

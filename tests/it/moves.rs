@@ -21,15 +21,15 @@ use crate::{
 const KEYS: usize = 5;
 
 /// A pair with an API and a dispatcher at home, which moves tenants.
-struct World {
-    pair: Pair,
-    dispatcher: Postrider,
-    api: Api,
+pub(crate) struct World {
+    pub(crate) pair: Pair,
+    pub(crate) dispatcher: Postrider,
+    pub(crate) api: Api,
     _dashboard: Postrider,
 }
 
 impl World {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let pair = Pair::start().await;
         let dispatcher = Postrider::on_database("dispatcher", &pair.home).start().await;
         let dashboard = Postrider::on_database("dashboard", &pair.home).start().await;
@@ -41,18 +41,18 @@ impl World {
         }
     }
 
-    async fn begin(&self, to: &str) -> String {
+    pub(crate) async fn begin(&self, to: &str) -> String {
         let form = json!({ "tenant": "acme", "to": to });
         let (status, begun) = self.api.call(Method::POST, "/moves", Some(form)).await;
         assert_eq!(status, StatusCode::ACCEPTED, "{begun}");
         begun["id"].as_str().expect("an id").to_owned()
     }
 
-    async fn state(&self, id: &str) -> Value {
+    pub(crate) async fn state(&self, id: &str) -> Value {
         self.api.get(&format!("/moves/{id}")).await
     }
 
-    async fn ended(&self, id: &str) -> Value {
+    pub(crate) async fn ended(&self, id: &str) -> Value {
         until("the move has ended", || async {
             let now = self.state(id).await;
             (!now["ended_at"].is_null()).then_some(now)
@@ -60,7 +60,7 @@ impl World {
         .await
     }
 
-    async fn move_to(&self, to: &str) {
+    pub(crate) async fn move_to(&self, to: &str) {
         let id = self.begin(to).await;
         let ended = self.ended(&id).await;
         assert_eq!(ended["state"], "done", "{ended}");
@@ -68,14 +68,14 @@ impl World {
 }
 
 /// Emits at home all the time, and knows what was committed.
-struct Producers {
+pub(crate) struct Producers {
     committed: Arc<Mutex<BTreeSet<String>>>,
     stop: Arc<AtomicBool>,
     running: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl Producers {
-    fn start(home: &Database) -> Self {
+    pub(crate) fn start(home: &Database) -> Self {
         let (committed, stop) = (
             Arc::<Mutex<BTreeSet<String>>>::default(),
             Arc::<AtomicBool>::default(),
@@ -90,7 +90,7 @@ impl Producers {
         }
     }
 
-    async fn end(self) -> BTreeSet<String> {
+    pub(crate) async fn end(self) -> BTreeSet<String> {
         self.stop.store(true, Ordering::Relaxed);
         for one in self.running {
             one.await.expect("ended");
@@ -134,7 +134,7 @@ async fn produce(
 }
 
 /// Whatever was committed came, and each key in its order. Returns how many came more than once.
-fn check(receiver: &Receiver, committed: &BTreeSet<String>) -> usize {
+pub(crate) fn check(receiver: &Receiver, committed: &BTreeSet<String>) -> usize {
     let (mut times, mut next) = (BTreeMap::<String, usize>::new(), BTreeMap::<String, i64>::new());
     for request in receiver.received() {
         let id = request.event_id().to_owned();
@@ -153,7 +153,7 @@ fn check(receiver: &Receiver, committed: &BTreeSet<String>) -> usize {
     times.values().filter(|times| **times > 1).count()
 }
 
-async fn ordered_endpoint(database: &Database, url: &str) {
+pub(crate) async fn ordered_endpoint(database: &Database, url: &str) {
     let id = endpoint(database, "acme", url).await;
     let ordered = format!("update postrider.endpoints set ordered = true where id = {id}");
     database.execute(&ordered).await;

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use crate::{
     App,
+    actions::endpoints::lock_endpoint,
     auth::{Actor, Tenant},
     http::problem::{Faults, Problem},
     tables::{
@@ -39,9 +40,7 @@ pub(crate) async fn put(
     );
     faults.done()?;
     let mut transaction = tables::begin(&app.pool).await?;
-    let row = endpoints::lock(&mut *transaction, tenant.id, endpoint)
-        .await?
-        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    let row = lock_endpoint(&mut transaction, tenant.id, endpoint).await?;
     let alert = alerts::put(&mut *transaction, row.id, threshold.unwrap_or(1), &actor.name).await?;
     let entry = Entry::new(actor, Action::AlertPut, Some(tenant.id), endpoint)
         .with(json!({ "dead_letters": alert.dead_letters }));
@@ -60,9 +59,7 @@ pub(crate) async fn find(app: &App, tenant: &Tenant, endpoint: &str) -> Result<A
 
 pub(crate) async fn delete(app: &App, actor: &Actor, tenant: &Tenant, endpoint: &str) -> Result<(), Problem> {
     let mut transaction = tables::begin(&app.pool).await?;
-    let row = endpoints::lock(&mut *transaction, tenant.id, endpoint)
-        .await?
-        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    let row = lock_endpoint(&mut transaction, tenant.id, endpoint).await?;
     if !alerts::delete(&mut *transaction, row.id).await? {
         return Err(Problem::not_found("alert"));
     }

@@ -12,6 +12,7 @@ use sqlx::PgConnection;
 use super::replays;
 use crate::{
     App,
+    actions::tenants::lock_here,
     auth::Actor,
     http::problem::{Faults, Kind, Problem, excerpt},
     tables::{
@@ -132,6 +133,7 @@ pub(crate) async fn discard(
         bounds,
         form,
     } = wanted;
+    lock_here(connection, endpoint.tenant_id).await?;
     let discarded = transitions::discard_batch(&mut *connection, endpoint.id, bounds, limit).await;
     let (discarded, is_complete) = discarded.map_err(|error| {
         or_timeout(
@@ -166,6 +168,7 @@ pub(crate) async fn discard_one(
     let delivery = deliveries::find(&mut *connection, tenant, id)
         .await?
         .ok_or_else(|| Problem::not_found("delivery"))?;
+    lock_here(connection, delivery.tenant_id).await?;
     let seen = seen.unwrap_or(delivery.attempt_count);
     if !transitions::discard_one(&mut *connection, id, seen).await? {
         return Ok(None);

@@ -9,6 +9,7 @@ use postrider_proto::{DeliveryId, EndpointState, TenantId, limits::ATTEMPTS_PER_
 use sqlx::{PgConnection, PgExecutor};
 
 use crate::{
+    actions::tenants::lock_here,
     auth::{Actor, Arrived},
     http::problem::Problem,
     tables::{
@@ -51,6 +52,7 @@ pub(crate) async fn replay(
     let delivery = deliveries::find(&mut *connection, tenant, id)
         .await?
         .ok_or_else(|| Problem::not_found("delivery"))?;
+    lock_here(connection, delivery.tenant_id).await?;
     let endpoint = endpoints::find_by_id(&mut *connection, id.endpoint)
         .await?
         .ok_or_else(|| Problem::not_found("delivery"))?;

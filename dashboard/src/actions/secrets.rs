@@ -11,7 +11,7 @@ use sqlx::PgConnection;
 
 use crate::{
     App,
-    actions::endpoints::rules::check_secret,
+    actions::endpoints::{lock_endpoint, rules::check_secret},
     auth::{Actor, Tenant},
     http::problem::{Kind, Problem},
     tables::{
@@ -120,9 +120,7 @@ pub(crate) async fn rotate(
     rotation: Rotation,
 ) -> Result<Rotated, Problem> {
     let overlap = rotation.overlap_seconds;
-    let row = endpoints::lock(&mut *connection, tenant.id, endpoint)
-        .await?
-        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    let row = lock_endpoint(connection, tenant.id, endpoint).await?;
     let secret = match rotation.secret {
         Some(own) => {
             check_secret(&own, row.settings.signature).map_err(|why| Problem::invalid("/secret", why))?;

@@ -146,12 +146,16 @@ fn new_values(before: Option<&TenantRow>, now: &TenantRow) -> Value {
 pub(crate) async fn lock_here(connection: &mut PgConnection, tenant: TenantId) -> Result<(), Problem> {
     match tables::tenants::lock_here(connection, tenant).await? {
         Some(true) => Ok(()),
-        Some(false) => Err(Problem::new(
-            Kind::OtherCell,
-            "The tenant lives in another cell, or is being moved there. Try again shortly.",
-        )),
+        Some(false) => Err(has_left()),
         None => Err(Problem::not_found("tenant")),
     }
+}
+
+fn has_left() -> Problem {
+    Problem::new(
+        Kind::OtherCell,
+        "The tenant lives in another cell, or is being moved there. Try again shortly.",
+    )
 }
 
 /// Stops sending to the tenant's endpoints. Returns once no more requests to them are started.
@@ -228,6 +232,13 @@ pub(crate) async fn remove(app: &Shared, actor: &Actor, slug: &str) -> Result<St
     if !tables::tenants::lock(&mut *transaction, tenant.id).await? {
         return Err(Problem::not_found("tenant"));
     }
+    // A move that began meanwhile would take along what is erased here.
+    if tables::tenants::is_moving(&mut *transaction, tenant.id).await? {
+        return Err(Problem::new(
+            Kind::Busy,
+            "The tenant is being moved to another cell. Delete it when it has arrived.",
+        ));
+    }
     tables::tenants::delete(&mut *transaction, tenant.id).await?;
     api_keys::revoke_all(&mut *transaction, tenant.id).await?;
     let entry = Entry::new(actor, Action::TenantDeleted, Some(tenant.id), slug);
@@ -247,7 +258,11 @@ pub(crate) async fn remove(app: &Shared, actor: &Actor, slug: &str) -> Result<St
 
 async fn remove_in_cell(there: &App, actor: &Actor, tenant: &TenantRow) -> Result<Removed, Problem> {
     let mut transaction = tables::begin(&there.pool).await?;
-    if !tables::tenants::lock(&mut *transaction, tenant.id).await?
+    let is_here = tables::tenants::lock_here(&mut *transaction, tenant.id).await?;
+    if is_here == Some(false) {
+        return Err(has_left());
+    }
+    if is_here.is_none()
         && let Some(erasure) = erasure::find_of_tenant(&mut *transaction, tenant.id).await?
     {
         // By an earlier request, which did not get further.

@@ -97,7 +97,7 @@ pub(crate) async fn hold(
     Ok(())
 }
 
-/// Whether this reader still holds it.
+/// Whether this reader still holds it, and the tenant is still here.
 pub(crate) async fn renew(
     db: impl PgExecutor<'_>,
     endpoint: EndpointId,
@@ -106,7 +106,7 @@ pub(crate) async fn renew(
 ) -> sqlx::Result<bool> {
     let done = sqlx::query(
         "update postrider.listeners l set expires_at = clock_timestamp() + make_interval(secs => $3)
-         from postrider.endpoints e
+         from postrider.endpoints e join postrider.tenants t on t.id = e.tenant_id and t.is_here
          where l.endpoint_id = $1 and l.holder = $2 and e.id = l.endpoint_id and e.state = 'paused'",
     )
     .bind_all((endpoint, holder, life.as_secs_f64()))

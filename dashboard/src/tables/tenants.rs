@@ -208,6 +208,14 @@ pub(crate) async fn lock(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Result<
     Ok(row.is_some())
 }
 
+/// Of a locked tenant, at home.
+pub(crate) async fn is_moving(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Result<bool> {
+    sqlx::query_scalar("select moving from postrider.tenants where id = $1")
+        .bind(id)
+        .fetch_one(db)
+        .await
+}
+
 pub(crate) async fn delete(db: impl PgExecutor<'_>, id: TenantId) -> sqlx::Result<()> {
     sqlx::query("update postrider.tenants set deleted_at = clock_timestamp() where id = $1")
         .bind(id)

@@ -81,7 +81,9 @@ async fn disable_all(pool: &PgPool, stop: &CancellationToken) -> Result<usize, s
 
 async fn list(pool: &PgPool, after: EndpointId) -> Result<Vec<ToDisable>, sqlx::Error> {
     sqlx::query_as(
-        "select endpoint_id, cause from postrider.endpoints_to_disable where endpoint_id > $1 order by endpoint_id limit $2",
+        "select d.endpoint_id, d.cause from postrider.endpoints_to_disable d
+         join postrider.endpoints e on e.id = d.endpoint_id join postrider.tenants t on t.id = e.tenant_id and t.is_here
+         where d.endpoint_id > $1 order by d.endpoint_id limit $2",
     )
     .bind_all((after, LISTED_MAX))
     .fetch_all(pool)
@@ -92,6 +94,16 @@ async fn list(pool: &PgPool, after: EndpointId) -> Result<Vec<ToDisable>, sqlx::
 /// not active.
 async fn disable(pool: &PgPool, one: &ToDisable) -> Result<(), sqlx::Error> {
     let mut tx = pool.begin_with(BEGIN).await?;
+    let tenant_is_here = sqlx::query(
+        "select from postrider.endpoints e join postrider.tenants t on t.id = e.tenant_id and t.is_here
+         where e.id = $1 for share of t",
+    )
+    .bind(one.endpoint_id)
+    .fetch_optional(&mut *tx)
+    .await?;
+    if tenant_is_here.is_none() {
+        return Ok(());
+    }
     // This may wait for locks, so it comes before anything that the recorder could wait for is locked.
     let disabled: Option<Disabled> = sqlx::query_as(
         "update postrider.endpoints e

@@ -141,7 +141,8 @@ impl Notifier {
                 (select coalesce(sum(c.count), 0)::bigint from postrider.dead_letter_counts c
                  where c.endpoint_id = e.id) as dead_letters
              from postrider.notices n join postrider.endpoints e on e.id = n.endpoint_id
-             order by n.id limit $1 for update of n skip locked",
+             join postrider.tenants t on t.id = e.tenant_id and t.is_here
+             order by n.id limit $1 for update of n skip locked for share of t skip locked",
         )
         .bind(BATCH)
         .fetch_all(&mut *tx)
@@ -257,7 +258,9 @@ impl Notifier {
         let passed = alert.dead_letters >= alert.threshold;
         let ours = sqlx::query(
             "update postrider.alerts set passed_at = case when $2 then clock_timestamp() end
-             where endpoint_id = $1 and (passed_at is null) = $2 and dead_letters = $3",
+             where endpoint_id = $1 and (passed_at is null) = $2 and dead_letters = $3
+               and exists (select from postrider.endpoints e join postrider.tenants t on t.id = e.tenant_id and t.is_here
+                           where e.id = endpoint_id for share of t)",
         )
         .bind_all((alert.endpoint_id, passed, alert.threshold))
         .execute(&mut *tx)

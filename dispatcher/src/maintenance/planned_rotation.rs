@@ -178,6 +178,16 @@ async fn rotate(
     endpoint: EndpointId,
 ) -> Result<bool, sqlx::Error> {
     let mut tx = pool.begin().await?;
+    let tenant_is_here = sqlx::query(
+        "select from postrider.endpoints e join postrider.tenants t on t.id = e.tenant_id and t.is_here
+         where e.id = $1 for share of t",
+    )
+    .bind(endpoint)
+    .fetch_optional(&mut *tx)
+    .await?;
+    if tenant_is_here.is_none() {
+        return Ok(false);
+    }
     sqlx::query("select from postrider.endpoints where id = $1 for no key update")
         .bind(endpoint)
         .execute(&mut *tx)

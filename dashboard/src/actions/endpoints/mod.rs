@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use postrider_dispatcher::{guard::Guard, vault::custom_headers::CustomHeaders};
 use postrider_proto::{
-    EndpointState, Shard,
+    EndpointState, Shard, TenantId,
     api::{self, SecretValue, TlsSettings},
     limits::{ENDPOINTS_PER_TENANT_MAX, SHARDS},
     signature::Secret,
@@ -105,6 +105,17 @@ pub(crate) async fn create(
     Ok(Created { row, shown })
 }
 
+/// Locked until the transaction ends, as its tenant is: it can't begin to move meanwhile.
+pub(crate) async fn lock_endpoint(
+    connection: &mut PgConnection,
+    tenant: TenantId,
+    id: &str,
+) -> Result<EndpointRow, Problem> {
+    lock_here(connection, tenant).await?;
+    let row = table::lock(connection, tenant, id).await?;
+    row.ok_or_else(|| Problem::not_found("endpoint"))
+}
+
 /// Returns once the change is in effect.
 pub(crate) async fn change(
     app: &App,
@@ -114,9 +125,7 @@ pub(crate) async fn change(
     form: api::EndpointSettings,
 ) -> Result<EndpointRow, Problem> {
     let mut transaction = tables::begin(&app.pool).await?;
-    let before = table::lock(&mut *transaction, tenant.id, id)
-        .await?
-        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    let before = lock_endpoint(&mut transaction, tenant.id, id).await?;
     let settings = form::patch(&form, before.settings.clone(), &app.guard)?;
     check_pins(&mut transaction, &settings, Some(&before.settings)).await?;
     if settings.signature != before.settings.signature {
@@ -189,9 +198,7 @@ fn audited(settings: &EndpointSettings) -> [(&'static str, Value); 13] {
 /// Returns once no more requests to it are started.
 pub(crate) async fn delete(app: &App, actor: &Actor, tenant: &Tenant, id: &str) -> Result<(), Problem> {
     let mut transaction = tables::begin(&app.pool).await?;
-    let row = table::lock(&mut *transaction, tenant.id, id)
-        .await?
-        .ok_or_else(|| Problem::not_found("endpoint"))?;
+    let row = lock_endpoint(&mut transaction, tenant.id, id).await?;
     table::delete(&mut *transaction, row.id).await?;
     let entry = Entry::new(actor, Action::EndpointDeleted, Some(tenant.id), id);
     audit::write(&mut transaction, entry).await?;

@@ -65,6 +65,11 @@ pub struct Move {
     pub ended_at: Option<DateTime<Utc>>,
 }
 
+/// What is copied. Everything else that belongs to a tenant is at home, or each database's own.
+pub fn copied_tables() -> impl Iterator<Item = &'static str> {
+    parts::PARTS.iter().map(|part| part.table)
+}
+
 /// Why a move can't begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -115,8 +120,11 @@ pub async fn begin(
     let Some((target, target_state)) = target else {
         return Ok(Err(Refusal::NoCell));
     };
+    // A tenant that has arrived is still being erased where it was.
     let tenant_now: Option<(i16, bool)> = sqlx::query_as(
-        "select cell_id, moving from postrider.tenants where id = $1 and deleted_at is null for update",
+        "select t.cell_id,
+                t.moving or exists (select from postrider.tenant_moves m where m.tenant_id = t.id and m.ended_at is null)
+         from postrider.tenants t where t.id = $1 and t.deleted_at is null for update of t",
     )
     .bind(tenant)
     .fetch_optional(&mut *home)
@@ -143,11 +151,16 @@ pub async fn begin(
     Ok(Ok(public_id))
 }
 
-/// Returns false if the tenant has switched already, or the move has ended.
+/// The tenant goes on at once where it is, even if the cell that it was going to does not respond: what was copied there is erased
+/// later. Returns false if the tenant has switched already, or the move has ended.
 pub async fn cancel(home: impl PgExecutor<'_>, id: i64, by: &str) -> Result<bool, sqlx::Error> {
     let done = sqlx::query(
-        "update postrider.tenant_moves set state = 'cancelling', cancelled_by = $2, waits_for = null
-         where id = $1 and state in ('stopping', 'copying')",
+        "with cancelled as (
+             update postrider.tenant_moves set state = 'cancelling', cancelled_by = $2, waits_for = null
+             where id = $1 and state in ('stopping', 'copying')
+             returning tenant_id
+         )
+         update postrider.tenants t set moving = false from cancelled c where t.id = c.tenant_id",
     )
     .bind_all((id, by))
     .execute(home)

@@ -10,20 +10,21 @@ use crate::bind::BindAll;
 /// Rows, or endpoints where whole endpoints are read, of one step.
 const STEP: i64 = 1_000;
 const ENDPOINTS_STEP: i64 = 20;
+/// With a row for every minute of two days, or every hour of months.
+const STATISTICS_STEP: i64 = 1;
 const NO_EVENT: &str = "00000000-0000-0000-0000-000000000000";
 
 /// How the rows of a table are found.
 #[derive(Debug, Clone, Copy)]
 enum By {
-    /// All at once.
+    /// All at once: few.
     Tenant,
     /// By a text that follows the tenant in an index.
     TenantAnd(&'static str),
-    /// All rows of some endpoints.
-    Endpoint,
+    /// All rows of some endpoints, of so many at once.
+    Endpoint(i64),
     /// By endpoint and event.
     Delivery,
-    Replay,
     Statement(&'static str),
 }
 
@@ -41,18 +42,22 @@ const fn part(table: &'static str, by: By, first: &'static str) -> Part {
 
 /// What waits to be sent comes last: when it is there, everything that it needs is there.
 pub(super) const PARTS: [Part; 27] = [
-    part("endpoints", By::Tenant, ""),
-    part("secrets", By::Endpoint, "0"),
-    part("planned_rotations", By::Endpoint, "0"),
-    part("endpoint_health", By::Endpoint, "0"),
-    part("endpoints_to_disable", By::Endpoint, "0"),
-    part("alerts", By::Endpoint, "0"),
-    part("trials", By::Endpoint, "0"),
-    part("notices", By::Endpoint, "0"),
-    part("minute_statistics", By::Endpoint, "0"),
-    part("hour_statistics", By::Endpoint, "0"),
+    part("endpoints", By::Statement(include_str!("sql/endpoints.sql")), "0"),
+    part("secrets", By::Endpoint(ENDPOINTS_STEP), "0"),
+    part("planned_rotations", By::Endpoint(ENDPOINTS_STEP), "0"),
+    part("endpoint_health", By::Endpoint(ENDPOINTS_STEP), "0"),
+    part("endpoints_to_disable", By::Endpoint(ENDPOINTS_STEP), "0"),
+    part("alerts", By::Endpoint(ENDPOINTS_STEP), "0"),
+    part("trials", By::Endpoint(ENDPOINTS_STEP), "0"),
+    part("notices", By::Endpoint(ENDPOINTS_STEP), "0"),
+    part("minute_statistics", By::Endpoint(STATISTICS_STEP), "0"),
+    part("hour_statistics", By::Endpoint(STATISTICS_STEP), "0"),
     part("tenant_usage", By::Tenant, ""),
-    part("idempotency", By::Tenant, ""),
+    part(
+        "idempotency",
+        By::Statement(include_str!("sql/idempotency.sql")),
+        "",
+    ),
     part("ordering_keys", By::TenantAnd("key"), ""),
     part("event_ids", By::TenantAnd("id"), ""),
     part("events", By::Statement(include_str!("sql/events.sql")), NO_EVENT),
@@ -84,8 +89,12 @@ pub(super) const PARTS: [Part; 27] = [
         "0 00000000-0000-0000-0000-000000000000",
     ),
     part("replays", By::Tenant, ""),
-    part("replay_parts", By::Replay, ""),
-    part("listeners", By::Endpoint, "0"),
+    part(
+        "replay_parts",
+        By::Statement(include_str!("sql/replay_parts.sql")),
+        "0",
+    ),
+    part("listeners", By::Endpoint(ENDPOINTS_STEP), "0"),
     part("retries", By::Delivery, "0 00000000-0000-0000-0000-000000000000"),
     part("queue", By::Delivery, "0 00000000-0000-0000-0000-000000000000"),
 ];
@@ -109,7 +118,7 @@ impl Part {
         after: Option<&str>,
     ) -> Result<Rows, sqlx::Error> {
         let limit = match self.by {
-            By::Endpoint => ENDPOINTS_STEP,
+            By::Endpoint(limit) => limit,
             _ => STEP,
         };
         sqlx::query_as(AssertSqlSafe(self.statement()))
@@ -127,11 +136,6 @@ impl Part {
                 "select coalesce(json_agg(t), '[]')::text as rows, null::text as last, count(*) as count
                  from postrider.{table} t where t.tenant_id = $1 and $2 = '' and $3 > 0"
             ),
-            By::Replay => format!(
-                "select coalesce(json_agg(t), '[]')::text as rows, null::text as last, count(*) as count
-                 from postrider.replays r join postrider.{table} t on t.replay_id = r.id
-                 where r.tenant_id = $1 and $2 = '' and $3 > 0"
-            ),
             By::TenantAnd(column) => format!(
                 "with taken as (
                      select t.* from postrider.{table} t where t.tenant_id = $1 and t.{column} > $2
@@ -141,7 +145,7 @@ impl Part {
                         (select l.{column} from taken l order by l.{column} desc limit 1) as last, count(*) as count
                  from taken t"
             ),
-            By::Endpoint => format!(
+            By::Endpoint(_) => format!(
                 "with endpoint as materialized (
                      select e.id from postrider.endpoints e where e.tenant_id = $1 and e.id > $2::int order by e.id limit $3
                  ),
@@ -192,13 +196,13 @@ pub(super) async fn write(
     Ok(done.rows_affected())
 }
 
-/// All that a row has of its own. The id of the transaction that wrote it is another one here.
+/// All that a row has of its own. Ids of transactions mean nothing in another database.
 async fn columns(db: &mut PgConnection, table: &'static str) -> Result<String, sqlx::Error> {
     sqlx::query_scalar(
         "select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
          from pg_attribute a
          where a.attrelid = ('postrider.' || $1)::regclass and a.attnum > 0 and not a.attisdropped
-           and a.attgenerated = '' and a.attname <> 'xid'",
+           and a.attgenerated = '' and a.atttypid <> 'xid8'::regtype",
     )
     .bind(table)
     .fetch_one(db)

@@ -34,12 +34,13 @@ impl Mover {
     pub(crate) async fn run(self) {
         let mut running = JoinSet::new();
         let mut begun: HashMap<task::Id, i64> = HashMap::new();
+        let mut last = 0;
         while !self.stop.is_cancelled() {
             while let Some(ended) = running.try_join_next_with_id() {
                 let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
                 begun.remove(&id);
             }
-            if let Err(error) = self.begin_some(&mut running, &mut begun).await {
+            if let Err(error) = self.begin_some(&mut running, &mut begun, &mut last).await {
                 warn_unless_outage!(error, "listing moves of tenants failed; retrying");
             }
             tokio::select! {
@@ -54,11 +55,16 @@ impl Mover {
         &self,
         running: &mut JoinSet<()>,
         begun: &mut HashMap<task::Id, i64>,
+        last: &mut i64,
     ) -> Result<(), sqlx::Error> {
-        self.drain_cells().with_db_timeout().await?;
+        if let Err(error) = self.drain_cells().with_db_timeout().await {
+            warn_unless_outage!(error, "draining cells failed; retrying");
+        }
+        // In turn, beginning after the last one.
         let open: Vec<i64> = sqlx::query_scalar(
-            "select id from postrider.tenant_moves where ended_at is null order by id limit 1000",
+            "select id from postrider.tenant_moves where ended_at is null order by id <= $1, id limit 1000",
         )
+        .bind(*last)
         .fetch_all(&self.pool)
         .with_db_timeout()
         .await?;
@@ -67,6 +73,7 @@ impl Mover {
                 break;
             }
             if begun.values().all(|known| *known != id) {
+                *last = id;
                 let task = Task::new(self, id);
                 begun.insert(running.spawn(task.run()).id(), id);
             }

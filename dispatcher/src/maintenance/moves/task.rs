@@ -23,6 +23,8 @@ use crate::{
     vault::Vault,
 };
 
+/// A move that makes no progress for this long leaves its place to others, and gets its next turn after them.
+const STUCK_MAX: Duration = Duration::from_secs(20);
 /// While a step waits for something.
 const WAIT: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
 const AFTER_ERROR: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
@@ -30,8 +32,10 @@ const AFTER_ERROR: Backoff = Backoff::new(Duration::from_millis(500), Duration::
 const ROWS_TIME_MAX: Duration = Duration::from_secs(60);
 /// An API process asks where the tenant is, and then changes something there.
 const BEGUN_FOR: Duration = Duration::from_secs(1);
-/// Whoever emits for the tenant meanwhile waits.
-const BEGIN_ARRIVING: &str = "begin; set local lock_timeout = '200ms'; set local statement_timeout = '30s'";
+/// For transactions that emit for a tenant that comes home. Others that begin to do so wait meanwhile. Longer each time, because
+/// there may always be one that is open.
+const ARRIVE: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+const BEGIN_ARRIVING: &str = "begin; set local statement_timeout = '30s'";
 /// At home, with the id of the tenant.
 const MOVE_LOCK: i32 = 0x706d_6f76;
 
@@ -63,6 +67,7 @@ pub(super) struct Task {
     vault: Vault,
     stop: CancellationToken,
     owners: Owners,
+    arrive: Backoff,
 }
 
 /// The connections of a move. Dropped together after an error: then the state of each is unknown.
@@ -80,6 +85,7 @@ impl Task {
             vault: mover.vault.clone(),
             stop: mover.stop.clone(),
             owners: Owners::default(),
+            arrive: ARRIVE,
         }
     }
 
@@ -87,11 +93,12 @@ impl Task {
         let (mut wait, mut retry) = (WAIT, AFTER_ERROR);
         let mut connections = None;
         let mut told = None;
+        let mut progress = Instant::now();
         loop {
             let pause = match self.step(&mut connections).await {
                 Ok(Step::Ended) | Err(StepError::Stopped) => return,
                 Ok(Step::Done) => {
-                    (wait, retry) = (WAIT, AFTER_ERROR);
+                    (wait, retry, progress) = (WAIT, AFTER_ERROR, Instant::now());
                     self.tell(&mut connections, &mut told, None).await;
                     continue;
                 }
@@ -108,7 +115,7 @@ impl Task {
                 }
             };
             let paused = self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
-            if paused.is_none() {
+            if paused.is_none() || progress.elapsed() > STUCK_MAX {
                 return;
             }
         }
@@ -121,17 +128,22 @@ impl Task {
         told: &mut Option<String>,
         now: Option<String>,
     ) {
-        let Some(connections) = connections.as_mut().filter(|_| *told != now) else {
+        if *told == now {
             return;
+        }
+        let write = async {
+            // A cell may be out of reach.
+            let mut own = None;
+            let home = match connections {
+                Some(connections) => &mut connections.home,
+                None => own.insert(self.home.connect().await?),
+            };
+            sqlx::query("update postrider.tenant_moves set waits_for = $2 where id = $1 and ended_at is null")
+                .bind_all((self.id, &now))
+                .execute(home)
+                .await
         };
-        let written = sqlx::query(
-            "update postrider.tenant_moves set waits_for = $2 where id = $1 and ended_at is null",
-        )
-        .bind_all((self.id, &now))
-        .execute(&mut connections.home)
-        .with_db_timeout()
-        .await;
-        if written.is_ok() {
+        if write.with_db_timeout().await.is_ok() {
             *told = now;
         }
     }
@@ -294,10 +306,15 @@ impl Task {
     }
 
     /// The tenant comes home: events that waited there are emitted before any other.
-    async fn arrive(&self, at: &mut Connections) -> Result<Step, StepError> {
+    async fn arrive(&mut self, at: &mut Connections) -> Result<Step, StepError> {
         const LOCK_NOT_AVAILABLE: &str = "55P03";
+        let lock_timeout = self.arrive.delay().as_millis().to_string();
         let step = async {
             let mut transaction = at.home.begin_with(BEGIN_ARRIVING).await?;
+            sqlx::query("select set_config('lock_timeout', $1, true)")
+                .bind(lock_timeout)
+                .execute(&mut *transaction)
+                .await?;
             let arrived: bool = sqlx::query_scalar("select postrider.arrive_at_home($1)")
                 .bind(self.id)
                 .fetch_one(&mut *transaction)
@@ -306,13 +323,13 @@ impl Task {
             Ok(arrived)
         };
         match within(ROWS_TIME_MAX, step).await {
-            Ok(_) => Ok(Step::Done),
+            Ok(_) => {
+                self.arrive = ARRIVE;
+                Ok(Step::Done)
+            }
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) => Ok(
                 Step::Waits("transactions that emit for the tenant at home".to_owned()),
             ),
-            Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code.starts_with("PR")) => {
-                Ok(Step::Waits(error.message().to_owned()))
-            }
             Err(error) => Err(StepError::Home(error)),
         }
     }
@@ -329,7 +346,7 @@ impl Task {
         self.advance(&mut at.home, Advance::Done).await
     }
 
-    /// Erases what was copied. After that the tenant goes on where it was.
+    /// Erases what was copied. The tenant goes on where it was since the move was cancelled.
     async fn leave_target(&self, at: &mut Connections, row: &Row) -> Result<Step, StepError> {
         if at.target.has_tenant(row.tenant_id).await?.is_some() {
             self.erase(&mut at.target, row.tenant_id).await?;
@@ -366,7 +383,10 @@ impl Task {
                 "update postrider.tenant_moves set state = 'done', ended_at = clock_timestamp(), waits_for = null
                  where id = $1 and state = 'erasing'"
             }
-            Advance::Cancelled => include_str!("sql/cancelled.sql"),
+            Advance::Cancelled => {
+                "update postrider.tenant_moves set state = 'cancelled', ended_at = clock_timestamp(), waits_for = null
+                 where id = $1 and state = 'cancelling'"
+            }
         };
         let query = sqlx::query(statement).bind(self.id);
         let query = match to {

@@ -3,4 +3,4 @@ with event as materialized (
     select e.id from postrider.archived_events e where e.tenant_id = $1 and e.id > $2::uuid order by e.id limit $3
 )
 select coalesce((select json_agg(t) from postrider.traces t where t.event_id in (select id from event)), '[]')::text as rows,
-       (select max(e.id::text) from event e) as last, (select count(*) from event) as count
+       (select max(e.id::text) from event e) as last, (select count(*) from postrider.traces t where t.event_id in (select id from event)) as count

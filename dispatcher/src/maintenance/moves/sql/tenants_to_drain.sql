@@ -10,6 +10,7 @@ cross join target
 cross join lateral (
     select t.id from postrider.tenants t
     where t.cell_id = c.id and t.deleted_at is null and not t.moving
+      and not exists (select from postrider.tenant_moves m where m.tenant_id = t.id and m.ended_at is null)
     order by t.id
     limit greatest($1 - (select count(*) from postrider.tenant_moves m where m.source = c.id and m.ended_at is null), 0)
 ) t
