@@ -24,7 +24,7 @@ declare
 begin
     select m.tenant_id, t.slug into v_tenant, v_slug
     from postrider.tenant_moves m join postrider.tenants t on t.id = m.tenant_id
-    where m.id = move and m.state = 'switching' for update of m;
+    where m.id = move and t.moving and (m.state = 'switching' or m.state = 'cancelling' and m.source = 0) for update of m;
     if not found then
         return true;
     end if;
@@ -48,6 +48,6 @@ begin
         end if;
         delete from postrider.cell_outbox o where o.n = v_row.n;
     end loop;
-    update postrider.tenant_moves set state = 'erasing', switched_at = clock_timestamp() where id = move;
+    update postrider.tenant_moves set state = 'erasing', switched_at = clock_timestamp() where id = move and state = 'switching';
     return true;
 end $$;

@@ -154,8 +154,11 @@ async fn emit_several(base: &str, prefix: &str) -> Vec<(StatusCode, bool, Durati
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_does_not_answer_or_has_no_connection_left_is_told_as_503_in_time() {
     let _alone = runs::alone().await;
-    let it =
-        Installation::start_with(None, "max_connections = 80\nsuperuser_reserved_connections = 3\n").await;
+    let it = Installation::start_with(
+        None,
+        "max_connections = 120\nsuperuser_reserved_connections = 3\n",
+    )
+    .await;
     let bases = it.addresses.read().expect("not poisoned").clone();
     let stored = "select count(*) from postrider.event_ids where id like 'asked-%'";
 

@@ -19,6 +19,9 @@ max_worker_processes = 40
 /// Of cell 1.
 const FIRST_ENDPOINT: i64 = 1 << 25;
 
+/// A cell that does not answer is given up after three seconds; the rest is for a busy machine.
+const PAGE_MAX: Duration = Duration::from_secs(10);
+
 /// Home with everything in one process, and cell `a` on a server of its own with its dispatcher. `acme` lives in the cell, `beta`
 /// at home, and each has an endpoint.
 struct World {
@@ -372,7 +375,6 @@ async fn a_cell_that_is_down_holds_up_nobody_else() {
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
 
     // Everything else goes on, and says what is missing.
-    let began = Instant::now();
     assert_eq!(
         world.emit("beta", "at-home", json!({})).await.0,
         StatusCode::ACCEPTED
@@ -389,11 +391,12 @@ async fn a_cell_that_is_down_holds_up_nobody_else() {
         "/tenants",
         "/search?q=x",
     ] {
+        let began = Instant::now();
         let (status, page) = admin.visit(path).await;
         assert_eq!(status, StatusCode::OK, "{path}");
         assert!(page.contains("No response from: a."), "{path}: {page}");
+        assert!(began.elapsed() < PAGE_MAX, "{path}: {:?}", began.elapsed());
     }
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 
     assert!(world.cell.start_server().await);
     world.reaches(true).await;

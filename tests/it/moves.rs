@@ -397,3 +397,27 @@ async fn a_restored_copy_of_home_leaves_the_cells_alone() {
         "{now}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_that_stays_at_home_after_all_keeps_its_order_and_needs_no_other_cell() {
+    let world = World::start().await;
+    let receiver = Receiver::start().await;
+    ordered_endpoint(&world.pair.cell, &receiver.url("/hook")).await;
+    world.move_to("home").await;
+    let producers = Producers::start(&world.pair.home);
+    for _ in 0..3 {
+        let before = receiver.count();
+        receiver.wait_for(before + 20).await;
+        let id = world.begin("a").await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let (status, cancelled) = world
+            .api
+            .call(Method::DELETE, &format!("/moves/{id}"), None)
+            .await;
+        assert_eq!(status, StatusCode::ACCEPTED, "{cancelled}");
+        assert_eq!(world.ended(&id).await["state"], "cancelled");
+    }
+    let committed = producers.end().await;
+    receiver.wait_for(committed.len()).await;
+    assert_eq!(check(&receiver, &committed), 0, "came twice");
+}

@@ -154,18 +154,21 @@ pub async fn begin(
 /// The tenant goes on at once where it is, even if the cell that it was going to does not respond: what was copied there is erased
 /// later. Returns false if the tenant has switched already, or the move has ended.
 pub async fn cancel(home: impl PgExecutor<'_>, id: i64, by: &str) -> Result<bool, sqlx::Error> {
-    let done = sqlx::query(
+    sqlx::query_scalar(
         "with cancelled as (
              update postrider.tenant_moves set state = 'cancelling', cancelled_by = $2, waits_for = null
              where id = $1 and state in ('stopping', 'copying')
-             returning tenant_id
+             returning tenant_id, source
+         ),
+         -- At home those events come first that waited.
+         going_on as (
+             update postrider.tenants t set moving = false from cancelled c where t.id = c.tenant_id and c.source <> 0
          )
-         update postrider.tenants t set moving = false from cancelled c where t.id = c.tenant_id",
+         select exists (select from cancelled)",
     )
     .bind_all((id, by))
-    .execute(home)
-    .await?;
-    Ok(done.rows_affected() > 0)
+    .fetch_one(home)
+    .await
 }
 
 pub async fn find(home: impl PgExecutor<'_>, public_id: &str) -> Result<Option<Move>, sqlx::Error> {

@@ -28,6 +28,8 @@ pub(super) enum StepError {
         "cell {0}: its address leads through a connection pooler in transaction mode: a move needs sessions"
     )]
     Pooler(String),
+    #[error("waits for {0}")]
+    Waits(String),
     #[error("stopped")]
     Stopped,
 }

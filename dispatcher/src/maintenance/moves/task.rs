@@ -15,6 +15,7 @@ use super::{
 use crate::{
     backoff::Backoff,
     bind::BindAll,
+    cells::HOME,
     connector::{Access, Connector},
     db_timeout::{WithDbTimeout, within},
     maintenance::erasure,
@@ -167,7 +168,7 @@ impl Task {
         match row.state {
             MoveState::Stopping => self.stop_tenant(connections, &row).await,
             MoveState::Copying => self.copy(connections, &row).await,
-            MoveState::Switching => self.arrive(connections).await,
+            MoveState::Switching => Ok(self.arrive(&mut connections.home).await?.0),
             MoveState::Erasing => self.leave_source(connections, &row).await,
             MoveState::Cancelling => self.leave_target(connections, &row).await,
             MoveState::Done | MoveState::Cancelled => Ok(Step::Ended),
@@ -175,7 +176,7 @@ impl Task {
     }
 
     /// Opens all connections and takes the locks. `None`: another process is at it, or this installation must not.
-    async fn connect(&self) -> Result<Option<Connections>, StepError> {
+    async fn connect(&mut self) -> Result<Option<Connections>, StepError> {
         let mut home = self
             .home
             .connect()
@@ -199,6 +200,12 @@ impl Task {
             .restored;
         if !ours || restored {
             return Ok(None);
+        }
+        // It does not need the target.
+        while let Some(step) = self.go_on_at_home(&mut home, &row).await? {
+            if let Step::Waits(reason) = step {
+                return Err(StepError::Waits(reason));
+            }
         }
         let source = self.open(&mut home, row.source, row.tenant_id).await?;
         let target = self.open(&mut home, row.target, row.tenant_id).await?;
@@ -306,11 +313,11 @@ impl Task {
     }
 
     /// The tenant comes home: events that waited there are emitted before any other.
-    async fn arrive(&mut self, at: &mut Connections) -> Result<Step, StepError> {
+    async fn arrive(&mut self, home: &mut PgConnection) -> Result<(Step, bool), StepError> {
         const LOCK_NOT_AVAILABLE: &str = "55P03";
         let lock_timeout = self.arrive.delay().as_millis().to_string();
         let step = async {
-            let mut transaction = at.home.begin_with(BEGIN_ARRIVING).await?;
+            let mut transaction = home.begin_with(BEGIN_ARRIVING).await?;
             sqlx::query("select set_config('lock_timeout', $1, true)")
                 .bind(lock_timeout)
                 .execute(&mut *transaction)
@@ -323,13 +330,14 @@ impl Task {
             Ok(arrived)
         };
         match within(ROWS_TIME_MAX, step).await {
-            Ok(_) => {
+            Ok(arrived) => {
                 self.arrive = ARRIVE;
-                Ok(Step::Done)
+                Ok((Step::Done, arrived))
             }
-            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) => Ok(
-                Step::Waits("transactions that emit for the tenant at home".to_owned()),
-            ),
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) => {
+                let reason = "transactions that emit for the tenant at home".to_owned();
+                Ok((Step::Waits(reason), false))
+            }
             Err(error) => Err(StepError::Home(error)),
         }
     }
@@ -346,8 +354,29 @@ impl Task {
         self.advance(&mut at.home, Advance::Done).await
     }
 
+    /// A tenant that did not leave home after all has events that waited there. Returns what it waits for, if it does.
+    async fn go_on_at_home(&mut self, home: &mut PgConnection, row: &Row) -> Result<Option<Step>, StepError> {
+        if row.source != HOME || row.state != MoveState::Cancelling {
+            return Ok(None);
+        }
+        match self.arrive(home).await? {
+            (Step::Done, true) => Ok(None),
+            (step, _) => Ok(Some(step)),
+        }
+    }
+
     /// Erases what was copied. The tenant goes on where it was since the move was cancelled.
-    async fn leave_target(&self, at: &mut Connections, row: &Row) -> Result<Step, StepError> {
+    async fn leave_target(&mut self, at: &mut Connections, row: &Row) -> Result<Step, StepError> {
+        if let Some(waits) = self.go_on_at_home(&mut at.home, row).await? {
+            return Ok(waits);
+        }
+        // Otherwise the next move might take the mark of this one for its own.
+        if at.source.has_tenant(row.tenant_id).await? != Some(true) {
+            return Ok(Step::Waits(format!(
+                "cell {} to go on with the tenant",
+                at.source.name
+            )));
+        }
         if at.target.has_tenant(row.tenant_id).await?.is_some() {
             self.erase(&mut at.target, row.tenant_id).await?;
         }
