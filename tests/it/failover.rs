@@ -265,7 +265,10 @@ async fn every_role_finds_the_new_primary_among_its_hosts_and_does_not_return_to
     receiver.wait_for(3).await;
 
     // The old primary comes back and accepts writes: it does not know that it was replaced.
-    assert!(database.start_server().await);
+    until("it starts: the last of its processes has ended", || async {
+        database.start_server().await.then_some(())
+    })
+    .await;
     let end_sessions = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()
                         and usename = 'postrider'";
     for round in 0..3 {

@@ -112,7 +112,9 @@ async fn the_docs_have_each_figure_that_a_role_tells_and_no_other() {
         .await;
         let told = families(&text);
         let missing: Vec<_> = told.difference(&expected).collect();
-        let untrue: Vec<_> = expected.difference(&told).collect();
+        // There is one for each cell, and here is none.
+        let of_cells = |family: &&Family| family.0 == "postrider_cell_up";
+        let untrue: Vec<_> = expected.difference(&told).filter(|one| !of_cells(one)).collect();
         assert!(
             missing.is_empty() && untrue.is_empty(),
             "of {roles:?}: not in the docs {missing:?}, only in the docs {untrue:?}"
